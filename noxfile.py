@@ -1,0 +1,50 @@
+"""Tasks: `nox -s demo` runs the main job, `nox -s tests` the tests. Each sets up all it needs."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["lint", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+
+def install(session: nox.Session, *extras: str) -> None:
+    """The package with these extras, at the exact versions of constraints.txt."""
+    session.install("-c", "constraints.txt", "-e", f".[{','.join(extras)}]")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job on the embedded lab: record, profile, tune, predict, decode, compare."""
+    install(session, "real")
+    session.run("realrun", "validate", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The default tests."""
+    install(session, "real", "dev")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The tests that take minutes."""
+    install(session, "real", "dev")
+    session.run("pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    install(session, "real", "dev")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks of the simulator, with the ratio to a plain reference."""
+    install(session, "real", "dev")
+    session.run("pytest", "-m", "", "--benchmark-only", "-s", *session.posargs)

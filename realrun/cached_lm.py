@@ -1,0 +1,56 @@
+"""A Hugging Face causal language model and its key-value cache, as one sequence at batch 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from specsim.errors import InputError
+
+
+class CachedLM:
+    """Feeds tokens to a model and keeps its cache; `length` tokens are in the cache."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.device = model.device
+        self.max_positions = int(model.config.max_position_embeddings)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.cache = DynamicCache(config=self.model.config)
+        self.length = 0
+
+    def forward(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append tokens to the cache; logits [n, V] after each of them."""
+        return self._run(tokens, keep=0)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the cache and drop their logits; no tokens is no work."""
+        if tokens:
+            self._run(tokens, keep=1)
+
+    def _run(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        end = self.length + len(tokens)
+        if end > self.max_positions:
+            raise InputError(
+                f"{end} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
+            )
+        logits = self.model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.arange(self.length, end, device=self.device)[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        self.length = end
+        return logits[0]
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache."""
+        if length < self.length:
+            self.cache.crop(length - self.length)
+            self.length = length

@@ -1,0 +1,336 @@
+"""The `realrun` command: real models. Record, profile, validate; train the lab."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim.console import print_json, print_table, progress_bar, run
+
+if TYPE_CHECKING:
+    from realrun.models import Pair
+    from realrun.prompts import Prompt
+
+app = typer.Typer(
+    help="Run speculative decoding for real: record traces, profile the machine, validate predictions.\n\n"
+    "Without --target and --draft, the embedded lab is used: a small pair trained on Python's standard library.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
+app.add_typer(lab, name="lab")
+
+
+class Mode(StrEnum):
+    """How the target chooses tokens."""
+
+    greedy = "greedy"
+    gumbel = "gumbel"
+
+
+TargetOption = Annotated[str, typer.Option(help='Target model: local folder, hub id, or "lab".')]
+DraftOption = Annotated[str, typer.Option(help='Draft model: local folder, hub id, or "lab".')]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+ThreadsOption = Annotated[
+    int, typer.Option(help="CPU threads; 1 is steadiest for small models, 0 leaves torch's choice.", min=0)
+]
+PromptsOption = Annotated[
+    Path | None, typer.Option(help='JSON Lines of {"text", "domain"}; default: the lab\'s held-out prompts.')
+]
+CountOption = Annotated[int, typer.Option(help="Prompts to use.", min=1)]
+TokensOption = Annotated[int, typer.Option(help="Output tokens per prompt.", min=1)]
+DepthOption = Annotated[int, typer.Option(help="D, longest draft recorded, in tokens.", min=1, max=64)]
+ModeOption = Annotated[
+    Mode, typer.Option(help="Greedy, or sampling with Gumbel noise (also exact in replay).")
+]
+TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature in gumbel mode.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing result.")]
+
+
+def _load(target: str, draft: str, device: str, dtype: str, threads: int) -> Pair:
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    from realrun.models import load_pair
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return load_pair(target, draft, device=device, dtype=dtype, threads=threads or None)
+
+
+def _prompts(pair: Pair, file: Path | None, count: int) -> list[Prompt]:
+    from realrun.prompts import lab_prompts, read_prompts
+
+    return lab_prompts(pair.tokenizer, count) if file is None else read_prompts(file, pair.tokenizer, count)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Argument(help="Trace folder to write.", show_default=False)],
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    prompts: PromptsOption = None,
+    count: CountOption = 36,
+    max_new_tokens: TokensOption = 128,
+    depth: DepthOption = 16,
+    mode: ModeOption = Mode.gumbel,
+    temperature: TemperatureOption = 0.7,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Record a dense trace: what the drafter would propose at every position of the target's output."""
+    from realrun.choice import Choice
+    from realrun.record import RecordSettings, elapsed_ratio
+    from realrun.record import record as run_record
+    from specsim.errors import InputError
+    from specsim.trace import write_trace
+
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists; choose another name or pass --overwrite")
+    settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed))
+    pair = _load(target, draft, device, dtype, threads)
+    with progress_bar() as report:
+        chosen = _prompts(pair, prompts, count)
+        trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
+    write_trace(trace, out, overwrite=overwrite)
+    document = {
+        "trace": str(out),
+        "sequences": trace.sequences,
+        "output_tokens": int(trace.output_tokens.sum()),
+        "mean_match_len": float(trace.match_len.mean()),
+        "top1_agreement": trace.meta["top1_agreement"],
+        "distinct_trigram_share": trace.meta["distinct_trigram_share"],
+        "time_over_generation": elapsed_ratio(trace),
+    }
+    if json:
+        print_json(document)
+    else:
+        rows = [[k, f"{v:.3f}" if isinstance(v, float) else str(v)] for k, v in document.items()]
+        print_table("recorded", ["", "value"], rows)
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    contexts: Annotated[
+        str, typer.Option(help="Cached tokens to measure at, comma-separated.")
+    ] = "32,64,128,256",
+    depth: DepthOption = 16,
+    repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=3)] = 15,
+    mode: ModeOption = Mode.gumbel,
+    temperature: TemperatureOption = 0.7,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    json: JsonOption = False,
+) -> None:
+    """Measure draft steps, verification of 1..D+1 tokens, policy steps and round overhead."""
+    from realrun.choice import Choice
+    from realrun.profile import profile as run_profile
+    from realrun.profile import write_json
+    from specsim.errors import InputError
+
+    try:
+        grid = [int(c) for c in contexts.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256"
+        ) from None
+    pair = _load(target, draft, device, dtype, threads)
+    with progress_bar() as report:
+        document = run_profile(
+            pair,
+            contexts=grid,
+            depth=depth,
+            repeats=repeats,
+            choice=Choice(mode.value, temperature, seed),
+            seed=seed,
+            progress=lambda done, total: report("profile", done, total),
+        )
+    write_json(document, out)
+    if json:
+        print_json(document)
+        return
+    median = document["median_s"]
+    rows = []
+    for column, context in enumerate(grid):
+        verify = [row[column] for row in median["verify"]]
+        cells = [
+            median["draft"][0][column],
+            median["autoregressive"][column],
+            verify[0],
+            verify[depth // 2],
+            verify[depth],
+        ]
+        rows.append([str(context), *(f"{1e3 * x:.2f}" for x in cells)])
+    columns = [
+        "context",
+        "draft step",
+        "autoregressive step",
+        "verify 1",
+        f"verify {depth // 2 + 1}",
+        f"verify {depth + 1}",
+    ]
+    print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)
+
+
+@app.command()
+def validate(
+    out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path(
+        "validation"
+    ),
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    prompts: PromptsOption = None,
+    count: CountOption = 36,
+    max_new_tokens: TokensOption = 128,
+    depth: DepthOption = 16,
+    mode: ModeOption = Mode.gumbel,
+    temperature: TemperatureOption = 0.7,
+    trials: Annotated[int, typer.Option(help="Configurations tried per policy.", min=1)] = 100,
+    repeats: Annotated[int, typer.Option(help="Timed runs of every hold-out prompt and policy.", min=1)] = 3,
+    max_error: Annotated[
+        float | None, typer.Option(help="Exit with 1 if the median absolute error exceeds this many percent.")
+    ] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
+) -> None:
+    """The main job: record, profile, tune every policy offline, predict, really decode, compare.
+
+    A trace that is already in the output folder and was made with the same settings is
+    used again. Writes trace/, profile.json, validation.json and report.html.
+    """
+    from realrun.choice import Choice
+    from realrun.main_job import Settings, run_main_job
+    from realrun.record import RecordSettings
+
+    settings = Settings(
+        record=RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed)),
+        trials=trials,
+        repeats=repeats,
+        seed=seed,
+        overwrite=overwrite,
+    )
+    pair = _load(target, draft, device, dtype, threads)
+    with progress_bar() as report:
+        document = run_main_job(pair, _prompts(pair, prompts, count), settings, out, report)
+    if json:
+        print_json(document)
+    else:
+        _print_validation(document, out)
+    if max_error is not None and document["median_abs_error_percent"] > max_error:
+        raise typer.Exit(1)
+
+
+def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-arg]
+    def interval(values: dict[str, float]) -> str:
+        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
+
+    rows = [["autoregressive", "baseline", "1.000", "1.000", "", "", ""]]
+    for row in document["rows"]:
+        rows.append(
+            [
+                row["label"],
+                row["role"],
+                interval(row["predicted"]),
+                interval(row["measured"]),
+                f"{row['error_percent']:+.1f}",
+                f"{row['rounds_identical_percent']:.2f}",
+                f"{row['tau']:.2f}",
+            ]
+        )
+    columns = [
+        "policy",
+        "settings",
+        "predicted speedup",
+        "measured speedup",
+        "error %",
+        "rounds identical %",
+        "tau",
+    ]
+    title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
+    print_table(title, columns, rows)
+    best = document["best"]
+    print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
+    print(
+        f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below the measured best {best['measured']}"
+    )
+    print(f"report: {out / 'report.html'}")
+
+
+@lab.command()
+def train(
+    work: Annotated[Path, typer.Option(help="Folder for checkpoints; a second run resumes from it.")] = Path(
+        "lab-work"
+    ),
+    out: Annotated[Path, typer.Option(help="Folder for the trained models.")] = Path("lab-weights"),
+    target_tokens: Annotated[float, typer.Option(help="Training tokens of the target, in millions.")] = 24,
+    draft_tokens: Annotated[
+        float, typer.Option(help="Training tokens of the draft model, in millions.")
+    ] = 12,
+    distill_tokens: Annotated[float, typer.Option(help="Further tokens of distillation, in millions.")] = 6,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 0,
+    seed: SeedOption = 0,
+) -> None:
+    """Train tokenizer, target and draft model from Python's standard library. Hours on a CPU."""
+    import torch
+
+    from realrun.lab.train import train_lab
+
+    if threads:
+        torch.set_num_threads(threads)
+    million = 1_000_000
+    train_lab(
+        work,
+        out,
+        target_tokens=int(target_tokens * million),
+        draft_tokens=int(draft_tokens * million),
+        distill_tokens=int(distill_tokens * million),
+        device=device,
+        seed=seed,
+    )
+
+
+@lab.command()
+def evaluate(
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    json: JsonOption = False,
+) -> None:
+    """Held-out loss of both models in nats per token, and how often their top tokens agree."""
+    from realrun.lab.evaluate import evaluate as run_evaluate
+
+    document = run_evaluate(_load(target, draft, device, dtype, threads))
+    if json:
+        print_json(document)
+    else:
+        print_table("held-out text", ["", "value"], [[k, f"{v:.3f}"] for k, v in document.items()])
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    run(app)

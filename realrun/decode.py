@@ -1,0 +1,226 @@
+"""The one loop of real decoding: propose -> verify -> commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from realrun.cached_lm import CachedLM
+from realrun.choice import Choice
+from realrun.drafters.draft_model import Draft, KeepDrafting
+from specsim.errors import InputError
+from specsim.policy import ChainPolicy, Step
+from specsim.randomness import uniform
+
+Clock = Callable[[], float]
+
+
+class Drafter(Protocol):
+    """Proposes tokens. `begin`, then `propose` and `commit` in turn."""
+
+    kind: str
+
+    def begin(self, context: Sequence[int]) -> None: ...
+
+    def propose(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        keep: KeepDrafting,
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> Draft: ...
+
+    def commit(self, length: int) -> None: ...
+
+
+class Verifier(Protocol):
+    """Judges a draft by the target's logits."""
+
+    def __call__(
+        self, logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
+    ) -> list[int]:
+        """The tokens to emit: the accepted ones and one of the target's own.
+
+        logits : [k + 1, V], after the pending token and each drafted one
+        """
+
+
+def match_verifier(
+    logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
+) -> list[int]:
+    """Accept the leading tokens that equal the target's own choices; greedy or Gumbel, loss-free."""
+    chosen: list[int] = choice.tokens(choice.scaled(logits), sequence, position).tolist()
+    accepted = 0
+    while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:
+        accepted += 1
+    return chosen[: accepted + 1]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: at output position t, `drafted` tokens proposed, `accepted` of them kept."""
+
+    t: int
+    drafted: int
+    accepted: int
+    draft_s: float
+    policy_s: float
+    verify_s: float
+    other_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_s + self.policy_s + self.verify_s + self.other_s
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded sequence; `seconds` covers the rounds, prefill_s what went before."""
+
+    tokens: list[int]
+    rounds: list[Round]
+    prefill_s: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(r.seconds for r in self.rounds)
+
+    def log(self) -> list[tuple[int, int, int]]:
+        """(t, drafted, accepted) per round."""
+        return [(r.t, r.drafted, r.accepted) for r in self.rounds]
+
+
+def device_clock(device: torch.device) -> Clock:
+    """Seconds, read after the device has finished its work."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def read() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return read
+
+
+class Decoder:
+    """Decodes sequences with one target, with or without a drafter.
+
+    The autoregressive baseline is this very loop with nothing drafted.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: Drafter,
+        eos_token_ids: Sequence[int],
+        choice: Choice,
+        verifier: Verifier = match_verifier,
+    ):
+        self.target = CachedLM(target)
+        self.drafter = drafter
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.choice = choice
+        self.verifier = verifier
+        self.clock = device_clock(self.target.device)
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        policy: ChainPolicy | None,
+        *,
+        sequence: int = 0,
+        seed: int = 0,
+    ) -> Decoded:
+        """Decode one prompt; policy None is the autoregressive baseline.
+
+        Stops after max_new_tokens, or at an end-of-text token, which is emitted. Raises
+        InputError for an empty prompt or one that leaves no room for the output.
+        """
+        self._check(prompt, max_new_tokens)
+        start = self.clock()
+        tokens = list(prompt)
+        self.target.reset()
+        self.target.prefill(tokens[:-1])
+        if policy is not None:
+            self.drafter.begin(tokens[:-1])
+        prefill_s = self.clock() - start
+        state: Any = policy.initial_state(policy.params) if policy is not None else None
+        rounds: list[Round] = []
+        end = len(prompt) + max_new_tokens
+        while len(tokens) < end:
+            t = len(tokens) - len(prompt)
+            limit = 0 if policy is None else min(policy.max_draft_tokens, end - len(tokens) - 1)
+            state, _ = self.round(tokens, t, limit, policy, state, sequence, seed, rounds)
+            if tokens[-1] in self.eos_token_ids:
+                break
+        return Decoded(tokens[len(prompt) :], rounds, prefill_s)
+
+    def round(
+        self,
+        tokens: list[int],
+        t: int,
+        limit: int,
+        policy: ChainPolicy | None,
+        state: Any,
+        sequence: int,
+        seed: int,
+        rounds: list[Round],
+    ) -> tuple[Any, Draft]:
+        """One round: extends `tokens` and `rounds`; the policy's new state and the draft."""
+        start = self.clock()
+        draft = Draft()
+        if limit > 0 and policy is not None:
+
+            def keep(step: Step, depth: int) -> bool:
+                u = uniform(seed, sequence, t, depth)
+                return bool(policy.keep_drafting(state, policy.params, step, depth, u))
+
+            draft = self.drafter.propose(tokens, limit, keep, self.choice, sequence, t)
+        proposed = self.clock()
+        logits = self.target.forward([tokens[-1], *draft.tokens])
+        emitted = self.verifier(logits, draft.tokens, self.choice, sequence, t)
+        verified = self.clock()
+        drafted = len(draft.tokens)
+        accepted = len(emitted) - 1
+        for index, token in enumerate(emitted):
+            if token in self.eos_token_ids:
+                emitted = emitted[: index + 1]
+                accepted = min(accepted, len(emitted))
+                break
+        tokens.extend(emitted)
+        self.target.truncate(len(tokens) - 1)
+        if policy is not None and drafted:
+            self.drafter.commit(len(tokens) - 1)
+            state = policy.update(state, policy.params, drafted, accepted)
+        rounds.append(
+            Round(
+                t=t,
+                drafted=drafted,
+                accepted=accepted,
+                draft_s=proposed - start - draft.policy_s,
+                policy_s=draft.policy_s,
+                verify_s=verified - proposed,
+                other_s=self.clock() - verified,
+            )
+        )
+        return state, draft
+
+    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        if not prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens}; ask for at least 1")
+        if len(prompt) + max_new_tokens > self.target.max_positions:
+            raise InputError(
+                f"prompt of {len(prompt)} and output of {max_new_tokens} tokens exceed the model's "
+                f"{self.target.max_positions} positions; shorten one of them"
+            )

@@ -1,0 +1,100 @@
+"""Vanilla speculative decoding's drafter: an independent draft model, token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from realrun.cached_lm import CachedLM
+from realrun.choice import Choice
+from specsim.policy import Step
+
+KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)
+
+
+@dataclass
+class Draft:
+    """What a drafter proposes for one round; a chain is a path in a tree.
+
+    tokens, parents : [k], the parent of node i is node parents[i], or -1 for the pending token
+    steps : [k], features of each token
+    policy_s : seconds spent in the stopping policy; step_s : [k], seconds of each draft step
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    policy_s: float = 0.0
+
+
+def draft_statistics(scaled: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Token, its probability, the largest probability, and the entropy in nats: [n, 4].
+
+    scaled : logits [n, V] of the sampled distribution; tokens : [n]. One tensor, so that
+    one copy brings everything to the host.
+    """
+    probs = scaled.softmax(-1)
+    entropy = torch.special.entr(probs).sum(-1)
+    prob = probs.gather(-1, tokens[:, None])[:, 0]
+    return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
+
+
+class DraftModel:
+    """An independent model with the target's tokenizer (Leviathan et al. 2023)."""
+
+    kind = "chain"
+
+    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int]):
+        self.lm = CachedLM(model)
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Start a sequence whose tokens but the pending one are given."""
+        self.lm.reset()
+        self.lm.prefill(context)
+
+    def propose(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        keep: KeepDrafting,
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> Draft:
+        """Draft 1 to `limit` tokens after `tokens`, for output positions `position` and on.
+
+        Stops at the limit, at an end-of-text token, or when `keep` says so.
+        """
+        draft = Draft()
+        feed = tokens[self.lm.length :]
+        while True:
+            start = time.perf_counter()
+            scaled = choice.scaled(self.lm.forward(feed)[-1:])
+            chosen = choice.tokens(scaled, sequence, position + len(draft.tokens))
+            token, *features = draft_statistics(scaled, chosen)[0].tolist()
+            draft.parents.append(len(draft.tokens) - 1)
+            draft.tokens.append(int(token))
+            # Traces hold float32, and both worlds must decide on the same numbers.
+            prob, confidence, entropy_nats = (float(np.float32(x)) for x in features)
+            step = Step(prob, confidence, entropy_nats, score=0.0)
+            draft.steps.append(step)
+            drafted = time.perf_counter()
+            draft.step_s.append(drafted - start)
+            if len(draft.tokens) == limit or draft.tokens[-1] in self.eos_token_ids:
+                return draft
+            proceed = keep(step, len(draft.tokens))
+            draft.policy_s += time.perf_counter() - drafted
+            if not proceed:
+                return draft
+            feed = draft.tokens[-1:]
+
+    def commit(self, length: int) -> None:
+        """Keep the cache of the first `length` tokens, which are now part of the output."""
+        self.lm.truncate(length)

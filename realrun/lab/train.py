@@ -1,0 +1,300 @@
+"""Train the lab's models: tokenizer, target, then the draft model.
+
+The learning rate warms up, stays constant, and falls linearly to zero over the last
+30 % of the tokens. Checkpoints of the constant phase do not depend on the total, so a
+run can be resumed with a smaller or a larger `--tokens`.
+"""
+
+from __future__ import annotations
+
+# transformers wraps Module.to in a way that type checkers misread.
+# mypy: disable-error-code="arg-type,call-arg"
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from realrun.lab.corpus import library_files
+from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, lab_config
+from realrun.lab.tokenizer import train_tokenizer
+
+DECAY_SHARE = 0.3
+LONG_SHARE = 0.15  # the last part trains on windows twice as long
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One training run; tokens counts training tokens seen, repeats included.
+
+    From `distill_after_tokens` on, the loss is the divergence from the teacher's
+    distribution instead of the cross-entropy with the text.
+    """
+
+    role: Role
+    tokens: int
+    batch_tokens: int = 8192
+    window_tokens: int = 256
+    muon_lr: float = 5e-3
+    adamw_lr: float = 3e-3
+    weight_decay: float = 0.05
+    warmup_steps: int = 50
+    distill_after_tokens: int = 0
+    checkpoint_s: float = 300.0
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.tokens < self.batch_tokens:
+            raise ValueError(f"tokens={self.tokens} is less than one batch; raise --tokens")
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.batch_tokens
+
+
+def lr_factor(step: int, steps: int, warmup_steps: int) -> float:
+    """Warm-up, constant, linear decay over the last DECAY_SHARE of the steps."""
+    decay_start = steps * (1 - DECAY_SHARE)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if step < decay_start:
+        return 1.0
+    return max(0.0, (steps - step) / (steps - decay_start))
+
+
+def encode_split(tokenizer: PreTrainedTokenizerBase, split: str, cache: Path) -> np.ndarray:
+    """All files of a split as one token array, files separated by end-of-text."""
+    path = cache / f"{split}.npy"
+    if not path.exists():
+        parts = []
+        for source in library_files(split):
+            ids = tokenizer(source.text, verbose=False)["input_ids"]
+            parts.append(np.array([*ids, END_OF_TEXT_ID], dtype=np.int32))
+        np.save(path, np.concatenate(parts))
+    return np.load(path)
+
+
+def windows(tokens: np.ndarray, count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:
+    """Random windows, int64 [count, length + 1], drawn from a counter-based seed."""
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, len(tokens) - length - 1, size=count)
+    return torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts]).astype(np.int64))
+
+
+def split_parameters(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """Matrices of the layers go to Muon, embeddings and norms to AdamW."""
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and ".layers." in name else rest).append(parameter)
+    return matrices, rest
+
+
+@torch.no_grad()
+def held_out_nats(model: LlamaForCausalLM, tokens: np.ndarray, device: str, count: int = 64) -> float:
+    """Mean loss in nats per token on fixed held-out windows of 256 tokens."""
+    batch = windows(tokens, count, 256, (1234,)).to(device)
+    total = 0.0
+    for chunk in batch.split(16):
+        logits = model(input_ids=chunk[:, :-1], use_cache=False).logits.float()
+        total += float(F.cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="sum"))
+    return total / batch[:, 1:].numel()
+
+
+class Trainer:
+    """fp32 master weights, bf16 compute; every checkpoint holds all state to resume."""
+
+    def __init__(self, settings: TrainSettings, work: Path, teacher: LlamaForCausalLM | None):
+        self.settings = settings
+        self.folder = work / settings.role
+        self.teacher = teacher
+        torch.manual_seed(settings.seed)
+        self.master = LlamaForCausalLM(lab_config(settings.role))
+        self.master.to(settings.device)
+        self.compute = LlamaForCausalLM(lab_config(settings.role))
+        self.compute.to(device=settings.device, dtype=torch.bfloat16)
+        matrices, rest = split_parameters(self.master)
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                matrices,
+                lr=settings.muon_lr,
+                weight_decay=settings.weight_decay,
+                momentum=0.95,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            torch.optim.AdamW(rest, lr=settings.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.base_lrs = [settings.muon_lr, settings.adamw_lr]
+        self.step = 0
+        self.resume()
+        self.publish()
+
+    def publish(self) -> None:
+        """Copy the master weights into the model that computes."""
+        with torch.no_grad():
+            for low, high in zip(self.compute.parameters(), self.master.parameters(), strict=True):
+                low.copy_(high)
+
+    @property
+    def distilling(self) -> bool:
+        return (
+            self.teacher is not None
+            and self.step * self.settings.batch_tokens >= self.settings.distill_after_tokens
+        )
+
+    def train_step(self, batch: torch.Tensor) -> float:
+        inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
+        logits = self.compute(input_ids=inputs, use_cache=False).logits.flatten(0, 1)
+        if self.distilling:
+            assert self.teacher is not None
+            with torch.no_grad():
+                teacher_logits = self.teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1)
+            # Cross-entropy with the teacher's distribution: the divergence plus a constant.
+            loss = F.cross_entropy(logits.float(), teacher_logits.float().softmax(-1))
+        else:
+            loss = F.cross_entropy(logits.float(), labels)
+        loss.backward()
+        for low, high in zip(self.compute.parameters(), self.master.parameters(), strict=True):
+            high.grad = low.grad.float() if low.grad is not None else None
+            low.grad = None
+        torch.nn.utils.clip_grad_norm_(self.master.parameters(), 1.0)
+        factor = lr_factor(self.step, self.settings.steps, self.settings.warmup_steps)
+        for optimizer, lr in zip(self.optimizers, self.base_lrs, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+        self.publish()
+        self.step += 1
+        return float(loss.detach())
+
+    def checkpoint(self) -> None:
+        """Write weights and optimizer state as one safetensors file, atomically."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state = {f"model.{k}": v for k, v in self.master.state_dict().items() if k != "lm_head.weight"}
+        for number, optimizer in enumerate(self.optimizers):
+            for index, slots in optimizer.state_dict()["state"].items():
+                for slot, value in slots.items():
+                    state[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
+        temporary = self.folder / "checkpoint.tmp"
+        save_file({k: v.contiguous() for k, v in state.items()}, temporary, metadata={"step": str(self.step)})
+        os.replace(temporary, self.folder / "checkpoint.safetensors")
+
+    def resume(self) -> None:
+        path = self.folder / "checkpoint.safetensors"
+        if not path.exists():
+            return
+        state = load_file(path, device=self.settings.device)
+        self.master.load_state_dict(
+            {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}, strict=False
+        )
+        for number, optimizer in enumerate(self.optimizers):
+            whole = optimizer.state_dict()
+            prefix = f"optimizer.{number}."
+            for key, value in state.items():
+                if key.startswith(prefix):
+                    index, slot = key.removeprefix(prefix).split(".")
+                    whole["state"].setdefault(int(index), {})[slot] = value
+            optimizer.load_state_dict(whole)
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as handle:
+            self.step = int(handle.metadata()["step"])
+
+    def run(self, train: np.ndarray, held: np.ndarray, console: Console) -> None:
+        settings = self.settings
+        last_save = time.monotonic()
+        smooth = math.nan
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        log = self.folder / "log.jsonl"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task(f"{settings.role}", total=settings.steps, completed=self.step, status="")
+            while self.step < settings.steps:
+                long = self.step >= settings.steps * (1 - LONG_SHARE)
+                length = settings.window_tokens * (2 if long else 1)
+                batch = windows(
+                    train, settings.batch_tokens // length, length, (settings.seed, self.step)
+                ).to(settings.device)
+                loss = self.train_step(batch)
+                smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
+                progress.update(task, completed=self.step, status=f"{smooth:.3f} nats")
+                if time.monotonic() - last_save > settings.checkpoint_s or self.step == settings.steps:
+                    self.checkpoint()
+                    last_save = time.monotonic()
+                    held_loss = held_out_nats(self.compute, held, settings.device)
+                    row = {
+                        "step": self.step,
+                        "time": time.time(),
+                        "train_nats": smooth,
+                        "held_out_nats": held_loss,
+                    }
+                    with log.open("a") as handle:
+                        handle.write(json.dumps(row) + "\n")
+                    progress.update(task, status=f"{smooth:.3f} / {held_loss:.3f} nats")
+
+
+def prepare_tokenizer(work: Path) -> PreTrainedTokenizerBase:
+    """Train the tokenizer once; later calls read it back."""
+    folder = work / "tokenizer"
+    if not (folder / "tokenizer.json").exists():
+        texts = (source.text for source in library_files("train"))
+        train_tokenizer(texts, VOCAB_SIZE).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def export(work: Path, role: Role, out: Path) -> None:
+    """Write a trained model as a Hugging Face folder in bf16 with the tokenizer."""
+    settings = TrainSettings(role=role, tokens=8192)
+    trainer = Trainer(settings, work, None)
+    trainer.compute.save_pretrained(out / role)
+    AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(out / role)
+
+
+def train(settings: TrainSettings, work: Path, teacher_path: Path | None = None) -> None:
+    """Train one model of the lab, resuming from its last checkpoint in `work`."""
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = prepare_tokenizer(work)
+    train_tokens = encode_split(tokenizer, "train", work)
+    held_tokens = encode_split(tokenizer, "held_out", work)
+    teacher = None
+    if teacher_path is not None:
+        teacher = LlamaForCausalLM.from_pretrained(teacher_path, dtype=torch.bfloat16)
+        teacher.to(settings.device)
+    Trainer(settings, work, teacher).run(train_tokens, held_tokens, Console(stderr=True))
+
+
+def train_lab(
+    work: Path,
+    out: Path,
+    *,
+    target_tokens: int,
+    draft_tokens: int,
+    distill_tokens: int,
+    device: str = "cpu",
+    seed: int = 0,
+) -> None:
+    """Train both models, the draft model last: first on text, then on the target's distributions."""
+    train(TrainSettings("target", target_tokens, device=device, seed=seed), work)
+    export(work, "target", out)
+    settings = TrainSettings(
+        "draft", draft_tokens + distill_tokens, distill_after_tokens=draft_tokens, device=device, seed=seed
+    )
+    train(settings, work, out / "target")
+    export(work, "draft", out)

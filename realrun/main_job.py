@@ -1,0 +1,104 @@
+"""`realrun validate` from end to end, with its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realrun.models import Pair
+from realrun.profile import profile, write_json
+from realrun.prompts import Prompt
+from realrun.record import RecordSettings, record
+from realrun.validate import as_document, validate
+from specsim.cost import profile_from_json
+from specsim.errors import InputError
+from specsim.replay import context_range
+from specsim.trace import Trace, read_trace, write_trace
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the main job."""
+
+    record: RecordSettings
+    trials: int = 100
+    repeats: int = 3
+    seed: int = 0
+    overwrite: bool = False
+
+
+def run_main_job(
+    pair: Pair, prompts: Sequence[Prompt], settings: Settings, out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Record, profile, tune, decode, compare; the result as written to validation.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    trace = _trace(pair, prompts, settings, out / "trace", progress)
+    low, high = context_range(trace)
+    contexts = sorted({int(c) for c in np.linspace(low, high, 4).round()})
+    measured = profile(
+        pair,
+        contexts=contexts,
+        depth=settings.record.depth,
+        choice=settings.record.choice,
+        seed=settings.seed,
+        progress=lambda done, total: progress("profile", done, total),
+    )
+    write_json(measured, out / "profile.json")
+    result = validate(
+        pair,
+        trace,
+        prompts,
+        profile_from_json(measured, "just measured"),
+        trials=settings.trials,
+        repeats=settings.repeats,
+        seed=settings.seed,
+        progress=progress,
+    )
+    document = as_document(result)
+    write_json(document, out / "validation.json")
+    from specsim.report.validation import write_validation_report  # matplotlib is slow to load
+
+    write_validation_report(out / "report.html", document)
+    return document
+
+
+def _trace(
+    pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Path, progress: Progress
+) -> Trace:
+    """The trace in the folder if it was made with these settings, else a new one."""
+    if folder.exists() and not settings.overwrite:
+        trace = read_trace(folder)
+        wanted = {
+            "target": pair.target_name,
+            "drafter": pair.draft_name,
+            "decoding": settings.record.choice.as_dict(),
+            "depth": settings.record.depth,
+            "max_new_tokens": settings.record.max_new_tokens,
+            "dtype": str(pair.dtype).removeprefix("torch."),
+            "prompts": prompt_digest(prompts),
+        }
+        for key, value in wanted.items():
+            if trace.meta.get(key) != value:
+                raise InputError(
+                    f"{folder} was recorded with {key}={json.dumps(trace.meta.get(key))}, asked for "
+                    f"{json.dumps(value)}; pass --overwrite or another --out"
+                )
+        return trace
+    trace = record(pair, prompts, settings.record, lambda done, total: progress("record", done, total))
+    trace.meta["prompts"] = prompt_digest(prompts)
+    write_trace(trace, folder, overwrite=settings.overwrite)
+    return trace
+
+
+def prompt_digest(prompts: Sequence[Prompt]) -> str:
+    """A short hash of all prompts' tokens."""
+    import hashlib
+
+    return hashlib.sha256(json.dumps([p.tokens for p in prompts]).encode()).hexdigest()[:16]

@@ -1,0 +1,105 @@
+"""Load a target and its draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from specsim.errors import InputError
+
+LAB = "lab"
+LAB_WEIGHTS = Path(__file__).parent / "lab" / "weights"
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its draft model, and the tokenizer they share."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    target_name: str
+    draft_name: str
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.target.dtype
+
+
+def load_pair(
+    target: str = LAB,
+    draft: str = LAB,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int | None = None,
+) -> Pair:
+    """Load two models by local folder or hub id; "lab" names the embedded pair.
+
+    No remote code is run. Raises InputError when a model cannot be loaded, the device or
+    dtype is unknown, or the tokenizers differ.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("device cuda is not available here; use --device cpu")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    paths = [_resolve(target, "target"), _resolve(draft, "draft")]
+    tokenizers = [_load(AutoTokenizer, path) for path in paths]
+    if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        raise InputError(
+            f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one"
+        )
+    models = [_load(AutoModelForCausalLM, path, dtype=DTYPES[dtype]).to(device).eval() for path in paths]
+    return Pair(
+        target=models[0],
+        draft=models[1],
+        tokenizer=tokenizers[0],
+        target_name=_public_name(target, "target"),
+        draft_name=_public_name(draft, "draft"),
+        eos_token_ids=_eos_token_ids(models[0]),
+    )
+
+
+def _resolve(name: str, role: str) -> str:
+    return str(LAB_WEIGHTS / role) if name == LAB else name
+
+
+def _public_name(name: str, role: str) -> str:
+    """A model's name for result files: never an absolute path."""
+    if name == LAB:
+        return f"{LAB}/{role}"
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _load(kind: type, path: str, **options: object):  # type: ignore[no-untyped-def]
+    try:
+        return kind.from_pretrained(path, trust_remote_code=False, **options)  # type: ignore[attr-defined]
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.") from None
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    eos: int | Sequence[int] | None = None
+    if model.generation_config is not None:
+        eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = model.config.eos_token_id
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,0 +1,173 @@
+"""Measure what every part of a round costs on this machine, through the real loop.
+
+For each context length, rounds of every draft length are run in shuffled order with
+scripted acceptance, so that the same code is timed that decodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from realrun.choice import Choice
+from realrun.decode import Decoder, Round, match_verifier
+from realrun.drafters.draft_model import DraftModel
+from realrun.models import Pair
+from realrun.provenance import provenance
+from specsim.cost import PROFILE_KIND, PROFILE_VERSION
+from specsim.errors import InputError
+from specsim.policy import make_policy
+
+WARMUP_ROUNDS = 3
+Samples = dict[Any, list[float]]
+
+
+class ScriptedVerifier:
+    """Does the verifier's work, then accepts as many tokens as it was told."""
+
+    def __init__(self) -> None:
+        self.accept = 0
+
+    def __call__(
+        self, logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
+    ) -> list[int]:
+        match_verifier(logits, drafted, choice, sequence, position)
+        return [*drafted[: self.accept], 0]
+
+
+@torch.inference_mode()
+def profile(
+    pair: Pair,
+    *,
+    contexts: Sequence[int],
+    depth: int = 16,
+    repeats: int = 15,
+    choice: Choice | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
+
+    contexts : cached tokens before a round, increasing. Text is random: time does not
+    depend on it. Raises InputError for contexts that do not fit the models.
+    """
+    drafter, verifier = DraftModel(pair.draft, ()), ScriptedVerifier()
+    decoder = Decoder(pair.target, drafter, (), choice or Choice(), verifier)
+    _check(contexts, depth, min(decoder.target.max_positions, drafter.lm.max_positions))
+    rng = np.random.default_rng(seed)
+    vocab = int(pair.target.config.vocab_size)
+    samples: Samples = defaultdict(list)
+    for done, context in enumerate(contexts):
+        tokens = rng.integers(1, vocab, context + 1).tolist()
+        decoder.target.reset()
+        decoder.target.prefill(tokens[:-1])
+        drafter.begin(tokens[:-1])
+        for repeat in range(repeats + WARMUP_ROUNDS):
+            kept = samples if repeat >= WARMUP_ROUNDS else defaultdict(list)
+            for size in rng.permutation(depth + 1).tolist():
+                _measure_round(decoder, tokens, context, size, rng, kept)
+        if progress:
+            progress(done + 1, len(contexts))
+    return _document(samples, list(contexts), depth, repeats, pair, seed)
+
+
+def _measure_round(
+    decoder: Decoder, tokens: list[int], context: int, size: int, rng: np.random.Generator, samples: Samples
+) -> None:
+    """One round of `size` drafted tokens at this context; both caches are put back after it."""
+    drafter, verifier = decoder.drafter, decoder.verifier
+    assert isinstance(drafter, DraftModel)
+    assert isinstance(verifier, ScriptedVerifier)
+    # The draft cache lacks one token more after a fully accepted draft.
+    behind = int(rng.integers(2))
+    drafter.commit(context - behind)
+    verifier.accept = int(rng.integers(size + 1))
+    policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None
+    state = policy.initial_state(policy.params) if policy else None
+    rounds: list[Round] = []
+    _, draft = decoder.round(list(tokens), 0, size, policy, state, 0, 0, rounds)
+    (measured,) = rounds
+    if size:
+        samples["draft_first", behind, context].append(draft.step_s[0])
+        samples["draft_later", context].extend(draft.step_s[1:])
+        if size > 1:
+            samples["policy"].append(draft.policy_s / (size - 1))
+        samples["overhead"].append(measured.other_s + measured.draft_s - sum(draft.step_s))
+        samples["verify", size + 1, context].append(measured.verify_s)
+    else:
+        samples["autoregressive", context].append(measured.seconds)
+        samples["verify", 1, context].append(measured.verify_s)
+    decoder.target.truncate(context)
+    drafter.commit(context)
+    # A round that drafted nothing leaves the draft cache one token behind.
+    drafter.lm.prefill(tokens[drafter.lm.length : context])
+
+
+def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
+    if not contexts or list(contexts) != sorted(set(contexts)) or contexts[0] < 2:
+        raise InputError(
+            f"contexts {list(contexts)} must increase and start at 2 tokens or more; mend the list"
+        )
+    if contexts[-1] + depth + 2 > positions:
+        raise InputError(
+            f"context {contexts[-1]} and depth {depth} exceed the models' {positions} positions; shorten them"
+        )
+
+
+def _document(
+    samples: Samples, contexts: list[int], depth: int, repeats: int, pair: Pair, seed: int
+) -> dict[str, Any]:
+    def tables(q: float) -> dict[str, Any]:
+        def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
+            return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
+
+        first, first_of_two = over_contexts("draft_first", 0), over_contexts("draft_first", 1)
+        later = over_contexts("draft_later") if depth > 1 else first
+        # A round's first draft step finds colder caches than the later ones; what that costs
+        # is paid once a round, so it counts as round overhead.
+        start_up = float(np.mean(first - later))
+        return {
+            "draft": [later.tolist(), (later + first_of_two - first).tolist()],
+            "verify": [over_contexts("verify", n).tolist() for n in range(1, depth + 2)],
+            "autoregressive": over_contexts("autoregressive").tolist(),
+            "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
+            "round_overhead": float(np.quantile(samples["overhead"], q)) + start_up,
+        }
+
+    return {
+        "kind": PROFILE_KIND,
+        "version": PROFILE_VERSION,
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "contexts": contexts,
+        "repeats": repeats,
+        "seed": seed,
+        "median_s": tables(0.5),
+        "p25_s": tables(0.25),
+        "p75_s": tables(0.75),
+        "provenance": provenance(pair.device, pair.dtype),
+    }
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """Write JSON atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as handle:
+            json.dump(document, handle, indent=1)
+            handle.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

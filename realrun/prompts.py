@@ -1,0 +1,79 @@
+"""Prompts: the lab's, or a user's JSON Lines file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from realrun.lab.corpus import docstring_spans, library_files
+from specsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's domain and its token ids."""
+
+    domain: str
+    tokens: list[int]
+
+
+def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
+    """Prompts of a file with one {"text": ..., "domain": ...} per line; domain is optional."""
+    if not path.is_file():
+        raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            text, domain = row["text"], str(row.get("domain", "all"))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise InputError(f'{path}:{number} is no {{"text": ...}} object; mend the line') from None
+        tokens = tokenizer(text)["input_ids"] if isinstance(text, str) else []
+        if not tokens:
+            raise InputError(f"{path}:{number}: the prompt is empty; give some text")
+        prompts.append(Prompt(domain, tokens))
+    if not prompts:
+        raise InputError(f"{path} holds no prompt; add one JSON object per line")
+    return prompts[:limit]
+
+
+def lab_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
+    """Prompts from held-out library files: program code, documentation prose, and tests.
+
+    Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module
+    (code) or of a test file (tests), or 40 % into a long docstring (prose). One prompt a
+    file, files spread evenly over the held-out split, domains in turn.
+    """
+    pools: dict[str, list[str]] = {"code": [], "prose": [], "tests": []}
+    for source in library_files("held_out"):
+        text = source.text
+        line_end = text.find("\n", len(text) // 2) + 1
+        spans = docstring_spans(text)
+        if source.is_test:
+            pools["tests"].append(text[:line_end])
+        elif spans and len(pools["prose"]) <= len(pools["code"]):
+            start, end = spans[len(spans) // 2]
+            pools["prose"].append(text[: start + (end - start) * 2 // 5])
+        else:
+            pools["code"].append(text[:line_end])
+    prompts: list[Prompt] = []
+    for number, domain in enumerate(sorted(pools)):
+        wanted = count // len(pools) + (number < count % len(pools))
+        kept = []
+        for context in pools[domain]:
+            tokens = tokenizer(context[-prompt_tokens * 16 :])["input_ids"][-prompt_tokens:]
+            if len(tokens) == prompt_tokens:
+                kept.append(tokens)
+        if len(kept) < wanted:
+            raise InputError(
+                f"the library's held-out files give {len(kept)} prompts of domain {domain}, {wanted} were asked "
+                f"for; ask for fewer prompts"
+            )
+        stride = len(kept) / max(wanted, 1)
+        prompts.extend(Prompt(domain, kept[int(i * stride)]) for i in range(wanted))
+    return prompts

@@ -1,0 +1,57 @@
+"""Where a result comes from: versions, machine, revision, date."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def provenance(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """A small JSON-able record to store beside every measurement."""
+    versions = {
+        name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy", "numba")
+    }
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": device_name(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "git_revision": git_revision(),
+        **versions,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The processor's marketing name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "cpu"
+
+
+def git_revision() -> str:
+    """Revision of the source tree, marked when it has uncommitted changes; else "unknown"."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,302 @@
+"""The main job: tune every policy offline, predict, really decode, compare."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from realrun.choice import Choice
+from realrun.decode import Decoded, Decoder
+from realrun.drafters.draft_model import DraftModel
+from realrun.models import Pair
+from realrun.prompts import Prompt
+from realrun.provenance import provenance
+from specsim import metrics
+from specsim.bootstrap import Estimate, ratio_interval
+from specsim.cost import ProfileCost
+from specsim.errors import InputError
+from specsim.policy import POLICIES, ChainPolicy, make_policy
+from specsim.prediction import Ladder, Prediction, ladder, predict, summarise
+from specsim.replay import Replay, compile_for, replay
+from specsim.trace import Trace
+from specsim.tuning import split_sequences, tune
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy to validate and where its settings come from: tuned, default (the paper's) or fixed_k."""
+
+    policy: ChainPolicy
+    role: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy: what was predicted and what was measured on the same sequences."""
+
+    candidate: Candidate
+    replayed: Replay
+    predicted: Prediction
+    measured: Estimate
+    ladder: Ladder
+    speculative_s: npt.NDArray[np.float64]  # measured, per sequence
+    accepted: list[int]  # per real round
+    rounds_identical: float
+    output_identical: float
+
+    @property
+    def error_percent(self) -> float:
+        return (self.predicted.speedup.estimate / self.measured.estimate - 1) * 100
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All rows, with the hold-out trace and the measured baseline behind them."""
+
+    rows: list[Row]
+    train: Trace
+    holdout: Trace
+    profile: ProfileCost
+    autoregressive_s: npt.NDArray[np.float64]
+    environment: dict[str, Any]
+
+    @property
+    def median_abs_error_percent(self) -> float:
+        return float(np.median([abs(row.error_percent) for row in self.rows]))
+
+
+def candidates(
+    train: Trace,
+    holdout: Trace,
+    cost: ProfileCost,
+    *,
+    trials: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> list[Candidate]:
+    """Every policy tuned on `train`, each beside its paper's settings, and fixed K at 1, 2, 4, 8."""
+    depth = train.depth
+    specs: list[tuple[str, dict[str, Any]]] = []
+    for name, kind in POLICIES.items():
+        if hasattr(kind, "dynamic"):
+            specs += [(name, {"dynamic": True}), (name, {"dynamic": False})]
+        else:
+            specs.append((name, {}))
+    found = []
+    for done, (name, fixed) in enumerate(specs):
+        result = tune(POLICIES[name], train, holdout, cost, fixed=fixed, trials=trials, seed=seed)
+        found.append(Candidate(result.best, "tuned"))
+        if progress:
+            progress("tune", done + 1, len(specs))
+    for name, kind in POLICIES.items():
+        if hasattr(kind, "dynamic"):
+            found.append(Candidate(make_policy(name, {"max_draft": min(7, depth)}), "default"))
+    tuned_k = {c.policy.settings["k"] for c in found if c.policy.name == "fixed_k"}
+    for k in (1, 2, 4, 8):
+        if k <= depth and k not in tuned_k:
+            found.append(Candidate(make_policy("fixed_k", {"k": k}), "fixed_k"))
+    return found
+
+
+def validate(
+    pair: Pair,
+    trace: Trace,
+    prompts: Sequence[Prompt],
+    cost: ProfileCost,
+    *,
+    trials: int = 100,
+    repeats: int = 3,
+    tuning_share: float = 0.5,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Validation:
+    """Tune on one part of the trace, then decode the hold-out prompts for real.
+
+    Every prompt is decoded by the baseline and by every policy, in an order shuffled
+    anew each time; a sequence's time is the median of its repeats. prompts[i] must be the
+    prompt of the trace's sequence i.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats={repeats}; give at least 1")
+    choice = Choice(**trace.meta["decoding"])
+    tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
+    train, holdout = trace.select(tuning), trace.select(held)
+    chosen = candidates(train, holdout, cost, trials=trials, seed=seed, progress=progress)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, choice)
+    arms: list[ChainPolicy | None] = [None, *(candidate.policy for candidate in chosen)]
+    for arm in arms:  # compile and warm up before the clock counts
+        decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
+    seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+    runs: dict[tuple[int, int], Decoded] = {}
+    order = np.random.default_rng(seed)
+    total = repeats * len(held) * len(arms)
+    done = 0
+    for _ in range(repeats):
+        for index, sequence in enumerate(held.tolist()):
+            for arm_number in order.permutation(len(arms)).tolist():
+                decoded = decoder.decode(
+                    prompts[sequence].tokens,
+                    int(trace.budget_tokens[sequence]),
+                    arms[arm_number],
+                    sequence=int(trace.sequence_id[sequence]),
+                    seed=seed,
+                )
+                seconds[arm_number, index].append(decoded.seconds)
+                runs[arm_number, index] = decoded
+                done += 1
+                if progress:
+                    progress("decode", done, total)
+
+    def arm_seconds(arm_number: int) -> npt.NDArray[np.float64]:
+        return np.array([np.median(seconds[arm_number, i]) for i in range(len(held))])
+
+    baseline_s = arm_seconds(0)
+    table = compile_for(holdout, cost)
+    rows = []
+    for number, candidate in enumerate(chosen, start=1):
+        replayed = replay(holdout, candidate.policy, table, seed=seed, log=True)
+        own_s = arm_seconds(number)
+        own_runs = [runs[number, i] for i in range(len(held))]
+        rows.append(
+            Row(
+                candidate=candidate,
+                replayed=replayed,
+                predicted=summarise(replayed),
+                measured=ratio_interval(baseline_s, own_s),
+                ladder=ladder(holdout, candidate.policy, cost, seed=seed),
+                speculative_s=own_s,
+                accepted=[r.accepted for run in own_runs for r in run.rounds],
+                rounds_identical=rounds_identical(replayed, own_runs),
+                output_identical=output_identical(holdout, own_runs),
+            )
+        )
+    return Validation(rows, train, holdout, cost, baseline_s, provenance(pair.device, pair.dtype))
+
+
+def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
+    """Share of replayed rounds (t, drafted, accepted) that the real run did just so."""
+    assert replayed.log is not None
+    same = 0
+    for index, run in enumerate(runs):
+        expected = {tuple(row[1:]) for row in replayed.log[replayed.log[:, 0] == index].tolist()}
+        same += len(expected & set(run.log()))
+    return same / len(replayed.log)
+
+
+def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:
+    """Share of sequences whose real output equals the recorded one, token for token."""
+    same = 0
+    for index, run in enumerate(runs):
+        recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        same += recorded == run.tokens
+    return same / len(runs)
+
+
+def as_document(validation: Validation) -> dict[str, Any]:
+    """The JSON form of a validation; also everything that its report shows."""
+    rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
+    holdout, profile = validation.holdout, validation.profile
+    by_prediction = max(rows, key=lambda row: row.predicted.speedup.estimate)
+    best = rows[0]
+    curve = [predict(holdout, make_policy("fixed_k", {"k": k}), profile) for k in range(1, holdout.depth + 1)]
+    confidence, accepted = judged_tokens(holdout)
+    bins = metrics.reliability(confidence, accepted)
+    depth = holdout.depth
+    assert best.replayed.log is not None
+    return {
+        "kind": "specsim-validation",
+        "target": holdout.meta["target"],
+        "drafter": holdout.meta["drafter"],
+        "device": validation.environment["device"],
+        "dtype": validation.environment["dtype"],
+        "decoding": holdout.meta["decoding"],
+        "environment": validation.environment,
+        "sequences": {"tuning": validation.train.sequences, "holdout": holdout.sequences},
+        "output_tokens": int(holdout.output_tokens.sum()),
+        "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
+        "top1_agreement": holdout.meta["top1_agreement"],
+        "rows": [_row_document(row) for row in rows],
+        "median_abs_error_percent": validation.median_abs_error_percent,
+        "best": {
+            "predicted": str(by_prediction.candidate.policy),
+            "measured": str(best.candidate.policy),
+            "loss_percent": (1 - by_prediction.measured.estimate / best.measured.estimate) * 100,
+        },
+        "k_curve": {
+            "k": list(range(1, depth + 1)),
+            "predicted": [prediction.speedup.as_dict() for prediction in curve],
+        },
+        "accepted_histogram": {
+            "label": str(best.candidate.policy),
+            "predicted": np.bincount(best.replayed.log[:, 3], minlength=depth + 1).tolist(),
+            "measured": np.bincount(best.accepted, minlength=depth + 1).tolist(),
+        },
+        "reliability": {
+            "edges": bins.edges.tolist(),
+            "count": bins.count.tolist(),
+            "mean_confidence": [None if np.isnan(x) else x for x in bins.mean_confidence.tolist()],
+            "accept_rate": [None if np.isnan(x) else x for x in bins.accept_rate.tolist()],
+            "ece": bins.ece,
+        },
+        "domains": _domains(validation, best),
+    }
+
+
+def judged_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Confidence and acceptance of every drafted token whose draft prefix was right, so that
+    the target judged it."""
+    depth = np.arange(trace.depth)[None]
+    judged = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
+    hit = depth < trace.match_len[:, None]
+    return trace.confidence[judged], hit[judged]
+
+
+def _row_document(row: Row) -> dict[str, Any]:
+    predicted = row.predicted
+    return {
+        "policy": row.candidate.policy.name,
+        "label": str(row.candidate.policy),
+        "params": row.candidate.policy.settings,
+        "role": row.candidate.role,
+        "predicted": predicted.speedup.as_dict(),
+        "measured": row.measured.as_dict(),
+        "error_percent": row.error_percent,
+        "rounds_identical_percent": 100 * row.rounds_identical,
+        "output_identical_percent": 100 * row.output_identical,
+        "ladder": {
+            "eq14": row.ladder.eq14,
+            "constant": row.ladder.constant,
+            "profile": row.ladder.profile,
+            "measured": row.measured.estimate,
+        },
+        "v_d": predicted.v_d,
+        "r_d": predicted.r_d,
+        "hm": predicted.hm,
+        "tau": predicted.tau,
+    }
+
+
+def _domains(validation: Validation, best: Row) -> dict[str, Any]:
+    holdout = validation.holdout
+    result = {}
+    for domain in np.unique(holdout.domain).tolist():
+        members = holdout.domain == domain
+        replayed = best.replayed
+        result[domain] = {
+            "sequences": int(members.sum()),
+            "output_tokens": int(holdout.output_tokens[members].sum()),
+            "predicted_speedup_best": float(
+                replayed.autoregressive_s[members].sum() / replayed.speculative_s[members].sum()
+            ),
+            "measured_speedup_best": float(
+                validation.autoregressive_s[members].sum() / best.speculative_s[members].sum()
+            ),
+        }
+    return result

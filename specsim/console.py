@@ -1,0 +1,72 @@
+"""What both command lines share: errors, tables, progress, JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specsim.errors import InputError
+
+BAD_INPUT = 2
+
+
+def run(app: typer.Typer) -> None:
+    """Run a command line; bad input becomes one line on standard error and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+
+
+def print_json(document: Any) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(document, indent=2))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on standard output; every column but the first is right-aligned."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:  # a pipe or a log has no width to fold at
+        console = Console(width=200)
+    console.print(table)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback (what, done, total) that draws bars on standard error, if that is a terminal."""
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
+    """["gamma=0.2", ...] as a dict; InputError for text without "="."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key or not value:
+            raise InputError(f"--set {pair!r} is not NAME=VALUE; write for example --set gamma=0.2")
+        settings[key.strip()] = value.strip()
+    return settings

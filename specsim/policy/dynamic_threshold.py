@@ -1,0 +1,34 @@
+"""AdaEDL's Algorithm 1: move a stopping threshold toward a target acceptance rate.
+
+Shared by AdaEDL and Max-Confidence, as in the paper. Departures and decisions:
+
+- The paper's line 11 compares accepted tokens with the maximum draft length; its
+  comment and the code of the method it adapts compare drafted tokens. The latter is
+  used here: lambda falls only when drafting stopped early.
+- The averaged acceptance rate starts at 0, as in that code.
+- lambda is capped at 1, above which every round would stop after one token, but it
+  may fall below 0, because AdaEDL's score does.
+- Rounds cut short by the end of the output count like any other.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+
+AR_DECAY = 0.5  # beta_1, AdaEDL section 4.4
+THRESHOLD_DECAY = 0.9  # beta_2
+
+
+@nb.njit
+def update_threshold(state, drafted, accepted, max_draft, target_rate, epsilon):  # type: ignore[no-untyped-def]
+    """(lambda, averaged acceptance rate) after a round."""
+    threshold, average = state
+    average = AR_DECAY * average + (1.0 - AR_DECAY) * accepted / drafted
+    if average < target_rate:
+        goal = threshold + epsilon
+    elif drafted != max_draft:
+        goal = threshold - epsilon
+    else:
+        goal = threshold
+    threshold = THRESHOLD_DECAY * threshold + (1.0 - THRESHOLD_DECAY) * goal
+    return (min(threshold, 1.0), average)

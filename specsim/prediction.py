@@ -1,0 +1,108 @@
+"""From a replay to a prediction: speedup with its interval, and the ladder of simplifications."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specsim import metrics
+from specsim.bootstrap import Estimate, ratio_interval
+from specsim.cost import ConstantCost, CostModel, ProfileCost
+from specsim.policy import ChainPolicy
+from specsim.replay import Replay, compile_for, replay
+from specsim.trace import Trace
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one policy would do on one trace under one cost model."""
+
+    policy: ChainPolicy
+    speedup: Estimate
+    v_d: float
+    r_d: float
+    hm: float
+    tau: float
+    rounds: int
+    drafted: int
+    accepted: int
+    output_tokens: int
+    seconds: float
+    ar_seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: plain numbers, units as in the attribute names."""
+        return {
+            "policy": self.policy.name,
+            "params": self.policy.settings,
+            "speedup": self.speedup.as_dict(),
+            **{
+                key: getattr(self, key)
+                for key in (
+                    "v_d",
+                    "r_d",
+                    "hm",
+                    "tau",
+                    "rounds",
+                    "drafted",
+                    "accepted",
+                    "output_tokens",
+                    "seconds",
+                    "ar_seconds",
+                )
+            },
+        }
+
+
+def summarise(result: Replay) -> Prediction:
+    """Totals, rates and the bootstrap interval of one replay."""
+    drafted, accepted = int(result.drafted.sum()), int(result.accepted.sum())
+    output, rounds = int(result.output_tokens.sum()), int(result.rounds.sum())
+    v_d = float(metrics.draft_precision(accepted, drafted))
+    r_d = float(metrics.draft_recall(accepted, output))
+    return Prediction(
+        policy=result.policy,
+        speedup=ratio_interval(result.autoregressive_s, result.speculative_s),
+        v_d=v_d,
+        r_d=r_d,
+        hm=float(metrics.harmonic_mean(v_d, r_d)),
+        tau=float(metrics.tokens_per_round(output, rounds)),
+        rounds=rounds,
+        drafted=drafted,
+        accepted=accepted,
+        output_tokens=output,
+        seconds=float(result.seconds.sum()),
+        ar_seconds=float(result.autoregressive_s.sum()),
+    )
+
+
+def predict(trace: Trace, policy: ChainPolicy, cost: CostModel, *, seed: int = 0) -> Prediction:
+    """Replay one policy and summarise it."""
+    return summarise(replay(trace, policy, compile_for(trace, cost), seed=seed))
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The same policy predicted with ever fewer simplifications, all as speedups.
+
+    eq14: v_d, r_d and alpha_c = s_d/s_t only. constant: s_d per draft step and s_t per
+    round. profile: the measured grid.
+    """
+
+    eq14: float
+    constant: float
+    profile: float
+
+
+def ladder(trace: Trace, policy: ChainPolicy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
+    """Predict one policy on each rung. s_d and s_t are read at the trace's middle context."""
+    middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
+    constant: ConstantCost = profile.constant(middle)
+    measured = predict(trace, policy, profile, seed=seed)
+    return Ladder(
+        eq14=float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t)),
+        constant=predict(trace, policy, constant, seed=seed).speedup.estimate,
+        profile=measured.speedup.estimate,
+    )

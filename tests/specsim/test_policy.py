@@ -1,0 +1,319 @@
+"""One contract for every policy, and AdaEDL's Algorithm 1 by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numba as nb
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import RampCost, build_trace, small_trace
+
+from specsim.errors import InputError
+from specsim.policy import POLICIES, ChainPolicy, FixedK, Step, build_policy, make_policy, setting
+from specsim.policy.dynamic_threshold import update_threshold
+from specsim.randomness import uniform
+from specsim.replay import compile_for, replay
+from specsim.trace import Trace
+
+
+@nb.njit
+def coin_state(params):  # type: ignore[no-untyped-def]
+    return (0.0,)
+
+
+@nb.njit
+def coin_keep(state, params, step, depth, u):  # type: ignore[no-untyped-def]
+    return u < step.score ** (1.0 + state[0])
+
+
+@nb.njit
+def coin_update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
+    return (params[0] * (drafted - accepted),)
+
+
+@dataclass(frozen=True)
+class Coin(ChainPolicy):
+    """A policy of one's own: draft on with the predictor's probability, less after rejections."""
+
+    caution: float = setting(0.2, 0.0, 9.0, tune=(0.01, 1.0), log=True)
+    max_draft: int = setting(6, 1, 256)
+
+    name = "coin"
+    source = "this test"
+    features = ("score",)
+    initial_state = staticmethod(coin_state)
+    keep_drafting = staticmethod(coin_keep)
+    update = staticmethod(coin_update)
+
+
+KINDS = {**POLICIES, "coin": Coin}
+every_policy = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+DEPTH = 6
+
+
+def traced(seed: int = 0) -> Trace:
+    score = np.random.default_rng(seed + 1).random((102, DEPTH)).astype(np.float32)
+    return small_trace(seed, score=score)
+
+
+def fitting(kind: type[ChainPolicy]) -> dict[str, Any]:
+    """Settings that keep drafts within the recorded depth."""
+    name = "k" if kind is FixedK else "max_draft"
+    return {name: DEPTH}
+
+
+@st.composite
+def settings_of(draw: st.DrawFn, kind: type[ChainPolicy]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        low, high = field.metadata["low"], field.metadata["high"]
+        if isinstance(field.default, bool):
+            values[field.name] = draw(st.booleans())
+        elif isinstance(field.default, int):
+            values[field.name] = draw(st.integers(low, high))
+        else:
+            values[field.name] = draw(st.floats(low, high))
+    return values
+
+
+def drive(policy: ChainPolicy, trace: Trace, seed: int) -> list[list[int]]:
+    """The loop of a real run: the policy's functions called one by one from Python."""
+    rounds = []
+    score = trace.confidence if trace.score is None else trace.score
+    for s, identity in enumerate(trace.sequence_id.tolist()):
+        start, end = trace.offsets[s : s + 2].tolist()
+        state, row = policy.initial_state(policy.params), start
+        while row < end:
+            limit = min(policy.max_draft_tokens, int(trace.draft_limit[row]))
+            drafted = 0
+            while drafted < limit:
+                drafted += 1
+                columns = (trace.prob, trace.confidence, trace.entropy_nats, score)
+                step = Step(*(float(column[row, drafted - 1]) for column in columns))
+                u = uniform(seed, identity, row - start, drafted)
+                if drafted < limit and not policy.keep_drafting(state, policy.params, step, drafted, u):
+                    break
+            accepted = min(drafted, int(trace.match_len[row]))
+            if drafted:
+                state = policy.update(state, policy.params, drafted, accepted)
+            rounds.append([s, row - start, drafted, accepted])
+            row += accepted + 1
+    return rounds
+
+
+@every_policy
+def test_defaults_are_legal_and_named(kind: type[ChainPolicy]) -> None:
+    policy = kind()
+    assert policy.name in str(policy) and policy.source
+    assert policy.settings == {field.name: field.default for field in dataclasses.fields(kind)}
+    assert policy.params == tuple(float(value) for value in policy.settings.values())
+    assert 1 <= policy.max_draft_tokens <= 256
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.max_draft = 3  # type: ignore[attr-defined]
+
+
+def test_the_table_of_policies_is_keyed_by_their_names() -> None:
+    assert all(kind.name == name for name, kind in POLICIES.items())
+    assert {"fixed_k", "max_confidence", "adaedl"} <= set(POLICIES)
+    assert isinstance(make_policy("fixed_k"), FixedK)
+
+
+@every_policy
+def test_features_name_what_is_recorded(kind: type[ChainPolicy]) -> None:
+    recorded = {field.name for field in dataclasses.fields(Trace)}
+    assert set(kind.features) <= recorded & set(Step._fields)
+
+
+@every_policy
+@given(data=st.data())
+def test_settings_survive_the_round_trip_through_text(data: st.DataObject, kind: type[ChainPolicy]) -> None:
+    policy = kind(**data.draw(settings_of(kind)))
+    assert build_policy(kind, {name: str(value) for name, value in policy.settings.items()}) == policy
+    assert build_policy(kind, policy.settings) == policy
+
+
+@every_policy
+def test_search_ranges_lie_inside_the_legal_ones(kind: type[ChainPolicy]) -> None:
+    tuned = [field for field in dataclasses.fields(kind) if field.metadata["tune"]]
+    assert tuned
+    for field in tuned:
+        low, high = field.metadata["tune"]
+        assert low < high
+        assert not field.metadata["log"] or low > 0
+        for value in (low, high):
+            assert getattr(build_policy(kind, {field.name: str(value)}), field.name) == value
+
+
+@every_policy
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+def test_python_calls_decide_like_the_kernel(kind: type[ChainPolicy], seed: int) -> None:
+    for changes in ({}, *({f.name: f.metadata["tune"][0]} for f in dataclasses.fields(kind) if f.metadata["tune"])):
+        policy, trace = kind(**{**fitting(kind), **changes}), traced(seed % 7)
+        result = replay(trace, policy, compile_for(trace, RampCost()), seed=seed, log=True)
+        assert result.log is not None
+        assert result.log.tolist() == drive(policy, trace, seed)
+
+
+@every_policy
+@given(data=st.data())
+def test_compiled_functions_equal_their_python_source(data: st.DataObject, kind: type[ChainPolicy]) -> None:
+    policy = kind(**data.draw(settings_of(kind)))
+    state = policy.initial_state(policy.params)
+    assert state == policy.initial_state.py_func(policy.params)
+    for _ in range(3):
+        step = Step(*(data.draw(st.floats(0, high)) for high in (1, 1, 12, 1)))
+        depth, u = data.draw(st.integers(1, 256)), data.draw(st.floats(0, 1, exclude_min=True, exclude_max=True))
+        drafted = data.draw(st.integers(1, 256))
+        accepted = data.draw(st.integers(0, drafted))
+        for name, arguments in (
+            ("keep_drafting", (state, policy.params, step, depth, u)),
+            ("update", (state, policy.params, drafted, accepted)),
+        ):
+            compiled = getattr(policy, name)
+            assert compiled(*arguments) == compiled.py_func(*arguments)
+        next_state = policy.update(state, policy.params, drafted, accepted)
+        assert len(next_state) == len(state) and all(isinstance(value, float) for value in next_state)
+        state = next_state
+
+
+@every_policy
+def test_only_declared_features_are_read(kind: type[ChainPolicy]) -> None:
+    trace = traced()
+    other = np.random.default_rng(9).permuted(traced(5).prob).reshape(trace.prob.shape)
+    undeclared = set(Step._fields) - set(kind.features)
+    changed = replace(trace, **dict.fromkeys(undeclared, other))
+    policy, table = kind(**fitting(kind)), compile_for(trace, RampCost())
+    expected = replay(trace, policy, table, log=True).log
+    np.testing.assert_array_equal(replay(changed, policy, table, log=True).log, expected)
+    for name in kind.features:
+        blind = replace(trace, **{name: np.zeros_like(other)})
+        assert not np.array_equal(replay(blind, policy, table, log=True).log, expected), name
+
+
+def test_a_policy_that_needs_an_unrecorded_column_is_refused() -> None:
+    trace = small_trace()
+    with pytest.raises(InputError, match=r"policy coin needs the column 'score', which this trace lacks"):
+        replay(trace, Coin(), compile_for(trace, RampCost()))
+
+
+def test_seeds_matter_to_random_policies_only() -> None:
+    trace = traced()
+    table = compile_for(trace, RampCost())
+
+    def log(policy: ChainPolicy, seed: int) -> list[list[int]]:
+        result = replay(trace, policy, table, seed=seed, log=True).log
+        assert result is not None
+        return result.tolist()
+
+    assert log(Coin(), 1) == log(Coin(), 1) != log(Coin(), 2)
+    assert log(FixedK(k=3), 1) == log(FixedK(k=3), 2)
+
+
+def message(kind: type[ChainPolicy], settings: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as caught:
+        build_policy(kind, settings)
+    assert "\n" not in str(caught.value) and kind.name in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_unknown_policy_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(InputError) as caught:
+        make_policy("adaedI")
+    assert "'adaedI'" in str(caught.value) and all(name in str(caught.value) for name in POLICIES)
+
+
+@every_policy
+def test_an_unknown_setting_is_answered_with_the_known_ones(kind: type[ChainPolicy]) -> None:
+    text = message(kind, {"lamda": 0.5})
+    assert "'lamda'" in text and all(field.name in text for field in dataclasses.fields(kind))
+
+
+@every_policy
+def test_a_value_out_of_range_is_answered_with_the_range(kind: type[ChainPolicy]) -> None:
+    for field in dataclasses.fields(kind):
+        if isinstance(field.default, bool):
+            continue
+        low, high = field.metadata["low"], field.metadata["high"]
+        for value in (low - 1, high + 1, str(low - 1), str(high + 1)):
+            text = message(kind, {field.name: value})
+            assert f"{field.name}={value}" in text and f"[{low:g}, {high:g}]" in text
+
+
+@every_policy
+def test_what_is_no_number_is_refused(kind: type[ChainPolicy]) -> None:
+    bad: dict[type, list[Any]] = {
+        float: ["nan", math.nan, "inf", math.inf, "high", "", None, [0.5], True],
+        int: ["2.5", 2.5, "nan", math.nan, "many", "", None, [1], True],
+        bool: ["maybe", "", "2", None, 0.5, 1],
+    }
+    for field in dataclasses.fields(kind):
+        for value in bad[type(field.default)]:
+            text = message(kind, {field.name: value})
+            assert f"{field.name}=" in text and str(value) in text
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False), ("1", True), ("0", False)])
+def test_true_and_false_are_read_from_text(text: str, value: bool) -> None:
+    assert make_policy("adaedl", {"dynamic": text}).settings["dynamic"] is value
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    assert FixedK(k=np.int64(3)) == FixedK(k=3)  # type: ignore[arg-type]
+
+
+# AdaEDL Algorithm 1 with the paper's beta_1 = 0.5, beta_2 = 0.9, epsilon = 0.01, alpha = 0.9, L = 16.
+# (lambda, AR), drafted, accepted -> (lambda, AR)
+BY_HAND = {
+    # AR = 0.5 * 0 + 0.5 * 4/4 = 0.5 < 0.9: lambda = 0.9 * 0.3 + 0.1 * 0.31
+    "first round raises lambda whatever was accepted": ((0.3, 0.0), 4, 4, (0.301, 0.5)),
+    # AR = 0.5 * 0.8 + 0.5 * 1/4 = 0.525: lambda = 0.9 * 0.5 + 0.1 * 0.51
+    "below the target rate lambda rises": ((0.5, 0.8), 4, 1, (0.501, 0.525)),
+    # AR = 0.5 * 0.9 + 0.5 * 1 = 0.95: lambda = 0.9 * 0.5 + 0.1 * 0.49
+    "above it, drafting less than L lowers lambda": ((0.5, 0.9), 5, 5, (0.499, 0.95)),
+    # AR = 0.95 with d = L
+    "above it, drafting L holds lambda": ((0.5, 0.9), 16, 16, (0.5, 0.95)),
+    # AR = 0.5 * 1 + 0.5 * 15/16 = 0.96875, d = L but a != L: the printed line 11 would lower lambda
+    "line 11 counts drafted, not accepted tokens": ((0.5, 1.0), 16, 15, (0.5, 0.96875)),
+    # AR = 0.5 * 0.8 + 0.5 * 1 = 0.9 is not below alpha
+    "at the target rate exactly lambda falls": ((0.5, 0.8), 2, 2, (0.499, 0.9)),
+    # 0.9 * 1 + 0.1 * 1.01 = 1.001
+    "lambda is capped at 1": ((1.0, 0.0), 1, 0, (1.0, 0.0)),
+    # 0.9 * 0 + 0.1 * -0.01
+    "lambda may fall below 0": ((0.0, 1.0), 3, 3, (-0.001, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("before", "drafted", "accepted", "after"), BY_HAND.values(), ids=BY_HAND)
+def test_algorithm_1(
+    before: tuple[float, float], drafted: int, accepted: int, after: tuple[float, float]
+) -> None:
+    assert update_threshold(before, drafted, accepted, 16.0, 0.9, 0.01) == pytest.approx(after, rel=1e-14)
+
+
+def test_static_thresholds_never_move() -> None:
+    for name in ("adaedl", "max_confidence"):
+        policy = make_policy(name, {"dynamic": False, "lambda0": 0.4})
+        assert policy.update((0.4, 0.0), policy.params, 5, 0) == (0.4, 0.0)
+
+
+def test_adaedl_score_at_known_entropies() -> None:
+    """gamma = 0.2: H = 0 scores 1, H = 1.25 scores 0.5, H = 5 scores 0, H = 20 scores -1."""
+    keep, params = POLICIES["adaedl"].keep_drafting, make_policy("adaedl", {"gamma": 0.2}).params
+    for entropy, score in ((0.0, 1.0), (1.25, 0.5), (5.0, 0.0), (20.0, -1.0)):
+        step = Step(0.5, 0.5, entropy, 0.5)
+        assert keep((score - 1e-12, 0.0), params, step, 1, 0.5)
+        assert not keep((score + 1e-12, 0.0), params, step, 1, 0.5)
+
+
+def test_a_draft_always_holds_one_token_even_at_lambda_1() -> None:
+    """The token whose test fails is kept, so a round that may draft drafts."""
+    trace = build_trace(np.random.default_rng(0), np.ones((30, 4), dtype=bool), [30])
+    policy = make_policy("adaedl", {"lambda0": 1.0, "dynamic": False, "max_draft": 4})
+    log = replay(trace, policy, compile_for(trace, RampCost()), log=True).log
+    assert log is not None and log[:-1, 2].tolist() == [1] * 14 and log[-1, 2] in (0, 1)

@@ -1,0 +1,115 @@
+"""Keyed uniforms: the value that SplitMix64 defines, inside (0, 1), independent between keys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import specsim
+from specsim.randomness import uniform
+
+WORD = 2**64
+GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+KEYS = [(0, 0, 0, 1), (1, 2, 3, 4), (-(2**63), 11, 4095, 16)]
+SOURCE = str(Path(specsim.__file__).parents[1])
+
+
+def finalise(x: int) -> int:
+    """SplitMix64's finaliser in whole numbers."""
+    x = (x ^ (x >> 30)) * MIX_1 % WORD
+    x = (x ^ (x >> 27)) * MIX_2 % WORD
+    return x ^ (x >> 31)
+
+
+def unshift(x: int, bits: int) -> int:
+    """The y with y ^ (y >> bits) == x."""
+    y = x
+    for _ in range(64 // bits + 1):
+        y = x ^ (y >> bits)
+    return y
+
+
+def unfinalise(x: int) -> int:
+    x = unshift(x, 31) * pow(MIX_2, -1, WORD) % WORD
+    x = unshift(x, 27) * pow(MIX_1, -1, WORD) % WORD
+    return unshift(x, 30)
+
+
+def chain(*key: int) -> int:
+    x = 0
+    for part in key:
+        x = finalise((x + part + GOLDEN) % WORD)
+    return x
+
+
+def signed(x: int) -> int:
+    """The int64 of the same 64 bits, since compiled code takes Python's whole numbers as int64."""
+    return x - WORD if x >= WORD // 2 else x
+
+
+words = st.integers(0, WORD - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(words)
+def test_the_inverse_used_below_is_one(x: int) -> None:
+    assert unfinalise(finalise(x)) == x
+
+
+@given(int64s, int64s, int64s, int64s)
+def test_uniform_is_splitmix64_chained_over_its_key(seed: int, sequence: int, position: int, depth: int) -> None:
+    value = uniform(seed, sequence, position, depth)
+    assert value == ((chain(seed, sequence, position, depth) >> 12) + 0.5) / 2**52
+    assert 0 < value < 1
+
+
+def test_splitmix64_itself() -> None:
+    """The generator seeded with 0 starts with this word (Vigna's splitmix64.c)."""
+    assert chain(0) == 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("bits", [0, WORD - 1, 2**12 - 1, WORD - 2**12, 2**63, 2**63 - 1])
+def test_neither_0_nor_1_comes_out_of_any_bits(bits: int) -> None:
+    """The key that ends in exactly these 64 bits, found by running the finaliser backwards."""
+    depth = (unfinalise(bits) - GOLDEN - chain(5, 6, 7)) % WORD
+    assert chain(5, 6, 7, depth) == bits
+    assert 0 < uniform(5, 6, 7, signed(depth)) < 1
+
+
+def test_another_process_draws_the_same() -> None:
+    code = f"from specsim.randomness import uniform\nfor k in {KEYS}: print(uniform(*k).hex())"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SOURCE
+    ).stdout.split()
+    assert out == [uniform(*key).hex() for key in KEYS]
+
+
+def line(axis: int, count: int = 10_000) -> np.ndarray:
+    """Uniforms along one part of the key, the others fixed."""
+    key = [3, 1, 4, 1]
+    values = []
+    for step in range(count):
+        key[axis] = step
+        values.append(uniform(*key))
+    return np.array(values)
+
+
+@pytest.mark.parametrize("axis", range(4), ids=["seed", "sequence", "position", "depth"])
+def test_neighbouring_keys_are_uniform_and_independent(axis: int) -> None:
+    """Fixed keys. Kolmogorov-Smirnov for one draw, chi-square on 8 x 8 cells for a pair of neighbours."""
+    values = line(axis)
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+    pairs = (8 * values[0::2]).astype(int) * 8 + (8 * values[1::2]).astype(int)
+    assert stats.chisquare(np.bincount(pairs, minlength=64)).pvalue > 1e-3
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4 / np.sqrt(len(values))
+
+
+def test_parts_of_the_key_are_not_interchangeable() -> None:
+    assert len({uniform(*key) for key in [(1, 2, 3, 4), (2, 1, 3, 4), (1, 3, 2, 4), (1, 2, 4, 3)]}) == 4

@@ -1,0 +1,234 @@
+"""The validation report: one file, complete, escaped, the same every time, and all or nothing."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+from specsim.errors import InputError
+from specsim.report import figures
+from specsim.report.validation import KEYS, render_validation, write_validation_report
+
+NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+FIGURES = ("k-curve", "scatter", "ladder", "histogram", "reliability")
+VOID_ELEMENTS = {"meta", "br"}
+
+
+def estimate(value: float) -> dict[str, float]:
+    return {"estimate": value, "low": 0.98 * value, "high": 1.02 * value}
+
+
+def row(
+    policy: str, label: str, role: str, predicted: float, measured: float, **params: Any
+) -> dict[str, Any]:
+    ladder = {"eq14": 1.2 * measured, "constant": 1.1 * measured, "profile": predicted, "measured": measured}
+    return {
+        "policy": policy, "label": label, "params": params, "role": role,
+        "predicted": estimate(predicted), "measured": estimate(measured),
+        "error_percent": 100 * (predicted / measured - 1),
+        "rounds_identical_percent": 99.996, "output_identical_percent": 100.0,
+        "ladder": ladder, "v_d": 0.6, "r_d": 0.5, "hm": 0.545, "tau": 2.4,
+    }
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return {
+        "kind": "specsim-validation", "target": "big & wise", "drafter": "small", "device": "cpu",
+        "dtype": "float32", "decoding": {"mode": "gumbel", "temperature": 0.8},
+        "environment": {"numpy": "2.0", "threads": 2},
+        "sequences": {"tuning": 8, "holdout": 7}, "output_tokens": 4321,
+        "distinct_trigram_share": 0.93, "top1_agreement": 0.7312,
+        "rows": [
+            row("fixed_k", "fixed_k(k=1)", "fixed_k", 1.21, 1.20, k=1),
+            row("fixed_k", "fixed_k(k=3)", "fixed_k", 0.95, 0.97, k=3),
+            row("adaedl", "adaedl(gamma=0.2, lambda0<0.3)", "tuned", 1.52, 1.50, gamma=0.2),
+            row("max_confidence", "max_confidence($x^2$)", "default", 1.31, 1.35),
+        ],
+        "median_abs_error_percent": 1.68,
+        "best": {
+            "predicted": "fixed_k(k=1)", "measured": "adaedl(gamma=0.2, lambda0<0.3)", "loss_percent": 0.4,
+        },
+        "k_curve": {"k": [1, 2, 3], "predicted": [estimate(v) for v in (1.21, 1.1, 0.95)]},
+        "accepted_histogram": {"label": "adaedl", "predicted": [50, 30, 20, 0], "measured": [49, 31, 20, 0]},
+        "reliability": {
+            "edges": [0, 0.25, 0.5, 0.75, 1], "count": [0, 10, 20, 3000],
+            "mean_confidence": [None, 0.4, 0.6, 0.9], "accept_rate": [None, 0.3, 0.65, 0.85], "ece": 0.0517,
+        },
+        "domains": {
+            "code": {
+                "sequences": 7, "output_tokens": 4321,
+                "predicted_speedup_best": 1.52, "measured_speedup_best": 1.5,
+            }
+        },
+    }
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask about, and checks that elements nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.stack: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID_ELEMENTS:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.links += [values[key] or "" for key in ("href", "src", "xlink:href") if key in values]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_file_is_self_contained(document: dict[str, Any]) -> None:
+    text = render_validation(document)
+    page = Page(text)
+    assert set(re.findall(r'https?://[^\s"<>)]*', text)) <= NAMESPACES
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.names)
+    assert all(link.startswith("#") for link in page.links)
+    assert "@import" not in text
+    assert "<?xml" not in text
+
+
+def test_ids_are_unique_and_references_resolve(document: dict[str, Any]) -> None:
+    text = render_validation(document)
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    references = {link[1:] for link in page.links} | set(re.findall(r"url\(#([^)]*)\)", text))
+    assert references
+    assert references <= set(page.ids)
+
+
+def test_every_label_and_figure_is_there(document: dict[str, Any]) -> None:
+    page = Page(render_validation(document))
+    assert page.names.count("svg") == page.names.count("figcaption") == len(FIGURES)
+    for name in FIGURES:
+        assert any(i.startswith(f"{name}-") for i in page.ids), name
+    for r in document["rows"]:
+        assert page.text.count(r["label"]) >= 2  # in the table and on the ladder
+    for words in ("1.500 times autoregressive speed", "interval 1.470 to 1.530", "1.7 % in the median",
+                  "Gumbel sampling at temperature 0.8", "ECE 0.052", "4,321", "code", "it names fixed_k(k=1)",
+                  "73.1 %"):
+        assert words in page.text
+
+
+def test_labels_are_escaped(document: dict[str, Any]) -> None:
+    hostile = "<b onclick='x'>&\"$\\alpha$ (#1)"
+    for r in document["rows"]:
+        r["label"] = hostile
+    document["best"] = {"predicted": hostile, "measured": "other", "loss_percent": 0.0}
+    document["accepted_histogram"]["label"] = hostile
+    document["environment"] = {hostile: hostile}
+    document["domains"] = {hostile: document["domains"]["code"]}
+    for key in ("target", "drafter", "device", "dtype"):
+        document[key] = hostile
+    text = render_validation(document)
+    assert "<b onclick" not in text
+    assert Page(text).text.count(hostile) >= 12
+
+
+def test_rows_stand_by_measured_speedup_with_the_baseline_among_them(document: dict[str, Any]) -> None:
+    body = render_validation(document).split("<tbody>")[1].split("</tbody>")[0]
+    first_cells = re.findall(r'<tr class="(\w*)"><td>([^<]*)', body)
+    assert [label.partition("(")[0] for _, label in first_cells] == [
+        "adaedl", "max_confidence", "fixed_k", "autoregressive", "fixed_k",
+    ]
+    assert [kind for kind, _ in first_cells] == ["best", "", "", "baseline", ""]
+    assert "99.99 %" in body  # 99.996 is not all of them
+
+
+def test_without_adaptive_or_fixed_policies(document: dict[str, Any]) -> None:
+    everything = document["rows"]
+    document["rows"] = everything[:2]
+    assert "green line" not in render_validation(document)
+    document["rows"] = everything[2:3]
+    assert "green line" in render_validation(document)
+
+
+def test_all_bins_empty_but_one(document: dict[str, Any]) -> None:
+    document["reliability"].update(
+        count=[0, 0, 0, 5], mean_confidence=[None, None, None, 0.9], accept_rate=[None, None, None, 1.0]
+    )
+    text = figures.reliability_diagram(document["reliability"])
+    assert "nan" not in text.lower()
+
+
+def test_writing_is_deterministic_and_leaves_the_input_and_matplotlib_alone(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
+    before, settings = copy.deepcopy(document), dict(matplotlib.rcParams)
+    write_validation_report(tmp_path / "a" / "one.html", document)
+    with matplotlib.rc_context({"font.size": 30, "text.usetex": True, "svg.fonttype": "path"}):
+        write_validation_report(tmp_path / "a" / "two.html", document)
+    one, two = sorted((tmp_path / "a").iterdir())
+    assert (one.name, two.name) == ("one.html", "two.html")
+    assert one.read_bytes() == two.read_bytes()
+    assert document == before
+    assert dict(matplotlib.rcParams) == settings
+
+
+@pytest.mark.parametrize("where", ["specsim.report.figures.error_ladder", "os.replace"])
+def test_nothing_is_left_behind_on_failure(
+    tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("stop here")
+
+    path = tmp_path / "report.html"
+    path.write_text("the old report")
+    monkeypatch.setattr(where, fail)
+    with pytest.raises(RuntimeError, match="stop here"):
+        write_validation_report(path, document)
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert path.read_text() == "the old report"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_missing_key_is_named(tmp_path: Path, document: dict[str, Any], key: str) -> None:
+    del document[key]
+    with pytest.raises(InputError, match=rf"lacks {key};"):
+        write_validation_report(tmp_path / "report.html", document)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_kinds_and_empty_results_are_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="has no row"):
+        render_validation({**document, "rows": []})
+    with pytest.raises(InputError, match="kind is 'specsim-profile'"):
+        render_validation({**document, "kind": "specsim-profile"})
+
+
+def test_no_torch_and_no_pyplot_is_loaded() -> None:
+    code = (
+        "import sys, specsim.report.validation; "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'realrun', 'matplotlib.pyplot')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
