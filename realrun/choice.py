@@ -56,8 +56,8 @@ def _noise_block(seed: int, sequence: int, block: int, vocab: int, device: torch
     keys = [_signed(_mix(base + block * _BLOCK + i + _GOLDEN)) for i in range(_BLOCK)]
     key = torch.tensor(keys, device=device)[:, None]
     token = torch.arange(vocab, device=device)[None] * _signed(_GOLDEN)
-    bits = _shift(_mix_tensor(key + token), 11)
-    uniform = (bits.double() + 0.5) * 2.0**-53
+    bits = _shift(_mix_tensor(key + token), 12)
+    uniform = (bits.double() + 0.5) * 2.0**-52  # 53 bits, so the half is never rounded away
     return -torch.log(-torch.log(uniform))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specsim.console import print_json, print_table, progress_bar, run
+from specsim.console import MAX_SEED, print_json, print_table, progress_bar, run
 
 if TYPE_CHECKING:
     from realrun.models import Pair
@@ -51,7 +51,7 @@ ModeOption = Annotated[
     Mode, typer.Option(help="Greedy, or sampling with Gumbel noise (also exact in replay).")
 ]
 TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature in gumbel mode.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0)]
+SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing result.")]
 

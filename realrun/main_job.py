@@ -21,6 +21,7 @@ from specsim.replay import context_range
 from specsim.trace import Trace, read_trace, write_trace
 
 Progress = Callable[[str, int, int], None]
+MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ def run_main_job(
     pair: Pair, prompts: Sequence[Prompt], settings: Settings, out: Path, progress: Progress
 ) -> dict[str, Any]:
     """Record, profile, tune, decode, compare; the result as written to validation.json."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder as --out")
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    if shortest < MIN_PROMPT_TOKENS:
+        raise InputError(
+            f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it"
+        )
     out.mkdir(parents=True, exist_ok=True)
     trace = _trace(pair, prompts, settings, out / "trace", progress)
     low, high = context_range(trace)

@@ -56,8 +56,12 @@ def load_pair(
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("device cuda is not available here; use --device cpu")
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device {device!r} is unknown; give for example cpu or cuda") from None
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {device} is not available here; use --device cpu")
     if threads is not None:
         torch.set_num_threads(threads)
     paths = [_resolve(target, "target"), _resolve(draft, "draft")]

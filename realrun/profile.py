@@ -62,6 +62,8 @@ def profile(
     """
     drafter, verifier = DraftModel(pair.draft, ()), ScriptedVerifier()
     decoder = Decoder(pair.target, drafter, (), choice or Choice(), verifier)
+    if repeats < 2:
+        raise InputError(f"repeats={repeats}; give at least 2")
     _check(contexts, depth, min(decoder.target.max_positions, drafter.lm.max_positions))
     rng = np.random.default_rng(seed)
     vocab = int(pair.target.config.vocab_size)
@@ -74,21 +76,29 @@ def profile(
         for repeat in range(repeats + WARMUP_ROUNDS):
             kept = samples if repeat >= WARMUP_ROUNDS else defaultdict(list)
             for size in rng.permutation(depth + 1).tolist():
-                _measure_round(decoder, tokens, context, size, rng, kept)
+                # The draft cache lacks one token more after a fully accepted draft.
+                _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, kept)
         if progress:
             progress(done + 1, len(contexts))
     return _document(samples, list(contexts), depth, repeats, pair, seed)
 
 
 def _measure_round(
-    decoder: Decoder, tokens: list[int], context: int, size: int, rng: np.random.Generator, samples: Samples
+    decoder: Decoder,
+    tokens: list[int],
+    context: int,
+    size: int,
+    behind: int,
+    rng: np.random.Generator,
+    samples: Samples,
 ) -> None:
-    """One round of `size` drafted tokens at this context; both caches are put back after it."""
+    """One round of `size` drafted tokens at this context; both caches are put back after it.
+
+    behind : cached tokens that the draft cache lacks at first
+    """
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
     assert isinstance(verifier, ScriptedVerifier)
-    # The draft cache lacks one token more after a fully accepted draft.
-    behind = int(rng.integers(2))
     drafter.commit(context - behind)
     verifier.accept = int(rng.integers(size + 1))
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None

@@ -24,8 +24,12 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     """Prompts of a file with one {"text": ..., "domain": ...} per line; domain is optional."""
     if not path.is_file():
         raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON text may hold other line separators
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text ({error}); save it as UTF-8") from None
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from specsim.console import parse_settings, print_json, print_table, progress_bar, run
+from specsim.console import MAX_SEED, parse_settings, print_json, print_table, progress_bar, run
 
 app = typer.Typer(
     help="Simulate speculative decoding: replay a recorded trace under any policy, and tune it.\n\n"
@@ -32,7 +32,7 @@ CostOption = Annotated[
     typer.Option(help='Cost file: a profile, or {"s_d": seconds, "s_t": seconds}.', show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0)]
+SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 
 
 class SearchKind(StrEnum):

@@ -15,15 +15,29 @@ from rich.table import Table
 from specsim.errors import InputError
 
 BAD_INPUT = 2
+# Click's class, or typer's own copy of it: that depends on typer's version.
+USAGE_ERROR: Any = typer.BadParameter.__base__
+MAX_SEED = 2**32 - 1  # the least of what numpy, optuna and torch take
 
 
 def run(app: typer.Typer) -> None:
     """Run a command line; bad input becomes one line on standard error and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+    except USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
+            error.show()
+        else:
+            message = " ".join(error.format_message().split()).rstrip(".")
+            command = error.ctx.command_path if error.ctx else sys.argv[0]
+            print(f"error: {message}; see `{command} --help`", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+    except typer.Abort:
+        raise SystemExit(1) from None
+    raise SystemExit(code or 0)
 
 
 def print_json(document: Any) -> None:

@@ -183,7 +183,8 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
         )
     if data.get("version") != PROFILE_VERSION:
         raise InputError(
-            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
+            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; "
+            "profile again"
         )
     return profile_from_json(data, str(path))
 

@@ -63,8 +63,8 @@ def docstring_spans(text: str) -> list[tuple[int, int]]:
     except (SyntaxError, ValueError):
         return []
     line_start = [0]
-    for line in text.splitlines(keepends=True):
-        line_start.append(line_start[-1] + len(line))
+    for line in text.split("\n"):  # as the parser counts lines; a form feed ends none
+        line_start.append(min(line_start[-1] + len(line) + 1, len(text)))
     spans = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from realrun.lab.corpus import library_files
+from realrun.lab.corpus import Split, library_files
 from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, lab_config
 from realrun.lab.tokenizer import train_tokenizer
 
@@ -72,7 +72,7 @@ def lr_factor(step: int, steps: int, warmup_steps: int) -> float:
     return max(0.0, (steps - step) / (steps - decay_start))
 
 
-def encode_split(tokenizer: PreTrainedTokenizerBase, split: str, cache: Path) -> np.ndarray:
+def encode_split(tokenizer: PreTrainedTokenizerBase, split: Split, cache: Path) -> np.ndarray:
     """All files of a split as one token array, files separated by end-of-text."""
     path = cache / f"{split}.npy"
     if not path.exists():

@@ -246,7 +246,7 @@ def build_trace(
         token=token,
         match_len=np.where(match.all(axis=1), depth, match.argmin(axis=1)).astype(np.uint8),
         draft_token=np.where(match, truth, wrong).astype(np.int32),
-        prob=confidence.astype(np.float32),
+        prob=(confidence**2).astype(np.float32),
         confidence=confidence.astype(np.float32),
         entropy_nats=entropy_nats.astype(np.float32),
         **optional,

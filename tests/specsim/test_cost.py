@@ -51,7 +51,9 @@ def document(**median: Any) -> dict[str, Any]:
 
 
 @given(low=st.integers(0, 300), span=st.integers(0, 300), bits=st.integers(0, 6), deepest=st.integers(1, 9))
-def test_a_table_holds_the_model_at_the_middle_of_each_bucket(low: int, span: int, bits: int, deepest: int) -> None:
+def test_a_table_holds_the_model_at_the_middle_of_each_bucket(
+    low: int, span: int, bits: int, deepest: int
+) -> None:
     """Hence a linear model is met to half a bucket's slope at every context covered."""
     model = RampCost(slope=1e-3)
     table = compile_table(model, max_draft_tokens=deepest, contexts=(low, low + span), bucket_bits=bits)
@@ -114,7 +116,9 @@ def test_verification_never_gets_cheaper_with_more_tokens(verify_s: np.ndarray, 
 def test_a_context_outside_the_grid_is_named(asked: Any, named: str) -> None:
     model = profile()
     for call in (
-        lambda: model.draft_step(1, asked), lambda: model.verify(1, asked), lambda: model.autoregressive_step(asked)
+        lambda: model.draft_step(1, asked),
+        lambda: model.verify(1, asked),
+        lambda: model.autoregressive_step(asked),
     ):
         with pytest.raises(InputError, match="covers contexts 16 to 256 tokens") as caught:
             call()
@@ -162,7 +166,8 @@ def without(key: str) -> dict[str, Any]:
     [
         "", "{", "[1]", "null", "{}",
         '{"s_d": 0.001}',
-        '{"s_d": -1, "s_t": 1}', '{"s_d": 1, "s_t": NaN}', '{"s_d": null, "s_t": 1}', '{"s_d": "x", "s_t": 1}',
+        '{"s_d": -1, "s_t": 1}', '{"s_d": 1, "s_t": NaN}',
+        '{"s_d": null, "s_t": 1}', '{"s_d": "x", "s_t": 1}',
         *(json.dumps(without(key)) for key in ("kind", "version", "contexts", "median_s")),
         *(json.dumps(without(key)) for key in document()["median_s"]),
         json.dumps({**document(), "version": 2}),

@@ -62,7 +62,8 @@ def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
     assert rungs.constant == rungs.profile
     assert rungs.eq14 == pytest.approx(rungs.constant, rel=1e-12)
     found = predict(trace, POLICY, flat_profile())
-    assert found.seconds == pytest.approx(float(eq13_time_s(found.drafted, found.rounds, 1e-3, 1e-2)), rel=1e-12)
+    eq13_s = float(eq13_time_s(found.drafted, found.rounds, 1e-3, 1e-2))
+    assert found.seconds == pytest.approx(eq13_s, rel=1e-12)
 
 
 def test_a_rung_shows_what_its_simplification_hides() -> None:

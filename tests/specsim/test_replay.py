@@ -80,7 +80,9 @@ def cases(draw: st.DrawFn, name: str, dynamic: bool) -> tuple[Trace, ChainPolicy
 
 
 KINDS = [
-    ("fixed_k", False), ("max_confidence", False), ("max_confidence", True), ("adaedl", False), ("adaedl", True)
+    ("fixed_k", False),
+    ("max_confidence", False), ("max_confidence", True),
+    ("adaedl", False), ("adaedl", True),
 ]
 
 
@@ -189,7 +191,7 @@ def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st
     policy = AdaEDL(lambda0=0.3, epsilon=1.0, target_rate=0.5, max_draft=trace.depth)
     table = compile_for(trace, COST)
     order = data.draw(st.lists(st.integers(0, trace.sequences - 1), min_size=1, max_size=8))
-    whole, part = replay(trace, policy, table, seed=seed), replay(trace.select(order), policy, table, seed=seed)
+    whole, part = (replay(t, policy, table, seed=seed) for t in (trace, trace.select(order)))
     for name in ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[order])
     np.testing.assert_allclose(part.autoregressive_s, whole.autoregressive_s[order], rtol=1e-12)

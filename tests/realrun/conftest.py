@@ -1,0 +1,33 @@
+"""The lab's models, loaded once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from realrun.models import Pair, load_pair
+from realrun.prompts import Prompt, lab_prompts
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Models this small run no slower on one thread, and a shared machine disturbs them less."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def lab_pair64() -> Pair:
+    return load_pair(dtype="float64")
+
+
+@pytest.fixture(scope="session")
+def lab_pair32() -> Pair:
+    return load_pair(dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def prompts(lab_pair64: Pair) -> list[Prompt]:
+    """21 prompts of 64 tokens, 7 per domain."""
+    return lab_prompts(lab_pair64.tokenizer, 21)

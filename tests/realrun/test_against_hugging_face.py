@@ -1,0 +1,92 @@
+"""The library's own assisted generation as an independent witness."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from realrun.choice import Choice
+from realrun.decode import Decoder
+from realrun.drafters.draft_model import DraftModel
+from realrun.models import Pair
+from realrun.prompts import Prompt
+from realrun.record import RecordSettings, record
+from specsim.cost import ConstantCost
+from specsim.policy import make_policy
+from specsim.replay import compile_for, replay
+
+NEW_TOKENS = 96
+PROMPTS = 6
+
+
+@contextmanager
+def counted_passes(pair: Pair) -> Iterator[list[int]]:
+    """Sizes of the target's forward passes, one entry each."""
+    sizes: list[int] = []
+
+    def note(_module: torch.nn.Module, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        sizes.append(kwargs["input_ids"].shape[1])
+
+    handle = pair.target.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield sizes
+    finally:
+        handle.remove()
+
+
+def assisted_generation(pair: Pair, prompt: list[int], k: int) -> list[int]:
+    """Output of `generate` with the draft model as assistant, K constant, no confidence threshold."""
+    config = pair.draft.generation_config
+    config.num_assistant_tokens = k
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0
+    ids = torch.tensor([prompt])
+    out = pair.target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        assistant_model=pair.draft,
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # the library warns about its own defaults
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
+    k: int, lab_pair64: Pair, prompts: list[Prompt]
+) -> None:
+    some = prompts[:: len(prompts) // PROMPTS][:PROMPTS]
+    trace = record(lab_pair64, some, RecordSettings(8, NEW_TOKENS, Choice("greedy")))
+    policy = make_policy("fixed_k", {"k": k})
+    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)))
+    for number, prompt in enumerate(some):
+        with counted_passes(lab_pair64) as sizes:
+            output = assisted_generation(lab_pair64, prompt.tokens, k)
+        recorded = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
+        assert output == recorded
+        assert len(sizes) == replayed.rounds[number]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_at_least_one_and_a_half_times_its_speed(lab_pair32: Pair, prompts: list[Prompt]) -> None:
+    policy = make_policy("fixed_k", {"k": 4})
+    drafter = DraftModel(lab_pair32.draft, lab_pair32.eos_token_ids)
+    decoder = Decoder(lab_pair32.target, drafter, lab_pair32.eos_token_ids, Choice("greedy"))
+    ratios = []
+    for number, prompt in enumerate([prompts[0], *prompts[:: len(prompts) // PROMPTS]]):
+        start = time.perf_counter()
+        ours = decoder.decode(prompt.tokens, NEW_TOKENS, policy).tokens
+        middle = time.perf_counter()
+        theirs = assisted_generation(lab_pair32, prompt.tokens, 4)
+        end = time.perf_counter()
+        if number:  # the first one warms up
+            ratios.append((end - middle) / (middle - start) * len(ours) / len(theirs))
+    print(f"\ntokens/s over assisted generation's: median {np.median(ratios):.2f}, {np.round(ratios, 2)}")
+    assert np.median(ratios) >= 1.5

@@ -1,0 +1,96 @@
+"""Replay equals the real run, and the real run equals the target alone: on the lab, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from realrun.choice import Choice
+from realrun.decode import Decoder
+from realrun.drafters.draft_model import DraftModel
+from realrun.models import Pair
+from realrun.prompts import Prompt
+from realrun.record import RecordSettings, elapsed_ratio, record
+from realrun.validate import output_identical, rounds_identical
+from specsim.cost import ConstantCost
+from specsim.policy import POLICIES, ChainPolicy, make_policy
+from specsim.replay import compile_for, replay
+from specsim.trace import Trace
+
+NEW_TOKENS = 128
+CHOICES = {"greedy": Choice("greedy"), "gumbel": Choice("gumbel", 0.7, seed=11)}
+SETTINGS = [
+    ("fixed_k", {"k": 4}),
+    ("max_confidence", {"lambda0": 0.4, "dynamic": True}),
+    ("max_confidence", {"lambda0": 0.3, "dynamic": False}),
+    ("adaedl", {"lambda0": 0.1, "dynamic": True}),
+    ("adaedl", {"lambda0": -0.2, "dynamic": False}),
+]
+
+
+@pytest.fixture(scope="module", params=sorted(CHOICES))
+def recorded(request: pytest.FixtureRequest, lab_pair64: Pair, prompts: list[Prompt]) -> tuple[Choice, Trace]:
+    choice = CHOICES[request.param]
+    return choice, record(lab_pair64, prompts, RecordSettings(16, NEW_TOKENS, choice))
+
+
+def test_every_policy_is_tested_here() -> None:
+    assert {name for name, _ in SETTINGS} == set(POLICIES)
+
+
+@pytest.mark.parametrize("policy", [make_policy(*spec) for spec in SETTINGS], ids=str)
+def test_every_round_and_every_output_is_identical(
+    recorded: tuple[Choice, Trace], policy: ChainPolicy, lab_pair64: Pair, prompts: list[Prompt]
+) -> None:
+    choice, trace = recorded
+    assert trace.sequences >= 20
+    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
+    drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids)
+    decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, choice)
+    runs = [
+        decoder.decode(prompt.tokens, NEW_TOKENS, policy, sequence=number, seed=3)
+        for number, prompt in enumerate(prompts)
+    ]
+    assert rounds_identical(replayed, runs) == 1.0
+    assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
+    assert output_identical(trace, runs) == 1.0
+
+
+@torch.inference_mode()
+def test_recorded_outputs_are_the_targets_own_choices(
+    recorded: tuple[Choice, Trace], lab_pair64: Pair, prompts: list[Prompt]
+) -> None:
+    """Checked without our loop and without a cache: one plain forward pass over each output."""
+    choice, trace = recorded
+    for number, prompt in enumerate(prompts):
+        output = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
+        ids = torch.tensor([prompt.tokens + output])
+        logits = lab_pair64.target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
+        assert choice.tokens(choice.scaled(logits), number, 0).tolist() == output
+        if choice.mode == "greedy":
+            assert logits.argmax(-1).tolist() == output
+
+
+def test_the_traces_look_like_real_text(recorded: tuple[Choice, Trace]) -> None:
+    """A pair that always or never agrees, or text that loops, would teach nothing."""
+    choice, trace = recorded
+    assert 0.4 < trace.meta["top1_agreement"] < 0.85
+    if choice.mode == "gumbel":
+        assert trace.meta["distinct_trigram_share"] > 0.6
+
+
+@torch.inference_mode()
+def test_the_target_clearly_beats_its_draft_model(lab_pair32: Pair) -> None:
+    from realrun.lab.evaluate import evaluate
+
+    found = evaluate(lab_pair32, windows=32)
+    assert found["gap_nats"] > 0.3
+    assert 0.5 <= found["top1_agreement"] <= 0.85
+    assert found["target_nats"] < F.cross_entropy(torch.zeros(1, 2048), torch.tensor([0])).item() / 2
+
+
+def test_recording_costs_at_most_four_times_generating(lab_pair32: Pair, prompts: list[Prompt]) -> None:
+    record(lab_pair32, prompts[:1], RecordSettings(2, 8, CHOICES["gumbel"]))  # warm-up
+    trace = record(lab_pair32, prompts[:3], RecordSettings(16, 256, CHOICES["gumbel"]))
+    assert elapsed_ratio(trace) < 4

@@ -1,0 +1,64 @@
+"""A target and a draft model so small and random that whole decodings take milliseconds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from realrun.models import Pair
+from realrun.prompts import Prompt
+
+VOCAB = 97
+POSITIONS = 160
+
+
+@cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character: 0 is the end of text, then the printable ASCII, then the newline."""
+    characters = ["<eos>", *(chr(code) for code in range(32, 127)), "\n"]
+    vocab = {character: index for index, character in enumerate(characters)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def tiny_model(layers: int, seed: int, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+@cache
+def tiny_pair(eos_token_ids: tuple[int, ...] = ()) -> Pair:
+    """A pair that agrees about as often as not: the draft has the target's embeddings and first layer."""
+    target, draft = tiny_model(2, seed=1), tiny_model(1, seed=2)
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if ".layers.1." not in k})
+    return Pair(target, draft, tiny_tokenizer(), "tiny/target", "tiny/draft", eos_token_ids)
+
+
+def random_prompts(count: int, seed: int = 0, lengths: tuple[int, int] = (3, 20)) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, VOCAB, rng.integers(*lengths)).tolist() for _ in range(count)]
+
+
+def tiny_prompts(count: int = 6, seed: int = 0) -> list[Prompt]:
+    """Random prompts of three domains in turn."""
+    names = ("code", "prose", "tests")
+    return [Prompt(names[i % 3], tokens) for i, tokens in enumerate(random_prompts(count, seed))]
