@@ -47,7 +47,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 def test_the_job_writes_trace_profile_result_and_report(job: Job) -> None:
     document, out, _ = job
-    assert sorted(p.name for p in out.iterdir()) == ["profile.json", "report.html", "trace", "validation.json"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "profile.json",
+        "report.html",
+        "trace",
+        "validation.json",
+    ]
     assert json.loads((out / "validation.json").read_text()) == json.loads(json.dumps(document))
     assert read_trace(out / "trace").sequences == 6
     read_cost(out / "profile.json")

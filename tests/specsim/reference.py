@@ -235,8 +235,13 @@ def build_trace(
     entropy_nats = rng.exponential(size=shape) if entropy_nats is None else entropy_nats
     return Trace(
         meta={
-            "target": "none", "drafter": "none", "decoding": "greedy", "depth": depth,
-            "eos_token_id": 0, "dtype": "float32", "device": "cpu",
+            "target": "none",
+            "drafter": "none",
+            "decoding": "greedy",
+            "depth": depth,
+            "eos_token_id": 0,
+            "dtype": "float32",
+            "device": "cpu",
         },
         sequence_id=np.arange(10, 10 + len(lengths), dtype=np.int64),
         domain=np.array([("code", "prose")[s % 2] for s in range(len(lengths))]),

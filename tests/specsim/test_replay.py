@@ -73,16 +73,16 @@ def cases(draw: st.DrawFn, name: str, dynamic: bool) -> tuple[Trace, ChainPolicy
         policy, score = AdaEDL(gamma=gamma, **common), entropy_score(gamma)
     else:
         policy, score = MaxConfidence(**common), draft_confidence
-    rule = Threshold(
-        score, common["lambda0"], dynamic, common["target_rate"], common["epsilon"], longest
-    )
+    rule = Threshold(score, common["lambda0"], dynamic, common["target_rate"], common["epsilon"], longest)
     return trace, policy, rule
 
 
 KINDS = [
     ("fixed_k", False),
-    ("max_confidence", False), ("max_confidence", True),
-    ("adaedl", False), ("adaedl", True),
+    ("max_confidence", False),
+    ("max_confidence", True),
+    ("adaedl", False),
+    ("adaedl", True),
 ]
 
 

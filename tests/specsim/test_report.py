@@ -31,22 +31,37 @@ def row(
 ) -> dict[str, Any]:
     ladder = {"eq14": 1.2 * measured, "constant": 1.1 * measured, "profile": predicted, "measured": measured}
     return {
-        "policy": policy, "label": label, "params": params, "role": role,
-        "predicted": estimate(predicted), "measured": estimate(measured),
+        "policy": policy,
+        "label": label,
+        "params": params,
+        "role": role,
+        "predicted": estimate(predicted),
+        "measured": estimate(measured),
         "error_percent": 100 * (predicted / measured - 1),
-        "rounds_identical_percent": 99.996, "output_identical_percent": 100.0,
-        "ladder": ladder, "v_d": 0.6, "r_d": 0.5, "hm": 0.545, "tau": 2.4,
+        "rounds_identical_percent": 99.996,
+        "output_identical_percent": 100.0,
+        "ladder": ladder,
+        "v_d": 0.6,
+        "r_d": 0.5,
+        "hm": 0.545,
+        "tau": 2.4,
     }
 
 
 @pytest.fixture
 def document() -> dict[str, Any]:
     return {
-        "kind": "specsim-validation", "target": "big & wise", "drafter": "small", "device": "cpu",
-        "dtype": "float32", "decoding": {"mode": "gumbel", "temperature": 0.8},
+        "kind": "specsim-validation",
+        "target": "big & wise",
+        "drafter": "small",
+        "device": "cpu",
+        "dtype": "float32",
+        "decoding": {"mode": "gumbel", "temperature": 0.8},
         "environment": {"numpy": "2.0", "threads": 2},
-        "sequences": {"tuning": 8, "holdout": 7}, "output_tokens": 4321,
-        "distinct_trigram_share": 0.93, "top1_agreement": 0.7312,
+        "sequences": {"tuning": 8, "holdout": 7},
+        "output_tokens": 4321,
+        "distinct_trigram_share": 0.93,
+        "top1_agreement": 0.7312,
         "rows": [
             row("fixed_k", "fixed_k(k=1)", "fixed_k", 1.21, 1.20, k=1),
             row("fixed_k", "fixed_k(k=3)", "fixed_k", 0.95, 0.97, k=3),
@@ -55,18 +70,25 @@ def document() -> dict[str, Any]:
         ],
         "median_abs_error_percent": 1.68,
         "best": {
-            "predicted": "fixed_k(k=1)", "measured": "adaedl(gamma=0.2, lambda0<0.3)", "loss_percent": 0.4,
+            "predicted": "fixed_k(k=1)",
+            "measured": "adaedl(gamma=0.2, lambda0<0.3)",
+            "loss_percent": 0.4,
         },
         "k_curve": {"k": [1, 2, 3], "predicted": [estimate(v) for v in (1.21, 1.1, 0.95)]},
         "accepted_histogram": {"label": "adaedl", "predicted": [50, 30, 20, 0], "measured": [49, 31, 20, 0]},
         "reliability": {
-            "edges": [0, 0.25, 0.5, 0.75, 1], "count": [0, 10, 20, 3000],
-            "mean_confidence": [None, 0.4, 0.6, 0.9], "accept_rate": [None, 0.3, 0.65, 0.85], "ece": 0.0517,
+            "edges": [0, 0.25, 0.5, 0.75, 1],
+            "count": [0, 10, 20, 3000],
+            "mean_confidence": [None, 0.4, 0.6, 0.9],
+            "accept_rate": [None, 0.3, 0.65, 0.85],
+            "ece": 0.0517,
         },
         "domains": {
             "code": {
-                "sequences": 7, "output_tokens": 4321,
-                "predicted_speedup_best": 1.52, "measured_speedup_best": 1.5,
+                "sequences": 7,
+                "output_tokens": 4321,
+                "predicted_speedup_best": 1.52,
+                "measured_speedup_best": 1.5,
             }
         },
     }
@@ -134,9 +156,17 @@ def test_every_label_and_figure_is_there(document: dict[str, Any]) -> None:
         assert any(i.startswith(f"{name}-") for i in page.ids), name
     for r in document["rows"]:
         assert page.text.count(r["label"]) >= 2  # in the table and on the ladder
-    for words in ("1.500 times autoregressive speed", "interval 1.470 to 1.530", "1.7 % in the median",
-                  "Gumbel sampling at temperature 0.8", "ECE 0.052", "4,321", "code", "it names fixed_k(k=1)",
-                  "73.1 %"):
+    for words in (
+        "1.500 times autoregressive speed",
+        "interval 1.470 to 1.530",
+        "1.7 % in the median",
+        "Gumbel sampling at temperature 0.8",
+        "ECE 0.052",
+        "4,321",
+        "code",
+        "it names fixed_k(k=1)",
+        "73.1 %",
+    ):
         assert words in page.text
 
 
@@ -159,7 +189,11 @@ def test_rows_stand_by_measured_speedup_with_the_baseline_among_them(document: d
     body = render_validation(document).split("<tbody>")[1].split("</tbody>")[0]
     first_cells = re.findall(r'<tr class="(\w*)"><td>([^<]*)', body)
     assert [label.partition("(")[0] for _, label in first_cells] == [
-        "adaedl", "max_confidence", "fixed_k", "autoregressive", "fixed_k",
+        "adaedl",
+        "max_confidence",
+        "fixed_k",
+        "autoregressive",
+        "fixed_k",
     ]
     assert [kind for kind, _ in first_cells] == ["best", "", "", "baseline", ""]
     assert "99.99 %" in body  # 99.996 is not all of them

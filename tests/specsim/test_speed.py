@@ -152,7 +152,10 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         out = subprocess.run(
             [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "trace")],
-            capture_output=True, text=True, check=True, cwd=Path(specsim.__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(specsim.__file__).parents[1],
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         )
         found.append(json.loads(out.stdout))

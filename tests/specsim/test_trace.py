@@ -23,9 +23,7 @@ from specsim.trace import Trace, checksum, read_trace, write_trace
 META, SEQUENCES, STEPS = "meta.json", "sequences.parquet", "steps.parquet"
 COLUMNS = {
     SEQUENCES: ("sequence_id", "domain", "prompt_tokens", "budget_tokens", "output_tokens"),
-    STEPS: (
-        "sequence_id", "t", "token", "match_len", "draft_token", "prob", "confidence", "entropy_nats"
-    ),
+    STEPS: ("sequence_id", "t", "token", "match_len", "draft_token", "prob", "confidence", "entropy_nats"),
 }
 Table = pa.Table
 
@@ -183,7 +181,14 @@ def test_meta_that_is_no_json_object_is_refused(folder: Path, content: bytes) ->
 @pytest.mark.parametrize(
     "key",
     [
-        "target", "drafter", "decoding", "depth", "eos_token_id", "dtype", "device", "checksums",
+        "target",
+        "drafter",
+        "decoding",
+        "depth",
+        "eos_token_id",
+        "dtype",
+        "device",
+        "checksums",
         "schema_version",
     ],
 )
@@ -195,8 +200,15 @@ def test_a_missing_meta_key_is_named(folder: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("schema_version", 0), ("schema_version", "1"), ("checksums", None), ("checksums", {}),
-        ("checksums", {STEPS: "0"}), ("depth", None), ("depth", "6"), ("depth", 0), ("depth", 256),
+        ("schema_version", 0),
+        ("schema_version", "1"),
+        ("checksums", None),
+        ("checksums", {}),
+        ("checksums", {STEPS: "0"}),
+        ("depth", None),
+        ("depth", "6"),
+        ("depth", 0),
+        ("depth", 256),
     ],
 )
 def test_a_wrong_meta_value_is_refused(folder: Path, key: str, value: Any) -> None:
@@ -301,10 +313,17 @@ def test_draft_limit_is_what_budget_eos_and_depth_allow() -> None:
     draft = [[4, 4, 4], [4, 0, 4], [0, 0, 4], [4, 4, 4]]
     trace = Trace(
         meta={"eos_token_id": 0},
-        sequence_id=np.array([0]), domain=np.array(["a"]), prompt_tokens=np.array([1]),
-        budget_tokens=np.array([5]), offsets=np.array([0, 4]), token=np.array([4, 4, 4, 0], dtype=np.int32),
-        match_len=np.zeros(4, dtype=np.uint8), draft_token=np.array(draft, dtype=np.int32),
-        prob=np.zeros((4, 3)), confidence=np.zeros((4, 3)), entropy_nats=np.zeros((4, 3)),
+        sequence_id=np.array([0]),
+        domain=np.array(["a"]),
+        prompt_tokens=np.array([1]),
+        budget_tokens=np.array([5]),
+        offsets=np.array([0, 4]),
+        token=np.array([4, 4, 4, 0], dtype=np.int32),
+        match_len=np.zeros(4, dtype=np.uint8),
+        draft_token=np.array(draft, dtype=np.int32),
+        prob=np.zeros((4, 3)),
+        confidence=np.zeros((4, 3)),
+        entropy_nats=np.zeros((4, 3)),
     )
     assert trace.draft_limit.tolist() == [3, 2, 1, 1]  # the EOS proposed counts; remaining budget 1
     tight = replace(trace, budget_tokens=np.array([4]))

@@ -1,0 +1,1 @@
+"""GPU kernels of speculative decoding. Empty so far: the real run uses plain torch operations."""

@@ -1,0 +1,497 @@
+"""Both command lines, in-process: one JSON object on standard output, or one line of error and code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from transformers.utils import logging
+
+sys.path.append(str(Path(__file__).parent / "realrun"))  # for the tiny pair
+from tiny import tiny_pair
+
+import realrun.cli
+import specsim.cli
+import specsim.trace
+from specsim.policy import POLICIES
+from specsim.trace import checksum
+
+PREDICTION = {
+    "policy", "params", "speedup", "v_d", "r_d", "hm", "tau",
+    "rounds", "drafted", "accepted", "output_tokens", "seconds", "ar_seconds",
+}  # fmt: skip
+COMMANDS = {
+    "specsim": (specsim.cli.main, ["replay", "tune", "policies", "info"]),
+    "realrun": (realrun.cli.main, ["record", "profile", "validate", "lab", "lab train", "lab evaluate"]),
+}
+OPTIONS = {
+    "specsim replay": "--policy --set --cost --seed --json",
+    "specsim tune": "--policy --set --cost --search --trials --tuning-share --seed --json",
+    "specsim policies": "--json",
+    "specsim info": "--json",
+    "realrun record": "--target --draft --prompts --count --max-new-tokens --depth --mode --temperature "
+    "--seed --device --dtype --threads --overwrite --json",
+    "realrun profile": "--target --draft --contexts --depth --repeats --mode --temperature --seed --device "
+    "--dtype --threads --json",
+    "realrun validate": "--out --target --draft --prompts --count --max-new-tokens --depth --mode "
+    "--temperature --trials --repeats --max-error --seed --device --dtype --threads --overwrite --json",
+    "realrun lab": "train evaluate",
+    "realrun lab train": "--work --out --target-tokens --draft-tokens --distill-tokens --device --seed",
+    "realrun lab evaluate": "--target --draft --device --dtype --json",
+}
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def call(command: str, *args: object) -> Result:
+    """Run a console command in this process."""
+    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = [command, *map(str, args)]
+    code: Any = 0
+    verbosity = logging.get_verbosity()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            COMMANDS[command][0]()
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = argv
+        logging.set_verbosity(verbosity)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def json_of(result: Result) -> dict[str, Any]:
+    """The one JSON object, of plain numbers, that makes up all of standard output."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert result.code == 0 and result.err == "", result
+    document = json.loads(result.out, parse_constant=refuse)
+    assert isinstance(document, dict)
+    return document
+
+
+def assert_refused(result: Result, *names: object) -> None:
+    assert result.code == 2, result
+    assert result.out == ""
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
+    assert result.err.endswith("\n") and "Traceback" not in result.err
+    for name in names:
+        assert str(name) in result.err, result.err
+
+
+class Files(NamedTuple):
+    models: list[object]  # options that name the tiny pair
+    prompts: Path
+    trace: Path
+    recorded: Result
+    profile: Path
+    profiled: Result
+    constant: Path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The tiny pair on disk, prompts, and what `record` and `profile` make of them."""
+    folder = tmp_path_factory.mktemp("cli")
+    pair = tiny_pair()
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        model.save_pretrained(folder / name)
+        pair.tokenizer.save_pretrained(folder / name)
+    models = [
+        "--target",
+        folder / "target",
+        "--draft",
+        folder / "draft",
+        "--dtype",
+        "float64",
+        "--threads",
+        0,
+    ]
+    prompts = folder / "prompts.jsonl"
+    rng = np.random.default_rng(0)
+    lines = [
+        {"text": "".join(map(chr, rng.integers(33, 127, 6 + i))), "domain": "ab"[i % 2]} for i in range(8)
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace, profile, constant = folder / "trace", folder / "profile.json", folder / "constant.json"
+    recorded = call(
+        "realrun",
+        "record",
+        trace,
+        *models,
+        "--prompts",
+        prompts,
+        "--max-new-tokens",
+        30,
+        "--depth",
+        6,
+        "--json",
+    )
+    profiled = call(
+        "realrun", "profile", profile, *models, "--contexts", "4,60", "--depth", 6, "--repeats", 4, "--json"
+    )
+    constant.write_text(json.dumps({"s_d": 0.001, "s_t": 0.01}))
+    return Files(models, prompts, trace, recorded, profile, profiled, constant)
+
+
+def test_record_prints_one_object_and_writes_the_trace(files: Files) -> None:
+    document = json_of(files.recorded)
+    assert document["sequences"] == 8 and document["output_tokens"] > 0
+    info = json_of(call("specsim", "info", files.trace, "--json"))
+    assert info["depth"] == 6 and info["domains"] == {"a": 4, "b": 4}
+    assert info["output_tokens"] == document["output_tokens"]
+    assert info["mean_match_len"] == document["mean_match_len"]
+    assert info["target"] == "target" and info["drafter"] == "draft"  # no path of this machine
+    for file in (files.trace / "meta.json", files.profile):
+        assert str(files.trace.parent) not in file.read_text()
+
+
+def test_profile_prints_what_it_writes(files: Files) -> None:
+    assert json_of(files.profiled) == json.loads(files.profile.read_text())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("cost", ["profile", "constant"])
+def test_replay_prints_one_object(files: Files, policy: str, cost: str) -> None:
+    limit = "k=4" if policy == "fixed_k" else "max_draft=6"
+    document = json_of(
+        call("specsim", "replay", files.trace, "--policy", policy, "--set", limit, "--cost",
+             getattr(files, cost), "--json")
+    )  # fmt: skip
+    assert document.keys() >= PREDICTION
+    assert document["policy"] == policy and document["params"].keys() == POLICIES[policy]().settings.keys()
+    assert document["speedup"].keys() >= {"estimate", "low", "high"}
+    assert document["speedup"]["low"] <= document["speedup"]["estimate"] <= document["speedup"]["high"]
+    assert document["speedup"]["estimate"] == pytest.approx(document["ar_seconds"] / document["seconds"])
+    assert document["tau"] == pytest.approx(document["output_tokens"] / document["rounds"])
+    assert document["v_d"] == pytest.approx(document["accepted"] / document["drafted"])
+    if cost == "constant":
+        seconds = 0.001 * document["drafted"] + 0.01 * document["rounds"]
+        assert document["seconds"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("search", ["grid", "optuna"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tune_prints_one_object(files: Files, policy: str, search: str) -> None:
+    args = ["tune", files.trace, "--policy", policy, "--cost", files.constant, "--search", search]
+    document = json_of(call("specsim", *args, "--trials", 4, "--json"))
+    assert document.keys() >= {"best_params", "train", "holdout", "trials"}
+    assert document["train"].keys() >= PREDICTION and document["holdout"].keys() >= PREDICTION
+    assert document["train"]["params"] == document["holdout"]["params"] == document["best_params"]
+    assert 1 <= document["trials"] <= (6 if policy == "fixed_k" else 4)
+    total = json_of(files.recorded)["output_tokens"]
+    assert document["train"]["output_tokens"] + document["holdout"]["output_tokens"] == total
+
+
+def test_tune_holds_what_it_is_told_and_repeats_itself(files: Files) -> None:
+    args = ["tune", files.trace, "--policy", "adaedl", "--cost", files.constant, "--trials", 4, "--json"]
+    fixed = ["--set", "dynamic=false", "--set", "gamma=0.5", "--seed", 3]
+    first = call("specsim", *args, *fixed)
+    assert json_of(first)["best_params"].items() >= {"dynamic": False, "gamma": 0.5}.items()
+    assert call("specsim", *args, *fixed) == first
+
+
+def test_policies_lists_every_policy_and_setting() -> None:
+    document = json_of(call("specsim", "policies", "--json"))
+    assert document.keys() == POLICIES.keys()
+    for name, kind in POLICIES.items():
+        assert document[name]["settings"].keys() == kind().settings.keys()
+        assert all(s["doc"] and s["low"] <= s["high"] for s in document[name]["settings"].values())
+
+
+def test_output_of_one_token_is_still_json(files: Files, tmp_path: Path) -> None:
+    """Nothing can be drafted then, so every rate is a division by zero somewhere."""
+    args = ["--prompts", files.prompts, "--max-new-tokens", 1, "--depth", 1, "--json"]
+    json_of(call("realrun", "record", tmp_path / "trace", *files.models, *args))
+    args = [tmp_path / "trace", "--policy", "fixed_k", "--cost", files.constant, "--json"]
+    document = json_of(call("specsim", "replay", *args, "--set", "k=1"))
+    assert document["drafted"] == 0 and document["speedup"]["estimate"] == pytest.approx(1.0)
+    json_of(call("specsim", "tune", *args))
+
+
+def test_validate_prints_one_object_and_can_fail_its_check(files: Files, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    args = ["validate", "--out", out, *files.models, "--prompts", files.prompts]
+    args += ["--max-new-tokens", 12, "--depth", 2, "--trials", 1, "--repeats", 1]
+    document = json_of(call("realrun", *args, "--json"))
+    assert document["rows"] and document["median_abs_error_percent"] >= 0
+    for row in document["rows"]:
+        assert row["rounds_identical_percent"] == 100.0
+    failed = call("realrun", *args, "--max-error", -1)
+    assert failed.code == 1 and failed.err == "" and "median absolute error" in failed.out
+    assert_refused(call("realrun", *args, "--seed", 1), "decoding", "--overwrite")
+
+
+def test_tables_are_for_people(files: Files) -> None:
+    shown = call("specsim", "replay", files.trace, "--policy", "fixed_k", "--cost", files.constant)
+    assert shown.code == 0 and shown.err == "" and "speedup" in shown.out and "fixed_k" in shown.out
+    for args in (["info", files.trace], ["policies"]):
+        result = call("specsim", *args)
+        assert result.code == 0 and result.err == "" and len(result.out.splitlines()) > 5
+    args = ["--policy", "fixed_k", "--cost", files.constant]
+    assert "hold-out" in call("specsim", "tune", files.trace, *args).out
+
+
+@pytest.mark.parametrize("name", [f"{c} {s}" for c, (_, names) in COMMANDS.items() for s in ["", *names]])
+def test_help_names_every_option(name: str) -> None:
+    command, *rest = name.split()
+    result = call(command, *rest, "--help")
+    assert result.code == 0 and result.err == ""
+    for option in OPTIONS.get(name.strip(), " ".join(COMMANDS[command][1][:3])).split():
+        assert option in result.out
+
+
+@pytest.mark.parametrize("command", [["specsim"], ["realrun"], ["realrun", "lab"]])
+def test_a_bare_command_shows_its_help(command: list[str]) -> None:
+    result = call(*command)
+    assert result.code == 2 and result.out == "" and "Usage:" in result.err
+
+
+BAD_REPLAY: dict[str, tuple[str, str]] = {
+    "unknown policy": ("--policy oracle9", "oracle9"),
+    "unknown setting": ("--policy fixed_k --set q=1", "'q'"),
+    "no equals sign": ("--policy fixed_k --set k", "NAME=VALUE"),
+    "no name": ("--policy fixed_k --set =3", "NAME=VALUE"),
+    "no value": ("--policy fixed_k --set k=", "NAME=VALUE"),
+    "no number": ("--policy fixed_k --set k=four", "k='four'"),
+    "no whole number": ("--policy fixed_k --set k=2.5", "whole"),
+    "no truth value": ("--policy adaedl --set dynamic=maybe", "dynamic"),
+    "NaN": ("--policy adaedl --set gamma=nan", "gamma=nan"),
+    "infinity": ("--policy adaedl --set gamma=inf", "gamma=inf"),
+    "below the range": ("--policy fixed_k --set k=0", "k=0"),
+    "above the range": ("--policy max_confidence --set lambda0=1.5", "lambda0=1.5"),
+    "deeper than recorded": ("--policy fixed_k --set k=7", "depth 6"),
+    "deeper by default": ("--policy adaedl", "depth 6"),
+    "no policy": ("", "--policy"),
+    "negative seed": ("--policy fixed_k --seed -1", "--seed"),
+    "huge seed": ("--policy fixed_k --seed 4294967296", "--seed"),
+    "unknown option": ("--policy fixed_k --lambda 3", "--lambda"),
+}
+BAD_TUNE: dict[str, tuple[str, str]] = {
+    "no trial": ("--policy fixed_k --trials 0", "--trials"),
+    "unknown search": ("--policy fixed_k --search random", "random"),
+    "share of nothing": ("--policy fixed_k --tuning-share 0", "tuning_share"),
+    "share of all": ("--policy fixed_k --tuning-share 1", "tuning_share"),
+    "share NaN": ("--policy fixed_k --tuning-share nan", "tuning_share"),
+    "no hold-out": ("--policy fixed_k --tuning-share 0.99", "split"),
+    "held out of range": ("--policy adaedl --set gamma=-1", "gamma"),
+    "held deeper than recorded": ("--policy adaedl --set max_draft=7", "depth 6"),
+}
+
+
+@pytest.mark.parametrize("extra", ["", "--json"])
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        *(pytest.param("replay", *case, id=f"replay {name}") for name, case in BAD_REPLAY.items()),
+        *(
+            pytest.param("tune", *case, id=f"tune {name}")
+            for name, case in {**BAD_REPLAY, **BAD_TUNE}.items()
+            if name != "deeper by default"  # the tuner holds max_draft at the recorded depth
+        ),
+    ],
+)
+def test_bad_options_are_refused(files: Files, command: str, options: str, says: str, extra: str) -> None:
+    args = [files.trace, *options.split(), "--cost", files.constant, *extra.split()]
+    assert_refused(call("specsim", command, *args), says)
+
+
+COSTS = {
+    "no file": (None, "does not exist"),
+    "no JSON": ("{", "no valid JSON"),
+    "neither kind": ("{}", "neither"),
+    "a list": ("[1, 2]", "neither"),
+    "zero": ('{"s_d": 0, "s_t": 1}', "s_d"),
+    "NaN": ('{"s_d": NaN, "s_t": 1}', "s_d"),
+    "text": ('{"s_d": "fast", "s_t": 1}', "s_d"),
+    "other version": ('{"kind": "specsim-profile", "version": 99}', "99"),
+    "hollow": ('{"kind": "specsim-profile", "version": 1}', "malformed"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), COSTS.values(), ids=COSTS.keys())
+@pytest.mark.parametrize("command", ["replay", "tune"])
+def test_a_bad_cost_file_is_refused(
+    files: Files, tmp_path: Path, command: str, text: str | None, says: str
+) -> None:
+    path = tmp_path / "cost.json"
+    if text is not None:
+        path.write_text(text)
+    args = [files.trace, "--policy", "fixed_k", "--cost", path]
+    assert_refused(call("specsim", command, *args), path, says)
+
+
+def test_a_missing_cost_option_is_refused(files: Files) -> None:
+    assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k"), "--cost", "--help")
+
+
+@pytest.mark.parametrize(("contexts", "depth", "says"), [("50,60", 6, "contexts"), ("4,60", 2, "--depth")])
+def test_a_profile_that_does_not_cover_the_trace_is_refused(
+    files: Files, tmp_path: Path, contexts: str, depth: int, says: str
+) -> None:
+    document = json.loads(files.profile.read_text())
+    document["contexts"] = [int(c) for c in contexts.split(",")]
+    document["median_s"]["verify"] = document["median_s"]["verify"][: depth + 1]
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    args = [files.trace, "--policy", "fixed_k", "--cost", tmp_path / "profile.json"]
+    assert_refused(call("specsim", "replay", *args), says)
+
+
+def edit_meta(folder: Path, **values: object) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, **values}))
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / "steps.parquet").read_bytes()
+    (folder / "steps.parquet").write_bytes(data[: len(data) // 2])
+
+
+def truncate_and_vouch(folder: Path) -> None:
+    truncate(folder)
+    sums = {name: checksum(folder / name) for name in ("sequences.parquet", "steps.parquet")}
+    edit_meta(folder, checksums=sums)
+
+
+def alter(folder: Path) -> None:
+    table = pq.read_table(folder / "sequences.parquet")
+    pq.write_table(table.slice(1), folder / "sequences.parquet")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (shutil.rmtree, "meta.json is missing"),
+    "no meta": (lambda f: (f / "meta.json").unlink(), "meta.json is missing"),
+    "meta no JSON": (lambda f: (f / "meta.json").write_text("{"), "no valid JSON"),
+    "meta no UTF-8": (lambda f: (f / "meta.json").write_bytes(b"\xff{}"), "no valid JSON"),
+    "no steps": (lambda f: (f / "steps.parquet").unlink(), "steps.parquet is missing"),
+    "truncated": (truncate, "checksum"),
+    "truncated, checksum right": (truncate_and_vouch, "Parquet"),
+    "altered": (alter, "checksum"),
+    "other schema version": (lambda f: edit_meta(f, schema_version=99), "99"),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize("command", ["replay", "tune", "info"])
+def test_a_damaged_trace_is_refused(
+    files: Files, tmp_path: Path, command: str, damage: Callable[[Path], object], says: str
+) -> None:
+    folder = tmp_path / "trace"
+    shutil.copytree(files.trace, folder)
+    damage(folder)
+    options = [] if command == "info" else ["--policy", "fixed_k", "--cost", files.constant]
+    assert_refused(call("specsim", command, folder, *options, "--json"), folder, says)
+
+
+BAD_MODEL: dict[str, tuple[str, str]] = {
+    "unknown dtype": ("--dtype int8", "int8"),
+    "unknown device": ("--device abacus", "abacus"),
+    "absent device": ("--device cuda:99", "cuda:99"),
+    "missing model": ("--target /nowhere/at/all", "/nowhere/at/all"),
+    "missing prompts": ("--prompts /nowhere.jsonl", "/nowhere.jsonl"),
+    "depth": ("--depth 0", "--depth"),
+    "depth above 64": ("--depth 65", "--depth"),
+    "temperature": ("--temperature 0", "temperature"),
+    "temperature NaN": ("--temperature nan", "temperature"),
+    "mode": ("--mode beam", "beam"),
+    "too long": ("--max-new-tokens 9999", "positions"),
+    "seed": ("--seed 4294967296", "--seed"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), BAD_MODEL.values(), ids=BAD_MODEL.keys())
+@pytest.mark.parametrize("command", ["record", "validate"])
+def test_what_cannot_be_run_is_refused_and_leaves_nothing(
+    files: Files, tmp_path: Path, command: str, options: str, says: str
+) -> None:
+    out = ["record", tmp_path / "out"] if command == "record" else ["validate", "--out", tmp_path / "out"]
+    args = [*out, *files.models, "--prompts", files.prompts, *options.split(), "--json"]
+    assert_refused(call("realrun", *args), says)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [("--contexts 8,x", "8,x"), ("--contexts 60,4", "increase"), ("--contexts 4,9999", "positions"),
+     ("--contexts 0,9", "2 tokens"), ("--repeats 2", "--repeats"), ("--depth 0", "--depth")],
+)  # fmt: skip
+def test_a_profile_that_cannot_be_measured_is_refused(
+    files: Files, tmp_path: Path, options: str, says: str
+) -> None:
+    args = ["profile", tmp_path / "out.json", *files.models, *options.split()]
+    assert_refused(call("realrun", *args), says)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_trace_is_kept_unless_told(files: Files, tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    shutil.copytree(files.trace, folder)
+    args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5, "--depth", 2]
+    assert_refused(call("realrun", *args), folder, "--overwrite")
+    assert checksum(folder / "steps.parquet") == checksum(files.trace / "steps.parquet")
+    assert json_of(call("realrun", *args, "--overwrite", "--json"))["output_tokens"] == 40
+    assert [p.name for p in tmp_path.iterdir()] == ["trace"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("name", ["sequences.parquet", "steps.parquet", "meta.json"])
+def test_an_interrupted_recording_leaves_no_half_written_trace(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, exists: bool
+) -> None:
+    def interrupted(table: Any, path: Path, **options: Any) -> None:
+        write(table, path, **options)
+        if path.name == name:
+            path.write_bytes(path.read_bytes()[:100])
+            raise KeyboardInterrupt
+
+    def no_checksum(path: Path) -> str:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "trace"
+    if exists:
+        shutil.copytree(files.trace, folder)
+    write = pq.write_table
+    monkeypatch.setattr(specsim.trace.pq, "write_table", interrupted)
+    if name == "meta.json":
+        monkeypatch.setattr(specsim.trace, "checksum", no_checksum)
+    args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5]
+    result = call("realrun", *args, "--overwrite")
+    assert result.code not in (0, 2) and result.out == ""
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["trace"] * exists
+    if exists:
+        assert json_of(call("specsim", "info", folder, "--json")) == json_of(
+            call("specsim", "info", files.trace, "--json")
+        )
+
+
+def test_replay_starts_quickly_without_torch(files: Files) -> None:
+    """The target is one second; this bound only forgives busy machines."""
+    args = ["replay", files.trace, "--policy", "adaedl", "--set", "max_draft=6", "--cost", files.profile]
+    code = "import sys; from specsim.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, *map(str, args), "--json"]
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
+        best = min(best, time.perf_counter() - start)
+        assert json.loads(done.stdout).keys() >= PREDICTION and done.stderr == ""
+    assert best < 3.0
