@@ -61,9 +61,7 @@ def _noise_block(seed: int, sequence: int, block: int, vocab: int, device: torch
     return -torch.log(-torch.log(uniform))
 
 
-def gumbel_noise(
-    seed: int, sequence: int, start: int, count: int, vocab: int, device: torch.device
-) -> torch.Tensor:
+def gumbel_noise(seed: int, sequence: int, start: int, count: int, vocab: int, device: torch.device) -> torch.Tensor:
     """Noise for output positions start .. start + count - 1, float64 [count, V]."""
     first, last = start // _BLOCK, (start + count - 1) // _BLOCK
     blocks = [_noise_block(seed, sequence, b, vocab, device) for b in range(first, last + 1)]

@@ -47,9 +47,7 @@ PromptsOption = Annotated[
 CountOption = Annotated[int, typer.Option(help="Prompts to use.", min=1)]
 TokensOption = Annotated[int, typer.Option(help="Output tokens per prompt.", min=1)]
 DepthOption = Annotated[int, typer.Option(help="D, longest draft recorded, in tokens.", min=1, max=64)]
-ModeOption = Annotated[
-    Mode, typer.Option(help="Greedy, or sampling with Gumbel noise (also exact in replay).")
-]
+ModeOption = Annotated[Mode, typer.Option(help="Greedy, or sampling with Gumbel noise (also exact in replay).")]
 TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature in gumbel mode.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -127,9 +125,7 @@ def profile(
     out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
-    contexts: Annotated[
-        str, typer.Option(help="Cached tokens to measure at, comma-separated.")
-    ] = "32,64,128,256",
+    contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
     depth: DepthOption = 16,
     repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=3)] = 15,
     mode: ModeOption = Mode.gumbel,
@@ -149,9 +145,7 @@ def profile(
     try:
         grid = [int(c) for c in contexts.split(",")]
     except ValueError:
-        raise InputError(
-            f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256"
-        ) from None
+        raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
     pair = _load(target, draft, device, dtype, threads)
     with progress_bar() as report:
         document = run_profile(
@@ -192,9 +186,7 @@ def profile(
 
 @app.command()
 def validate(
-    out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path(
-        "validation"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
     prompts: PromptsOption = None,
@@ -285,9 +277,7 @@ def train(
     ),
     out: Annotated[Path, typer.Option(help="Folder for the trained models.")] = Path("lab-weights"),
     target_tokens: Annotated[float, typer.Option(help="Training tokens of the target, in millions.")] = 24,
-    draft_tokens: Annotated[
-        float, typer.Option(help="Training tokens of the draft model, in millions.")
-    ] = 12,
+    draft_tokens: Annotated[float, typer.Option(help="Training tokens of the draft model, in millions.")] = 12,
     distill_tokens: Annotated[float, typer.Option(help="Further tokens of distillation, in millions.")] = 6,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 0,

@@ -43,9 +43,7 @@ def run_main_job(
         raise InputError(f"{out} is a file; give a folder as --out")
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if shortest < MIN_PROMPT_TOKENS:
-        raise InputError(
-            f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it"
-        )
+        raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
     out.mkdir(parents=True, exist_ok=True)
     trace = _trace(pair, prompts, settings, out / "trace", progress)
     low, high = context_range(trace)
@@ -77,9 +75,7 @@ def run_main_job(
     return document
 
 
-def _trace(
-    pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Path, progress: Progress
-) -> Trace:
+def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Path, progress: Progress) -> Trace:
     """The trace in the folder if it was made with these settings, else a new one."""
     if folder.exists() and not settings.overwrite:
         trace = read_trace(folder)

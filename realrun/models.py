@@ -67,9 +67,7 @@ def load_pair(
     paths = [_resolve(target, "target"), _resolve(draft, "draft")]
     tokenizers = [_load(AutoTokenizer, path) for path in paths]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
-        raise InputError(
-            f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one"
-        )
+        raise InputError(f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one")
     models = [_load(AutoModelForCausalLM, path, dtype=DTYPES[dtype]).to(device).eval() for path in paths]
     return Pair(
         target=models[0],

@@ -124,18 +124,14 @@ def _measure_round(
 
 def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
     if not contexts or list(contexts) != sorted(set(contexts)) or contexts[0] < 2:
-        raise InputError(
-            f"contexts {list(contexts)} must increase and start at 2 tokens or more; mend the list"
-        )
+        raise InputError(f"contexts {list(contexts)} must increase and start at 2 tokens or more; mend the list")
     if contexts[-1] + depth + 2 > positions:
         raise InputError(
             f"context {contexts[-1]} and depth {depth} exceed the models' {positions} positions; shorten them"
         )
 
 
-def _document(
-    samples: Samples, contexts: list[int], depth: int, repeats: int, pair: Pair, seed: int
-) -> dict[str, Any]:
+def _document(samples: Samples, contexts: list[int], depth: int, repeats: int, pair: Pair, seed: int) -> dict[str, Any]:
     def tables(q: float) -> dict[str, Any]:
         def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
             return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])

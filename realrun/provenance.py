@@ -14,9 +14,7 @@ import torch
 
 def provenance(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """A small JSON-able record to store beside every measurement."""
-    versions = {
-        name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy", "numba")
-    }
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy", "numba")}
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(device),

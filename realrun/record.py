@@ -122,9 +122,7 @@ def record(
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Decode every prompt with the target alone and record the draft model densely."""
-    decoder = Decoder(
-        pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, settings.choice
-    )
+    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, settings.choice)
     lm = CachedLM(pair.draft)
     room = min(decoder.target.max_positions, lm.max_positions)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
@@ -139,9 +137,7 @@ def record(
         start = decoder.clock()
         decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
         generated = decoder.clock()
-        columns.append(
-            dense_columns(lm, prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence)
-        )
+        columns.append(dense_columns(lm, prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence))
         dense_s += decoder.clock() - generated
         generate_s += generated - start
         outputs.append(np.asarray(decoded.tokens))

@@ -20,9 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-TraceArgument = Annotated[
-    Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)
-]
+TraceArgument = Annotated[Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)]
 PolicyOption = Annotated[str, typer.Option(help="Policy; `specsim policies` lists them.", show_default=False)]
 SetOption = Annotated[
     list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
@@ -98,9 +96,7 @@ def tune(
     from specsim.tuning import split_sequences
     from specsim.tuning import tune as run_tune
 
-    fixed = {
-        key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()
-    }
+    fixed = {key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()}
     kind = type(make_policy(policy))
     whole, model = read_trace(trace), read_cost(cost)
     tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
@@ -132,9 +128,7 @@ def tune(
         ("default settings", "", default),
         ("best fixed K", "", fixed_k),
     ):
-        rows.append(
-            [label, train_speedup, str(prediction.speedup), f"{prediction.tau:.2f}", str(prediction.policy)]
-        )
+        rows.append([label, train_speedup, str(prediction.speedup), f"{prediction.tau:.2f}", str(prediction.policy)])
     title = f"{policy}: {result.trials} trials on {len(tuning)} sequences, reported on {len(held)} others"
     print_table(title, ["", "tuning speedup", "hold-out speedup [95 % interval]", "tau", "policy"], rows)
 
@@ -150,8 +144,7 @@ def policies(json: JsonOption = False) -> None:
                 name: {
                     "source": kind.source,
                     "settings": {
-                        field.name: {"default": field.default, **field.metadata}
-                        for field in dataclasses.fields(kind)
+                        field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(kind)
                     },
                 }
                 for name, kind in POLICIES.items()
@@ -163,9 +156,7 @@ def policies(json: JsonOption = False) -> None:
         for field in dataclasses.fields(kind):
             meta = field.metadata
             tuned = f"{meta['tune'][0]:g} to {meta['tune'][1]:g}" if meta["tune"] else "held"
-            rows.append(
-                [field.name, str(field.default), f"{meta['low']:g} to {meta['high']:g}", tuned, meta["doc"]]
-            )
+            rows.append([field.name, str(field.default), f"{meta['low']:g} to {meta['high']:g}", tuned, meta["doc"]])
         print_table(f"{name}: {kind.source}", ["setting", "default", "legal", "search", "meaning"], rows)
 
 

@@ -158,9 +158,7 @@ class ProfileCost:
 
     def constant(self, context: float) -> ConstantCost:
         """The papers' two numbers, s_d and s_t, read off this profile at one context."""
-        return ConstantCost(
-            s_d=float(self.draft_step(1, context)), s_t=float(self.autoregressive_step(context))
-        )
+        return ConstantCost(s_d=float(self.draft_step(1, context)), s_t=float(self.autoregressive_step(context)))
 
 
 def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
@@ -178,13 +176,10 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
         except (TypeError, ValueError) as error:  # InputError is a ValueError
             raise InputError(f"cost file {path}: {error}; give s_d and s_t in seconds") from None
     if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
-        raise InputError(
-            f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`"
-        )
+        raise InputError(f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`")
     if data.get("version") != PROFILE_VERSION:
         raise InputError(
-            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; "
-            "profile again"
+            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
         )
     return profile_from_json(data, str(path))
 

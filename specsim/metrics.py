@@ -79,9 +79,7 @@ def mean_tokens_per_round(accept_prob: npt.ArrayLike, draft_len: npt.ArrayLike) 
     return np.where(a < 1, unreached / (1 - safe), k + 1)
 
 
-def leviathan_speedup(
-    accept_prob: npt.ArrayLike, draft_len: npt.ArrayLike, cost_ratio: npt.ArrayLike
-) -> Floats:
+def leviathan_speedup(accept_prob: npt.ArrayLike, draft_len: npt.ArrayLike, cost_ratio: npt.ArrayLike) -> Floats:
     """(1 - a^(K+1)) / ((1 - a)(c K + 1)), c = T_d / T_t (Leviathan et al. 2023, Theorem 3.8)."""
     return mean_tokens_per_round(accept_prob, draft_len) / (np.multiply(cost_ratio, draft_len) + 1)
 

@@ -169,9 +169,7 @@ def check_replayable(trace: Trace, policy: ChainPolicy) -> None:
         )
     for name in policy.features:
         if getattr(trace, name) is None:
-            raise InputError(
-                f"policy {policy.name} needs the column {name!r}, which this trace lacks; record it"
-            )
+            raise InputError(f"policy {policy.name} needs the column {name!r}, which this trace lacks; record it")
 
 
 def check_covered(trace: Trace, policy: ChainPolicy, table: CostTable) -> None:
@@ -186,9 +184,7 @@ def check_covered(trace: Trace, policy: ChainPolicy, table: CostTable) -> None:
         )
 
 
-def replay(
-    trace: Trace, policy: ChainPolicy, table: CostTable, *, seed: int = 0, log: bool = False
-) -> Replay:
+def replay(trace: Trace, policy: ChainPolicy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
     """Run one policy over a trace. Exact where the trace is (greedy or Gumbel-coupled)."""
     check_replayable(trace, policy)
     check_covered(trace, policy, table)

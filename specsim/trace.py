@@ -181,9 +181,7 @@ def read_trace(folder: Path | str) -> Trace:
     for name in ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens"):
         values[name] = _column(sequences, name, np.int64, folder / SEQUENCES)
         if (values[name] < (0 if name in ("sequence_id", "output_tokens") else 1)).any():
-            raise InputError(
-                f"{folder / SEQUENCES}: column {name!r} has a value below its least; record it again"
-            )
+            raise InputError(f"{folder / SEQUENCES}: column {name!r} has a value below its least; record it again")
     values["domain"] = _column(sequences, "domain", np.str_, folder / SEQUENCES).astype(np.str_)
     lengths = values.pop("output_tokens")
     values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -216,9 +214,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} holds no JSON object; restore or record it again")
     version = meta.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again"
-        )
+        raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
     missing = [key for key in (*META_KEYS, "checksums") if key not in meta]
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}; restore or record it again")
@@ -262,9 +258,7 @@ def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path)
         raise InputError(f"{path} lacks column {name!r}; record it again")
     column = table.column(name).combine_chunks()
     if not pa.types.is_fixed_size_list(column.type) or column.type.list_size != depth:
-        raise InputError(
-            f"{path}: column {name!r} is {column.type}, wanted lists of {depth}; record it again"
-        )
+        raise InputError(f"{path}: column {name!r} is {column.type}, wanted lists of {depth}; record it again")
     flat = column.flatten()
     if column.null_count or flat.null_count:
         raise InputError(f"{path}: column {name!r} has nulls; record it again")

@@ -127,9 +127,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     ]
     prompts = folder / "prompts.jsonl"
     rng = np.random.default_rng(0)
-    lines = [
-        {"text": "".join(map(chr, rng.integers(33, 127, 6 + i))), "domain": "ab"[i % 2]} for i in range(8)
-    ]
+    lines = [{"text": "".join(map(chr, rng.integers(33, 127, 6 + i))), "domain": "ab"[i % 2]} for i in range(8)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace, profile, constant = folder / "trace", folder / "profile.json", folder / "constant.json"
     recorded = call(
@@ -329,9 +327,7 @@ COSTS = {
 
 @pytest.mark.parametrize(("text", "says"), COSTS.values(), ids=COSTS.keys())
 @pytest.mark.parametrize("command", ["replay", "tune"])
-def test_a_bad_cost_file_is_refused(
-    files: Files, tmp_path: Path, command: str, text: str | None, says: str
-) -> None:
+def test_a_bad_cost_file_is_refused(files: Files, tmp_path: Path, command: str, text: str | None, says: str) -> None:
     path = tmp_path / "cost.json"
     if text is not None:
         path.write_text(text)
@@ -433,9 +429,7 @@ def test_what_cannot_be_run_is_refused_and_leaves_nothing(
     [("--contexts 8,x", "8,x"), ("--contexts 60,4", "increase"), ("--contexts 4,9999", "positions"),
      ("--contexts 0,9", "2 tokens"), ("--repeats 2", "--repeats"), ("--depth 0", "--depth")],
 )  # fmt: skip
-def test_a_profile_that_cannot_be_measured_is_refused(
-    files: Files, tmp_path: Path, options: str, says: str
-) -> None:
+def test_a_profile_that_cannot_be_measured_is_refused(files: Files, tmp_path: Path, options: str, says: str) -> None:
     args = ["profile", tmp_path / "out.json", *files.models, *options.split()]
     assert_refused(call("realrun", *args), says)
     assert not list(tmp_path.iterdir())

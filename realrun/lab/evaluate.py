@@ -18,9 +18,7 @@ def evaluate(pair: Pair, windows: int = 128) -> dict[str, float]:
 
     On evenly spread windows of 256 tokens of the held-out files.
     """
-    parts = [
-        np.asarray(pair.tokenizer(f.text, verbose=False)["input_ids"]) for f in library_files("held_out")
-    ]
+    parts = [np.asarray(pair.tokenizer(f.text, verbose=False)["input_ids"]) for f in library_files("held_out")]
     tokens = np.concatenate(parts)
     starts = np.linspace(0, len(tokens) - WINDOW_TOKENS - 1, windows).astype(int)
     nats = {"target": 0.0, "draft": 0.0}

@@ -147,10 +147,7 @@ class Trainer:
 
     @property
     def distilling(self) -> bool:
-        return (
-            self.teacher is not None
-            and self.step * self.settings.batch_tokens >= self.settings.distill_after_tokens
-        )
+        return self.teacher is not None and self.step * self.settings.batch_tokens >= self.settings.distill_after_tokens
 
     def train_step(self, batch: torch.Tensor) -> float:
         inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
@@ -229,9 +226,9 @@ class Trainer:
             while self.step < settings.steps:
                 long = self.step >= settings.steps * (1 - LONG_SHARE)
                 length = settings.window_tokens * (2 if long else 1)
-                batch = windows(
-                    train, settings.batch_tokens // length, length, (settings.seed, self.step)
-                ).to(settings.device)
+                batch = windows(train, settings.batch_tokens // length, length, (settings.seed, self.step)).to(
+                    settings.device
+                )
                 loss = self.train_step(batch)
                 smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
                 progress.update(task, completed=self.step, status=f"{smooth:.3f} nats")

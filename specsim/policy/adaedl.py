@@ -40,9 +40,7 @@ class AdaEDL(ChainPolicy):
     """
 
     gamma: float = setting(0.2, 1e-6, 10.0, tune=(0.02, 1.0), log=True, doc="entropy factor")
-    lambda0: float = setting(
-        0.3, -10.0, 1.0, tune=(-1.0, 0.9), doc="stopping threshold, at the start if dynamic"
-    )
+    lambda0: float = setting(0.3, -10.0, 1.0, tune=(-1.0, 0.9), doc="stopping threshold, at the start if dynamic")
     dynamic: bool = setting(True, 0, 1, doc="update lambda by Algorithm 1")
     target_rate: float = setting(0.9, 0.0, 1.0, doc="alpha, target acceptance rate of Algorithm 1")
     epsilon: float = setting(0.01, 0.0, 1.0, doc="step of lambda in Algorithm 1")

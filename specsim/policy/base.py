@@ -65,8 +65,7 @@ class ChainPolicy:
                 raise InputError(f"policy {self.name}: {field.name}={value!r} is not {wanted}; give one")
             if not low <= value <= high:  # also catches NaN
                 raise InputError(
-                    f"policy {self.name}: {field.name}={value} is outside [{low:g}, {high:g}]; "
-                    f"choose a value inside"
+                    f"policy {self.name}: {field.name}={value} is outside [{low:g}, {high:g}]; choose a value inside"
                 )
 
     @property
@@ -88,9 +87,7 @@ class ChainPolicy:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default or field.metadata["tune"]:
-                parts.append(
-                    f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}"
-                )
+                parts.append(f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}")
         return f"{self.name}({', '.join(parts)})"
 
 

@@ -37,9 +37,7 @@ class MaxConfidence(ChainPolicy):
     its baseline. The token whose test fails is kept and verified.
     """
 
-    lambda0: float = setting(
-        0.4, 0.0, 1.0, tune=(0.0, 0.95), doc="stopping threshold, at the start if dynamic"
-    )
+    lambda0: float = setting(0.4, 0.0, 1.0, tune=(0.0, 0.95), doc="stopping threshold, at the start if dynamic")
     dynamic: bool = setting(True, 0, 1, doc="update lambda by Algorithm 1 of AdaEDL")
     target_rate: float = setting(0.9, 0.0, 1.0, doc="alpha, target acceptance rate of Algorithm 1")
     epsilon: float = setting(0.01, 0.0, 1.0, doc="step of lambda in Algorithm 1")

@@ -28,9 +28,7 @@ def cuda_pair() -> Pair:
     return load_pair(device="cuda", dtype="float64")
 
 
-@pytest.mark.parametrize(
-    "choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"]
-)
+@pytest.mark.parametrize("choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, choice: Choice) -> None:
     prompts = lab_prompts(cuda_pair.tokenizer, 6)
     trace = record(cuda_pair, prompts, RecordSettings(16, 64, choice))

@@ -31,9 +31,7 @@ def target_output(prompt: Sequence[int], count: int, choice: Choice, sequence: i
 
 
 @torch.inference_mode()
-def step_by_step(
-    prompt: Sequence[int], output: Sequence[int], depth: int, choice: Choice, sequence: int
-) -> Columns:
+def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, choice: Choice, sequence: int) -> Columns:
     """The definition of a dense row: the real drafter, asked at every position."""
     drafter = DraftModel(tiny_pair().draft, ())
     rows: dict[str, list[object]] = {name: [] for name in ("draft_token", "match_len", "steps")}
@@ -132,9 +130,7 @@ def test_no_match_reaches_beyond_the_end_of_the_output(
     assert (trace.match_len <= remaining).all() and (trace.match_len == remaining).any()
 
 
-def test_a_recorded_trace_survives_its_folder(
-    eos_trace: tuple[Trace, list[Prompt], tuple[int, ...]], tmp_path
-) -> None:
+def test_a_recorded_trace_survives_its_folder(eos_trace: tuple[Trace, list[Prompt], tuple[int, ...]], tmp_path) -> None:
     trace, _, _ = eos_trace
     write_trace(trace, tmp_path / "trace")
     again = read_trace(tmp_path / "trace")
@@ -143,9 +139,7 @@ def test_a_recorded_trace_survives_its_folder(
 
 
 def test_recording_twice_gives_the_same_trace() -> None:
-    first, second = (
-        record(tiny_pair(), tiny_prompts(2), RecordSettings(4, 12, CHOICES["gumbel"])) for _ in range(2)
-    )
+    first, second = (record(tiny_pair(), tiny_prompts(2), RecordSettings(4, 12, CHOICES["gumbel"])) for _ in range(2))
     for name in ("token", "match_len", "draft_token", "prob", "confidence", "entropy_nats", "true_rank"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 

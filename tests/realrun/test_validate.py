@@ -39,9 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     with pytest.MonkeyPatch.context() as patch:
         quick = main_job.profile
         patch.setattr(main_job, "profile", lambda *args, **options: quick(*args, repeats=4, **options))
-        document = run_main_job(
-            tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step)
-        )
+        document = run_main_job(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
     return document, out, reports
 
 

@@ -51,9 +51,7 @@ def document(**median: Any) -> dict[str, Any]:
 
 
 @given(low=st.integers(0, 300), span=st.integers(0, 300), bits=st.integers(0, 6), deepest=st.integers(1, 9))
-def test_a_table_holds_the_model_at_the_middle_of_each_bucket(
-    low: int, span: int, bits: int, deepest: int
-) -> None:
+def test_a_table_holds_the_model_at_the_middle_of_each_bucket(low: int, span: int, bits: int, deepest: int) -> None:
     """Hence a linear model is met to half a bucket's slope at every context covered."""
     model = RampCost(slope=1e-3)
     table = compile_table(model, max_draft_tokens=deepest, contexts=(low, low + span), bucket_bits=bits)

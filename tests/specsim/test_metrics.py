@@ -95,9 +95,7 @@ def test_eq13_and_eq14_overstate_a_measured_run_by_what_they_leave_out() -> None
 
 
 counts, seconds = st.integers(0, 20_000), st.floats(1e-5, 1.0)
-runs = st.tuples(st.integers(1, 2000), counts, counts, seconds, seconds).filter(
-    lambda run: 0 < run[1] <= 50 * run[0]
-)
+runs = st.tuples(st.integers(1, 2000), counts, counts, seconds, seconds).filter(lambda run: 0 < run[1] <= 50 * run[0])
 
 
 @given(runs)
@@ -182,9 +180,7 @@ def test_leviathans_formula_at_its_limits() -> None:
     assert metrics.leviathan_speedup(0.3, 0, 0.25) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("accept_prob", "k"), [(-0.01, 1), (1.01, 1), (math.nan, 1), (0.5, -1), (0.5, math.nan)]
-)
+@pytest.mark.parametrize(("accept_prob", "k"), [(-0.01, 1), (1.01, 1), (math.nan, 1), (0.5, -1), (0.5, math.nan)])
 def test_leviathans_formula_refuses_what_is_no_probability(accept_prob: float, k: float) -> None:
     with pytest.raises(InputError, match="accept_prob must lie in"):
         metrics.mean_tokens_per_round([0.5, accept_prob], k)

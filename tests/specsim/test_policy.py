@@ -291,9 +291,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("before", "drafted", "accepted", "after"), BY_HAND.values(), ids=BY_HAND)
-def test_algorithm_1(
-    before: tuple[float, float], drafted: int, accepted: int, after: tuple[float, float]
-) -> None:
+def test_algorithm_1(before: tuple[float, float], drafted: int, accepted: int, after: tuple[float, float]) -> None:
     assert update_threshold(before, drafted, accepted, 16.0, 0.9, 0.01) == pytest.approx(after, rel=1e-14)
 
 

@@ -64,9 +64,7 @@ def test_the_inverse_used_below_is_one(x: int) -> None:
 
 
 @given(int64s, int64s, int64s, int64s)
-def test_uniform_is_splitmix64_chained_over_its_key(
-    seed: int, sequence: int, position: int, depth: int
-) -> None:
+def test_uniform_is_splitmix64_chained_over_its_key(seed: int, sequence: int, position: int, depth: int) -> None:
     value = uniform(seed, sequence, position, depth)
     assert value == ((chain(seed, sequence, position, depth) >> 12) + 0.5) / 2**52
     assert 0 < value < 1

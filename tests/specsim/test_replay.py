@@ -170,9 +170,7 @@ def test_rounds_worked_by_hand() -> None:
         offsets=np.array([0, 6]),
         token=np.array([5, 6, 7, 8, 9, 0], dtype=np.int32),
         match_len=np.array([2, 0, 0, 1, 0, 1], dtype=np.uint8),
-        draft_token=np.array(
-            [[5, 6, 4], [1, 1, 1], [1, 1, 1], [8, 0, 9], [1, 1, 1], [0, 1, 1]], dtype=np.int32
-        ),
+        draft_token=np.array([[5, 6, 4], [1, 1, 1], [1, 1, 1], [8, 0, 9], [1, 1, 1], [0, 1, 1]], dtype=np.int32),
         prob=np.ones((6, 3), dtype=np.float32),
         confidence=np.ones((6, 3), dtype=np.float32),
         entropy_nats=np.ones((6, 3), dtype=np.float32),

@@ -26,9 +26,7 @@ def estimate(value: float) -> dict[str, float]:
     return {"estimate": value, "low": 0.98 * value, "high": 1.02 * value}
 
 
-def row(
-    policy: str, label: str, role: str, predicted: float, measured: float, **params: Any
-) -> dict[str, Any]:
+def row(policy: str, label: str, role: str, predicted: float, measured: float, **params: Any) -> dict[str, Any]:
     ladder = {"eq14": 1.2 * measured, "constant": 1.1 * measured, "profile": predicted, "measured": measured}
     return {
         "policy": policy,
