@@ -26,28 +26,33 @@ class CachedLM:
 
     def forward(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append tokens to the cache; logits [n, V] after each of them."""
-        return self._run(tokens, keep=0)
+        return self._append(tokens, keep=0)
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache and drop their logits; no tokens is no work."""
         if tokens:
-            self._run(tokens, keep=1)
+            self._append(tokens, keep=1)
 
-    def _run(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+    def _append(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         end = self.length + len(tokens)
         if end > self.max_positions:
             raise InputError(
                 f"{end} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
             )
-        logits = self.model(
+        logits = self._forward(tokens, keep)
+        self.length = end
+        return logits
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        """Logits after the last `keep` tokens, or after all of them if keep is 0."""
+        positions = torch.arange(self.length, self.length + len(tokens), device=self.device)
+        return self.model(
             input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.arange(self.length, end, device=self.device)[None],
+            position_ids=positions[None],
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
-        ).logits
-        self.length = end
-        return logits[0]
+        ).logits[0]
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""

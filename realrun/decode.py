@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.drafters.draft_model import Draft, KeepDrafting
+from realrun.lean_llama import open_lm
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy, Step
 from specsim.randomness import uniform
@@ -123,7 +123,7 @@ class Decoder:
         choice: Choice,
         verifier: Verifier = match_verifier,
     ):
-        self.target = CachedLM(target)
+        self.target = open_lm(target)
         self.drafter = drafter
         self.eos_token_ids = frozenset(eos_token_ids)
         self.choice = choice

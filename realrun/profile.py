@@ -142,11 +142,12 @@ def _document(samples: Samples, contexts: list[int], depth: int, repeats: int, p
         # is paid once a round, so it counts as round overhead.
         start_up = float(np.mean(first - later))
         return {
-            "draft": [later.tolist(), (later + first_of_two - first).tolist()],
+            "draft": [later.tolist(), np.maximum(later + first_of_two - first, 0.0).tolist()],
             "verify": [over_contexts("verify", n).tolist() for n in range(1, depth + 2)],
             "autoregressive": over_contexts("autoregressive").tolist(),
             "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
-            "round_overhead": float(np.quantile(samples["overhead"], q)) + start_up,
+            # A difference of medians may be negative by noise, a time may not.
+            "round_overhead": max(0.0, float(np.quantile(samples["overhead"], q)) + start_up),
         }
 
     return {

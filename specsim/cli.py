@@ -114,7 +114,9 @@ def tune(
             progress=lambda done, total: report("tune", done, total),
         )
     untuned = dict(fixed)
-    if kind.name != "fixed_k":
+    if kind is POLICIES["fixed_k"]:
+        untuned.setdefault("k", min(kind().settings["k"], whole.depth))
+    else:
         untuned.setdefault("max_draft", whole.depth)
     default = predict(holdout, make_policy(policy, untuned), model, seed=seed)
     fixed_k = run_tune(POLICIES["fixed_k"], train, holdout, model, search="grid", seed=seed).holdout

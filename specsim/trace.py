@@ -136,6 +136,8 @@ def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
     folder = Path(folder)
     if folder.exists() and not overwrite:
         raise InputError(f"{folder} exists; choose another name or allow overwriting")
+    if folder.exists() and not (folder / META).is_file():
+        raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

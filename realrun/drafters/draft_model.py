@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
+from realrun.lean_llama import open_lm
 from specsim.policy import Step
 
 KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)
@@ -51,7 +51,7 @@ class DraftModel:
     kind = "chain"
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int]):
-        self.lm = CachedLM(model)
+        self.lm = open_lm(model)
         self.eos_token_ids = frozenset(eos_token_ids)
 
     def begin(self, context: Sequence[int]) -> None:

@@ -142,7 +142,11 @@ def _optuna(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    study.enqueue_trial({field.name: field.default for field in free})
+    start = {field.name: field.default for field in free}
+    for field in free:
+        if isinstance(field.default, int):
+            start[field.name] = min(field.default, _whole_numbers(field, depth)[-1])
+    study.enqueue_trial(start)
 
     def objective(trial: optuna.Trial) -> float:
         settings: dict[str, Any] = {}
