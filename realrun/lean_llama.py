@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ def supported(model: PreTrainedModel) -> bool:
     """Plain Llama: no biases, SiLU, positions that do not depend on the sequence length."""
     if type(model) is not LlamaForCausalLM:
         return False
-    config = model.config
+    config: Any = model.config
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
         not config.attention_bias
@@ -46,7 +47,7 @@ class LeanLlama(CachedLM):
     """CachedLM for plain Llama models. n new tokens, H heads, D head size, L cached tokens."""
 
     @torch.inference_mode()
-    def __init__(self, model: LlamaForCausalLM):
+    def __init__(self, model: Any):  # a LlamaForCausalLM
         config = model.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = model.model.layers[0].self_attn.head_dim
@@ -114,7 +115,7 @@ class LeanLlama(CachedLM):
         return F.pad(mask, (end - n, 0)).repeat(self.heads // self.kv_heads, 1)
 
 
-def _join(layer: torch.nn.Module) -> _Layer:
+def _join(layer: Any) -> _Layer:
     """A layer's weights, with those that share an input in one matrix.
 
     The modules' weights become views into the joint matrix, so memory does not double.
