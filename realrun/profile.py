@@ -28,6 +28,7 @@ from specsim.errors import InputError
 from specsim.policy import make_policy
 
 WARMUP_ROUNDS = 3
+AUTOREGRESSIVE_BURST = 4
 Samples = dict[Any, list[float]]
 
 
@@ -50,7 +51,7 @@ def profile(
     *,
     contexts: Sequence[int],
     depth: int = 16,
-    repeats: int = 15,
+    repeats: int = 40,
     choice: Choice | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -76,8 +77,12 @@ def profile(
         for repeat in range(repeats + WARMUP_ROUNDS):
             kept = samples if repeat >= WARMUP_ROUNDS else defaultdict(list)
             for size in rng.permutation(depth + 1).tolist():
-                # The draft cache lacks one token more after a fully accepted draft.
-                _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, kept)
+                if size == 0:  # autoregressive steps follow one another, in caches that no drafter has used
+                    _measure_round(decoder, tokens, context, 0, 0, rng, defaultdict(list))
+                    for _ in range(AUTOREGRESSIVE_BURST):
+                        _measure_round(decoder, tokens, context, 0, 0, rng, kept)
+                else:  # the draft cache lacks one token more after a fully accepted draft
+                    _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, kept)
         if progress:
             progress(done + 1, len(contexts))
     return _document(samples, list(contexts), depth, repeats, pair, seed)
@@ -113,12 +118,12 @@ def _measure_round(
             samples["policy"].append(draft.policy_s / (size - 1))
         samples["overhead"].append(measured.other_s + measured.draft_s - sum(draft.step_s))
         samples["verify", size + 1, context].append(measured.verify_s)
+        drafter.commit(context)
     else:
         samples["autoregressive", context].append(measured.seconds)
         samples["verify", 1, context].append(measured.verify_s)
     decoder.target.truncate(context)
-    drafter.commit(context)
-    # A round that drafted nothing leaves the draft cache one token behind.
+    # A round that drafted nothing leaves the draft cache behind.
     drafter.lm.prefill(tokens[drafter.lm.length : context])
 
 

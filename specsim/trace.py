@@ -184,7 +184,7 @@ def read_trace(folder: Path | str) -> Trace:
         values[name] = _column(sequences, name, np.int64, folder / SEQUENCES)
         if (values[name] < (0 if name in ("sequence_id", "output_tokens") else 1)).any():
             raise InputError(f"{folder / SEQUENCES}: column {name!r} has a value below its least; record it again")
-    values["domain"] = _column(sequences, "domain", np.str_, folder / SEQUENCES).astype(np.str_)
+    values["domain"] = _column(sequences, "domain", np.str_, folder / SEQUENCES)
     lengths = values.pop("output_tokens")
     values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values["token"] = _column(steps, "token", np.int32, folder / STEPS)
@@ -230,7 +230,9 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 def _read_table(path: Path) -> pa.Table:
     try:
-        return pq.read_table(path)
+        # `pq.read_table` and `to_numpy` would import pandas, a third of the start-up time.
+        with pq.ParquetFile(path) as file:
+            return file.read()
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path} is no readable Parquet file ({error}); record it again") from None
 
@@ -241,14 +243,15 @@ def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> npt.NDArray[A
     column = table.column(name)
     if column.null_count:
         raise InputError(f"{path}: column {name!r} has nulls; record it again")
-    return _as_numpy(column, name, dtype, path)
+    return _as_numpy(column.combine_chunks(), name, dtype, path)
 
 
 def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> npt.NDArray[Any]:
     """A writable copy, since the replay kernel is compiled once per array type, read-only being another."""
     wanted = pa.string() if dtype is np.str_ else pa.from_numpy_dtype(dtype)
     try:
-        return np.array(column.cast(wanted).to_numpy())
+        values = column.cast(wanted)
+        return np.array(values.to_pylist(), dtype=np.str_) if dtype is np.str_ else np.array(np.from_dlpack(values))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputError(
             f"{path}: column {name!r} holds {column.type} that does not fit {wanted}; record it again"

@@ -21,13 +21,16 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from realrun.lab.corpus import Split, library_files
 from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, lab_config
 from realrun.lab.tokenizer import train_tokenizer
+from specsim.errors import InputError
 
+CHECKPOINT = "checkpoint.safetensors"
 DECAY_SHARE = 0.3
 LONG_SHARE = 0.15  # the last part trains on windows twice as long
 
@@ -184,10 +187,10 @@ class Trainer:
                     state[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
         temporary = self.folder / "checkpoint.tmp"
         save_file({k: v.contiguous() for k, v in state.items()}, temporary, metadata={"step": str(self.step)})
-        os.replace(temporary, self.folder / "checkpoint.safetensors")
+        os.replace(temporary, self.folder / CHECKPOINT)
 
     def resume(self) -> None:
-        path = self.folder / "checkpoint.safetensors"
+        path = self.folder / CHECKPOINT
         if not path.exists():
             return
         state = load_file(path, device=self.settings.device)
@@ -202,8 +205,6 @@ class Trainer:
                     index, slot = key.removeprefix(prefix).split(".")
                     whole["state"].setdefault(int(index), {})[slot] = value
             optimizer.load_state_dict(whole)
-        from safetensors import safe_open
-
         with safe_open(path, framework="pt") as handle:
             self.step = int(handle.metadata()["step"])
 
@@ -258,6 +259,8 @@ def prepare_tokenizer(work: Path) -> PreTrainedTokenizerBase:
 
 def export(work: Path, role: Role, out: Path) -> None:
     """Write a trained model as a Hugging Face folder in bf16 with the tokenizer."""
+    if not (work / role / CHECKPOINT).exists():
+        raise InputError(f"{work / role} holds no checkpoint; train the {role} first")
     settings = TrainSettings(role=role, tokens=8192)
     trainer = Trainer(settings, work, None)
     trainer.compute.save_pretrained(out / role)
