@@ -180,9 +180,10 @@ class Decoder:
         draft = Draft()
         if limit > 0 and policy is not None:
 
+            decide, params = policy.keep_drafting, policy.params
+
             def keep(step: Step, depth: int) -> bool:
-                u = uniform(seed, sequence, t, depth)
-                return bool(policy.keep_drafting(state, policy.params, step, depth, u))
+                return bool(decide(state, params, step, depth, uniform(seed, sequence, t, depth)))
 
             draft = self.drafter.propose(tokens, limit, keep, self.choice, sequence, t)
         proposed = self.clock()

@@ -27,6 +27,7 @@ from specsim.trace import Trace
 from specsim.tuning import split_sequences, tune
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
+SHORT_DRAFT = 4  # tokens; AdaEDL's Table 1 also compares caps on the draft length
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,17 @@ def candidates(
     seed: int,
     progress: Progress | None = None,
 ) -> list[Candidate]:
-    """Every policy tuned on `train`, each beside its paper's settings, and fixed K at 1, 2, 4, 8."""
+    """What to validate: every policy tuned on `train`, its paper's settings, and fixed K at 1, 2, 4, 8.
+
+    Policies with a moving threshold are tuned with it moving, with it fixed, and with a
+    lower cap on the draft length.
+    """
     depth = train.depth
     specs: list[tuple[str, dict[str, Any]]] = []
     for name, kind in POLICIES.items():
         if hasattr(kind, "dynamic"):
             specs += [(name, {"dynamic": True}), (name, {"dynamic": False})]
+            specs.append((name, {"dynamic": True, "max_draft": min(SHORT_DRAFT, depth)}))
         else:
             specs.append((name, {}))
     found = []

@@ -15,6 +15,7 @@ from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoded, Decoder, match_verifier
 from realrun.drafters.draft_model import DraftModel
+from realrun.lean_llama import LeanLlama
 from realrun.record import RecordSettings, record
 from specsim.cost import ConstantCost
 from specsim.errors import InputError
@@ -206,7 +207,8 @@ def test_a_verifier_that_accepts_one_token_too_many_is_caught(choice: Choice) ->
 
 
 def cached_values(lm: CachedLM) -> list[torch.Tensor]:
-    return [part for layer in lm.cache.layers for part in (layer.keys, layer.values)]
+    assert isinstance(lm, LeanLlama)
+    return [part[:, :, : lm.length].clone() for part in (lm.keys, lm.values)]
 
 
 @mode

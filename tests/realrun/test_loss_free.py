@@ -19,7 +19,7 @@ from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
 NEW_TOKENS = 128
-CHOICES = {"greedy": Choice("greedy"), "gumbel": Choice("gumbel", 0.7, seed=11)}
+CHOICES = {"greedy": Choice("greedy"), "gumbel": Choice("gumbel", 0.8, seed=11)}
 SETTINGS = [
     ("fixed_k", {"k": 4}),
     ("max_confidence", {"lambda0": 0.4, "dynamic": True}),

@@ -16,6 +16,7 @@ from tiny import VOCAB, tiny_pair
 from realrun.choice import Choice
 from realrun.decode import Decoder
 from realrun.drafters.draft_model import DraftModel
+from realrun.lean_llama import LeanLlama
 from realrun.profile import ScriptedVerifier, _measure_round, profile, write_json
 from specsim.cost import profile_from_json, read_cost
 from specsim.errors import InputError
@@ -84,10 +85,11 @@ def test_a_measured_round_leaves_both_caches_as_they_were(size: int, behind: int
     tokens = rng.integers(1, VOCAB, context + 1).tolist()
     decoder.target.prefill(tokens[:-1])
     drafter.begin(tokens[:-1])
+    lean = [lm for lm in (decoder.target, drafter.lm) if isinstance(lm, LeanLlama)]
+    assert len(lean) == 2
 
     def cached() -> list[torch.Tensor]:
-        layers = [*decoder.target.cache.layers, *drafter.lm.cache.layers]
-        return [part.clone() for layer in layers for part in (layer.keys, layer.values)]
+        return [part[:, :, :context].clone() for lm in lean for part in (lm.keys, lm.values)]
 
     before = cached()
     for _ in range(6):  # the number of accepted tokens is drawn anew
