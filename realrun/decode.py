@@ -179,7 +179,6 @@ class Decoder:
         start = self.clock()
         draft = Draft()
         if limit > 0 and policy is not None:
-
             decide, params = policy.keep_drafting, policy.params
 
             def keep(step: Step, depth: int) -> bool:

@@ -427,7 +427,7 @@ def test_what_cannot_be_run_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "says"),
     [("--contexts 8,x", "8,x"), ("--contexts 60,4", "increase"), ("--contexts 4,9999", "positions"),
-     ("--contexts 0,9", "2 tokens"), ("--repeats 2", "--repeats"), ("--depth 0", "--depth")],
+     ("--contexts 0,9", "2 tokens"), ("--repeats 1", "--repeats"), ("--depth 0", "--depth")],
 )  # fmt: skip
 def test_a_profile_that_cannot_be_measured_is_refused(files: Files, tmp_path: Path, options: str, says: str) -> None:
     args = ["profile", tmp_path / "out.json", *files.models, *options.split()]

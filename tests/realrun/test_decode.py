@@ -207,8 +207,11 @@ def test_a_verifier_that_accepts_one_token_too_many_is_caught(choice: Choice) ->
 
 
 def cached_values(lm: CachedLM) -> list[torch.Tensor]:
-    assert isinstance(lm, LeanLlama)
-    return [part[:, :, : lm.length].clone() for part in (lm.keys, lm.values)]
+    """Keys and values [layers, heads, length, size], of the lean pass or of the library's cache."""
+    if isinstance(lm, LeanLlama):
+        return [part[:, :, : lm.length].clone() for part in (lm.keys, lm.values)]
+    layers = lm.cache.layers
+    return [torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers])]
 
 
 @mode
