@@ -28,13 +28,6 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
-def slow(session: nox.Session) -> None:
-    """The tests that take minutes."""
-    install(session, "real", "dev")
-    session.run("pytest", "-m", "slow", *session.posargs)
-
-
-@nox.session
 def lint(session: nox.Session) -> None:
     """Style and types."""
     install(session, "real", "dev")
@@ -47,4 +40,4 @@ def lint(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Benchmarks of the simulator, with the ratio to a plain reference."""
     install(session, "real", "dev")
-    session.run("pytest", "-m", "", "--benchmark-only", "-s", *session.posargs)
+    session.run("pytest", "--benchmark-only", "-s", *session.posargs)

@@ -17,6 +17,9 @@ class CachedLM:
         self.model = model
         self.device = model.device
         self.max_positions = int(model.config.max_position_embeddings)
+        window = getattr(model.config, "sliding_window", None)
+        if window:  # a cache whose window has begun to slide cannot be rolled back
+            self.max_positions = min(self.max_positions, int(window))
         self.reset()
 
     def reset(self) -> None:

@@ -2,8 +2,9 @@
 
 argmax(log p + g) with Gumbel noise g is an exact sample of p. As g depends only on (seed,
 sequence, output position, token), the target's choice at a position does not depend on
-who drafted, which makes replay exact at temperature > 0. A drafter that uses the same
-noise agrees with the target as often as it can.
+who drafted, which makes replay exact at temperature > 0. The drafter uses the same noise,
+so that it often agrees with the target; rejection sampling accepts somewhat more often, and
+acceptance measured here does not carry over to engines that use it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
     return x ^ _shift(x, 31)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _noise_block(seed: int, sequence: int, block: int, vocab: int, device: torch.device) -> torch.Tensor:
     """Standard Gumbel noise, float64 [_BLOCK, V], for positions block * _BLOCK and on."""
     base = _mix(_mix(seed + _GOLDEN) + sequence + _GOLDEN)
@@ -87,6 +88,12 @@ class Choice:
         """Logits of the distribution that is sampled from, in at least float32."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return logits / self.temperature if self.mode == "gumbel" else logits
+
+    def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device) -> None:
+        """Make a sequence's noise ahead of the clock."""
+        if self.mode == "gumbel":
+            for start in range(0, positions, _BLOCK):
+                gumbel_noise(self.seed, sequence, start, 1, vocab, device)
 
     def tokens(self, scaled: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         """Chosen tokens [n] for scaled logits [n, V] of output positions position, position + 1, ..."""

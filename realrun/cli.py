@@ -51,7 +51,7 @@ ModeOption = Annotated[Mode, typer.Option(help="Greedy, or sampling with Gumbel 
 TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature in gumbel mode.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing result.")]
+OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
 
 
 def _load(target: str, draft: str, device: str, dtype: str, threads: int) -> Pair:
@@ -93,11 +93,9 @@ def record(
     from realrun.choice import Choice
     from realrun.record import RecordSettings, elapsed_ratio
     from realrun.record import record as run_record
-    from specsim.errors import InputError
-    from specsim.trace import write_trace
+    from specsim.trace import check_free, write_trace
 
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists; choose another name or pass --overwrite")
+    check_free(out, overwrite=overwrite)
     settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed))
     pair = _load(target, draft, device, dtype, threads)
     with progress_bar() as report:
@@ -109,7 +107,7 @@ def record(
         "sequences": trace.sequences,
         "output_tokens": int(trace.output_tokens.sum()),
         "mean_match_len": float(trace.match_len.mean()),
-        "top1_agreement": trace.meta["top1_agreement"],
+        "first_token_accepted_share": trace.meta["first_token_accepted_share"],
         "distinct_trigram_share": trace.meta["distinct_trigram_share"],
         "time_over_generation": elapsed_ratio(trace),
     }
@@ -210,7 +208,7 @@ def validate(
     """The main job: record, profile, tune every policy offline, predict, really decode, compare.
 
     A trace that is already in the output folder and was made with the same settings is
-    used again. Writes trace/, profile.json, validation.json and report.html.
+    used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
     """
     from realrun.choice import Choice
     from realrun.main_job import Settings, run_main_job

@@ -146,6 +146,8 @@ class Decoder:
         InputError for an empty prompt or one that leaves no room for the output.
         """
         self._check(prompt, max_new_tokens)
+        vocab = int(self.target.model.config.vocab_size)
+        self.choice.prepare(sequence, max_new_tokens + 1, vocab, self.target.device)
         start = self.clock()
         tokens = list(prompt)
         self.target.reset()

@@ -18,6 +18,9 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from realrun.cached_lm import CachedLM
 
+LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
+FIRST_ROOM = 256  # cached tokens that the buffers hold at first
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -66,12 +69,19 @@ class LeanLlama(CachedLM):
         super().__init__(model)
 
     def reset(self) -> None:
-        """Forget everything; the buffer stays."""
+        """Forget everything; the buffers stay."""
         if not hasattr(self, "keys"):
-            shape = (len(self.layers), self.kv_heads, self.max_positions, self.head_dim)
+            shape = (len(self.layers), self.kv_heads, 0, self.head_dim)
             self.keys = torch.empty(shape, dtype=self.model.dtype, device=self.device)
             self.values = torch.empty_like(self.keys)
         self.length = 0
+
+    def _reserve(self, length: int) -> None:
+        """Make room for `length` tokens, at least doubling, so that copies stay rare."""
+        have = self.keys.shape[2]
+        if length > have:
+            room = min(self.max_positions, max(length, 2 * have, FIRST_ROOM)) - have
+            self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""
@@ -79,7 +89,8 @@ class LeanLlama(CachedLM):
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         n, start, end = len(tokens), self.length, self.length + len(tokens)
-        heads, groups = self.heads + 2 * self.kv_heads, self.heads // self.kv_heads
+        heads = self.heads + 2 * self.kv_heads
+        self._reserve(end)
         cos, sin = self.cos[start:end], self.sin[start:end]
         mask = self._causal_mask(n, end) if n > 1 else None
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
@@ -91,17 +102,30 @@ class LeanLlama(CachedLM):
             keys, values = self.keys[number, :, :end], self.values[number, :, :end]
             keys[:, start:] = k.transpose(0, 1)
             values[:, start:] = v.transpose(0, 1)
-            # The query heads of one key-value head are rows of one matrix: [Hkv, groups * n, L].
-            q = q.view(n, self.kv_heads, groups, self.head_dim).permute(1, 2, 0, 3)
-            scores = torch.matmul(q.reshape(self.kv_heads, groups * n, -1), keys.transpose(1, 2))
-            scores = scores.mul_(self.scaling)
-            if mask is not None:
-                scores += mask
-            mixed = torch.matmul(scores.softmax(-1), values).view(self.kv_heads, groups, n, -1)
-            x = x + F.linear(mixed.permute(2, 0, 1, 3).reshape(n, -1), layer.out)
+            mixed = self._attend(q, keys, values, mask)
+            x = x + F.linear(mixed, layer.out)
             gate, up = F.linear(self._norm(x, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down)
         return F.linear(self._norm(x[-keep:] if keep else x, self.norm_out), self.head)
+
+    def _attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention output [n, H * D] for q [n, H, D] and keys, values [Hkv, L, D]."""
+        n, groups = len(q), self.heads // self.kv_heads
+        # The query heads of one key-value head are rows of one matrix: [Hkv, groups * n, L].
+        q = q.view(n, self.kv_heads, groups, self.head_dim).permute(1, 2, 0, 3)
+        q = q.reshape(self.kv_heads, groups * n, self.head_dim)
+        if n > LONG_PASS:  # a prompt: do not hold all its scores at once
+            mixed = F.scaled_dot_product_attention(
+                q[None], keys[None], values[None], attn_mask=mask, scale=self.scaling
+            )[0]
+        else:
+            scores = torch.matmul(q, keys.transpose(1, 2)).mul_(self.scaling)
+            if mask is not None:
+                scores += mask
+            mixed = torch.matmul(scores.softmax(-1), values)
+        return mixed.view(self.kv_heads, groups, n, -1).permute(2, 0, 1, 3).reshape(n, -1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float32:

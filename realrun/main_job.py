@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from realrun.models import Pair
 from realrun.profile import profile, write_json
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
-from realrun.validate import as_document, validate
+from realrun.validate import as_document, rounds_table, validate
 from specsim.cost import profile_from_json
 from specsim.errors import InputError
 from specsim.replay import context_range
@@ -69,6 +70,7 @@ def run_main_job(
     )
     document = as_document(result)
     write_json(document, out / "validation.json")
+    pq.write_table(rounds_table(result), out / "rounds.parquet")
     from specsim.report.validation import write_validation_report  # matplotlib is slow to load
 
     write_validation_report(out / "report.html", document)
@@ -82,6 +84,8 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
         wanted = {
             "target": pair.target_name,
             "drafter": pair.draft_name,
+            "weights": pair.fingerprint,
+            "device": pair.device.type,
             "decoding": settings.record.choice.as_dict(),
             "depth": settings.record.depth,
             "max_new_tokens": settings.record.max_new_tokens,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -40,6 +42,15 @@ class Pair:
     def dtype(self) -> torch.dtype:
         return self.target.dtype
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash that tells this pair's weights from others: of a few rows of each model."""
+        digest = hashlib.sha256()
+        for model in (self.target, self.draft):
+            for parameter in model.parameters():
+                digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
 
 def load_pair(
     target: str = LAB,
@@ -68,7 +79,10 @@ def load_pair(
     tokenizers = [_load(AutoTokenizer, path) for path in paths]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise InputError(f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one")
-    models = [_load(AutoModelForCausalLM, path, dtype=DTYPES[dtype]).to(device).eval() for path in paths]
+    try:
+        models = [_load(AutoModelForCausalLM, path, dtype=DTYPES[dtype]).to(device).eval() for path in paths]
+    except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
+        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     return Pair(
         target=models[0],
         draft=models[1],

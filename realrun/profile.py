@@ -67,7 +67,7 @@ def profile(
         raise InputError(f"repeats={repeats}; give at least 2")
     _check(contexts, depth, min(decoder.target.max_positions, drafter.lm.max_positions))
     rng = np.random.default_rng(seed)
-    vocab = int(pair.target.config.vocab_size)
+    vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
     samples: Samples = defaultdict(list)
     for done, context in enumerate(contexts):
         tokens = rng.integers(1, vocab, context + 1).tolist()
@@ -82,10 +82,12 @@ def profile(
                     for _ in range(AUTOREGRESSIVE_BURST):
                         _measure_round(decoder, tokens, context, 0, 0, rng, kept)
                 else:  # the draft cache lacks one token more after a fully accepted draft
-                    _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, kept)
+                    # Twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
+                    for into in (defaultdict(list), kept):
+                        _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, into)
         if progress:
             progress(done + 1, len(contexts))
-    return _document(samples, list(contexts), depth, repeats, pair, seed)
+    return _document(samples, list(contexts), depth, repeats, pair, seed, decoder.choice.as_dict())
 
 
 def _measure_round(
@@ -136,7 +138,9 @@ def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
         )
 
 
-def _document(samples: Samples, contexts: list[int], depth: int, repeats: int, pair: Pair, seed: int) -> dict[str, Any]:
+def _document(
+    samples: Samples, contexts: list[int], depth: int, repeats: int, pair: Pair, seed: int, decoding: dict[str, Any]
+) -> dict[str, Any]:
     def tables(q: float) -> dict[str, Any]:
         def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
             return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
@@ -160,6 +164,7 @@ def _document(samples: Samples, contexts: list[int], depth: int, repeats: int, p
         "version": PROFILE_VERSION,
         "target": pair.target_name,
         "drafter": pair.draft_name,
+        "decoding": decoding,
         "contexts": contexts,
         "repeats": repeats,
         "seed": seed,

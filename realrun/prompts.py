@@ -51,7 +51,8 @@ def lab_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: i
 
     Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module
     (code) or of a test file (tests), or 40 % into a long docstring (prose). One prompt a
-    file, files spread evenly over the held-out split, domains in turn.
+    file, files spread evenly over the held-out split. Some distributions of Python leave
+    the test files out; the other domains then share the count.
     """
     pools: dict[str, list[str]] = {"code": [], "prose": [], "tests": []}
     for source in library_files("held_out"):
@@ -65,14 +66,14 @@ def lab_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: i
             pools["prose"].append(text[: start + (end - start) * 2 // 5])
         else:
             pools["code"].append(text[:line_end])
+    usable: dict[str, list[list[int]]] = {}
+    for domain, contexts in sorted(pools.items()):
+        cut = [tokenizer(context[-prompt_tokens * 16 :])["input_ids"][-prompt_tokens:] for context in contexts]
+        usable[domain] = [tokens for tokens in cut if len(tokens) == prompt_tokens]
+    usable = {domain: kept for domain, kept in usable.items() if kept}
     prompts: list[Prompt] = []
-    for number, domain in enumerate(sorted(pools)):
-        wanted = count // len(pools) + (number < count % len(pools))
-        kept = []
-        for context in pools[domain]:
-            tokens = tokenizer(context[-prompt_tokens * 16 :])["input_ids"][-prompt_tokens:]
-            if len(tokens) == prompt_tokens:
-                kept.append(tokens)
+    for number, (domain, kept) in enumerate(usable.items()):
+        wanted = count // len(usable) + (number < count % len(usable))
         if len(kept) < wanted:
             raise InputError(
                 f"the library's held-out files give {len(kept)} prompts of domain {domain}, {wanted} were asked "
@@ -80,4 +81,6 @@ def lab_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: i
             )
         stride = len(kept) / max(wanted, 1)
         prompts.extend(Prompt(domain, kept[int(i * stride)]) for i in range(wanted))
+    if not prompts:
+        raise InputError("the library has no held-out source files; give prompts with --prompts")
     return prompts

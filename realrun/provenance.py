@@ -41,15 +41,15 @@ def device_name(device: torch.device) -> str:
 
 def git_revision() -> str:
     """Revision of the source tree, marked when it has uncommitted changes; else "unknown"."""
+    root = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != root:
+            return "unknown"  # installed inside somebody else's repository
+        return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.strip()

@@ -148,7 +148,8 @@ def record(
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,
-        "drafter_kind": "chain",
+        "drafter_kind": DraftModel.kind,
+        "weights": pair.fingerprint,
         "decoding": settings.choice.as_dict(),
         "depth": settings.depth,
         "eos_token_id": list(pair.eos_token_ids),
@@ -156,7 +157,7 @@ def record(
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
         "distinct_trigram_share": distinct_trigrams(outputs),
-        "top1_agreement": float((arrays["match_len"] > 0).mean()),
+        "first_token_accepted_share": float((arrays["match_len"] > 0).mean()),
         "record_seconds": {"generate": generate_s, "dense": dense_s},
         "provenance": provenance(pair.device, pair.dtype),
     }

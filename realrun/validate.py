@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder
+from realrun.decode import Decoded, Decoder, Round
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
 from realrun.prompts import Prompt
@@ -32,7 +34,7 @@ SHORT_DRAFT = 4  # tokens; AdaEDL's Table 1 also compares caps on the draft leng
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to validate and where its settings come from: tuned, default (the paper's) or fixed_k."""
+    """A policy to validate and where its settings come from: tuned, default or fixed_k."""
 
     policy: ChainPolicy
     role: str
@@ -48,7 +50,7 @@ class Row:
     measured: Estimate
     ladder: Ladder
     speculative_s: npt.NDArray[np.float64]  # measured, per sequence
-    accepted: list[int]  # per real round
+    runs: list[Decoded]  # the last run of every sequence
     rounds_identical: float
     output_identical: float
 
@@ -82,7 +84,7 @@ def candidates(
     seed: int,
     progress: Progress | None = None,
 ) -> list[Candidate]:
-    """What to validate: every policy tuned on `train`, its paper's settings, and fixed K at 1, 2, 4, 8.
+    """What to validate: every policy tuned on `train`, its defaults, and fixed K at 1, 2, 4, 8.
 
     Policies with a moving threshold are tuned with it moving, with it fixed, and with a
     lower cap on the draft length.
@@ -161,7 +163,14 @@ def validate(
                     progress("decode", done, total)
 
     def arm_seconds(arm_number: int) -> npt.NDArray[np.float64]:
-        return np.array([np.median(seconds[arm_number, i]) for i in range(len(held))])
+        """Seconds per sequence, for as many tokens as the baseline emitted there.
+
+        In low precision an output may differ from the baseline's, in length too.
+        """
+        spent = np.array([np.median(seconds[arm_number, i]) for i in range(len(held))])
+        emitted = np.array([len(runs[arm_number, i].tokens) for i in range(len(held))])
+        wanted = np.array([len(runs[0, i].tokens) for i in range(len(held))])
+        return np.asarray(spent * wanted / emitted)
 
     baseline_s = arm_seconds(0)
     table = compile_for(holdout, cost)
@@ -178,7 +187,7 @@ def validate(
                 measured=ratio_interval(baseline_s, own_s),
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
                 speculative_s=own_s,
-                accepted=[r.accepted for run in own_runs for r in run.rounds],
+                runs=own_runs,
                 rounds_identical=rounds_identical(replayed, own_runs),
                 output_identical=output_identical(holdout, own_runs),
             )
@@ -215,6 +224,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
     confidence, accepted = judged_tokens(holdout)
     bins = metrics.reliability(confidence, accepted)
     depth = holdout.depth
+    accepted_lengths = [r.accepted for run in best.runs for r in run.rounds]
     assert best.replayed.log is not None
     return {
         "kind": "specsim-validation",
@@ -227,7 +237,8 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "sequences": {"tuning": validation.train.sequences, "holdout": holdout.sequences},
         "output_tokens": int(holdout.output_tokens.sum()),
         "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
-        "top1_agreement": holdout.meta["top1_agreement"],
+        "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
+        "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
         "rows": [_row_document(row) for row in rows],
         "median_abs_error_percent": validation.median_abs_error_percent,
         "best": {
@@ -242,7 +253,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "accepted_histogram": {
             "label": str(best.candidate.policy),
             "predicted": np.bincount(best.replayed.log[:, 3], minlength=depth + 1).tolist(),
-            "measured": np.bincount(best.accepted, minlength=depth + 1).tolist(),
+            "measured": np.bincount(accepted_lengths, minlength=depth + 1).tolist(),
         },
         "reliability": {
             "edges": bins.edges.tolist(),
@@ -286,6 +297,8 @@ def _row_document(row: Row) -> dict[str, Any]:
         "r_d": predicted.r_d,
         "hm": predicted.hm,
         "tau": predicted.tau,
+        "sequence_seconds": row.speculative_s.tolist(),
+        "sequence_tokens": [len(run.tokens) for run in row.runs],
     }
 
 
@@ -306,3 +319,19 @@ def _domains(validation: Validation, best: Row) -> dict[str, Any]:
             ),
         }
     return result
+
+
+def rounds_table(validation: Validation) -> pa.Table:
+    """Every real round of the last runs: what was drafted and accepted, and where the time went."""
+    columns: dict[str, list[Any]] = {"policy": [], "sequence_id": [], "round": []}
+    fields = [field.name for field in dataclasses.fields(Round)]
+    columns.update({name: [] for name in fields})
+    for row in validation.rows:
+        for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True):
+            for number, one in enumerate(run.rounds):
+                columns["policy"].append(str(row.candidate.policy))
+                columns["sequence_id"].append(sequence)
+                columns["round"].append(number)
+                for name in fields:
+                    columns[name].append(getattr(one, name))
+    return pa.table(columns)

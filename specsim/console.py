@@ -27,6 +27,10 @@ def run(app: typer.Typer) -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror or error}; check path and permissions", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
     except USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
             error.show()

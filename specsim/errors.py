@@ -1,4 +1,4 @@
-"""The one error a user can cause, and the one a check can report."""
+"""The error that a user can cause."""
 
 from __future__ import annotations
 

@@ -110,15 +110,12 @@ def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
     """The replay kernel compiled with one policy's functions inside.
 
     The policy's functions become globals of a copy of `_replay`, so that numba can keep
-    the compiled code on disk; the copy's name carries a hash of the policy's source, so
-    that an edited policy is compiled anew.
+    the compiled code on disk; the copy's name carries a hash of the policy's file and of the
+    policy folder, so that an edited policy is compiled anew.
     """
     functions = {name: getattr(kind, name) for name in ("initial_state", "keep_drafting", "update")}
     sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
-    sources |= {
-        Path(__file__).parent / "policy" / "dynamic_threshold.py",
-        Path(__file__).parent / "randomness.py",
-    }
+    sources |= {*(Path(__file__).parent / "policy").glob("*.py"), Path(__file__).parent / "randomness.py"}
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
     bound = FunctionType(_replay.__code__, {**globals(), **functions}, f"replay_{kind.name}_{digest}")
     bound.__module__ = __name__

@@ -1,9 +1,9 @@
 """Dense traces: for every position of the target's output, what the drafter would propose.
 
-A trace is a folder of `meta.json`, `sequences.parquet` and `steps.parquet`; real runs
-add `rounds.parquet`. Within `steps.parquet`, row t of a sequence answers: after prompt
-and y[:t], the drafter proposes these D tokens, the first match_len[t] of which equal
-y[t:]. Any chain policy up to depth D can be replayed on it exactly.
+A trace is a folder of `meta.json`, `sequences.parquet` and `steps.parquet`. In
+`steps.parquet`, row t of a sequence answers: after prompt and y[:t], the drafter proposes
+these D tokens, the first match_len[t] of which equal y[t:]. Any chain policy up to depth D
+can be replayed on it exactly.
 """
 
 from __future__ import annotations
@@ -132,12 +132,13 @@ class Trace:
 
 
 def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
-    """Write a trace folder atomically; a kill leaves the old state or the new one."""
+    """Write a trace folder: a kill leaves no half-written one.
+
+    When overwriting, the old folder is moved aside for the moment in which the new one
+    takes its place.
+    """
     folder = Path(folder)
-    if folder.exists() and not overwrite:
-        raise InputError(f"{folder} exists; choose another name or allow overwriting")
-    if folder.exists() and not (folder / META).is_file():
-        raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
+    check_free(folder, overwrite=overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -165,6 +166,14 @@ def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """InputError unless a trace may be written here."""
+    if folder.exists() and not overwrite:
+        raise InputError(f"{folder} exists; choose another name or overwrite it (--overwrite)")
+    if folder.exists() and not (folder / META).is_file():
+        raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
 
 
 def read_trace(folder: Path | str) -> Trace:

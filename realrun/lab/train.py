@@ -2,7 +2,7 @@
 
 The learning rate warms up, stays constant, and falls linearly to zero over the last
 30 % of the tokens. Checkpoints of the constant phase do not depend on the total, so a
-run can be resumed with a smaller or a larger `--tokens`.
+run can be resumed with a smaller or a larger number of tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if self.tokens < self.batch_tokens:
-            raise ValueError(f"tokens={self.tokens} is less than one batch; raise --tokens")
+            raise InputError(f"{self.tokens} tokens for the {self.role} are less than one batch; ask for more")
 
     @property
     def steps(self) -> int:

@@ -25,7 +25,7 @@ KEYS = (
     "sequences",
     "output_tokens",
     "distinct_trigram_share",
-    "top1_agreement",
+    "first_token_accepted_share",
     "rows",
     "median_abs_error_percent",
     "best",
@@ -309,7 +309,7 @@ def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
     yield "output tokens, held out", f"{document['output_tokens']:,}"
     yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")
-    yield "drafter's top token is the target's", f"{document['top1_agreement']:.1%}".replace("%", " %")
+    yield "first drafted token is the target's", f"{document['first_token_accepted_share']:.1%}".replace("%", " %")
 
 
 def _facts(pairs: Iterable[tuple[str, Any]]) -> str:

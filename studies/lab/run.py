@@ -30,7 +30,8 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
             "",
             f"{document['sequences']['holdout']} hold-out prompts, {document['output_tokens']} tokens, "
             f"{environment['device']}, {environment['threads']} thread, {document['dtype']}, "
-            f"{environment['date'][:10]}. Top-1 agreement {document['top1_agreement']:.3f}, distinct trigrams "
+            f"{environment['date'][:10]}. First drafted token accepted "
+            f"{document['first_token_accepted_share']:.3f}, distinct trigrams "
             f"{document['distinct_trigram_share']:.3f}.",
             "",
             "| policy | settings | predicted | measured | error % | rounds identical % |",

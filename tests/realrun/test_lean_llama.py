@@ -100,3 +100,27 @@ def test_decoding_is_the_same_with_either_pass(choice: Choice, monkeypatch: pyte
     lean = decoded()
     monkeypatch.setattr("realrun.lean_llama.supported", lambda model: False)
     assert decoded() == lean
+
+
+@torch.inference_mode()
+def test_a_long_prompt_equals_short_pieces() -> None:
+    """Beyond LONG_PASS new tokens another attention operation is used, and the buffers grow."""
+    model = small_model(max_position_embeddings=400)
+    tokens = np.random.default_rng(2).integers(0, 89, 380).tolist()
+    whole, pieces = LeanLlama(model), CachedLM(model)
+    parts = [pieces.forward(tokens[start : start + 50]) for start in range(0, 380, 50)]
+    first = whole.forward(tokens[:100])
+    second = whole.forward(tokens[100:])
+    torch.testing.assert_close(torch.cat([first, second]), torch.cat(parts), rtol=0, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_bfloat16_stays_within_its_rounding() -> None:
+    """Both passes round differently; each must stay as near to float64 as the other, within a factor of two."""
+    exact = small_model()
+    low = small_model().to(torch.bfloat16)
+    tokens = list(range(1, 40))
+    truth = CachedLM(exact).forward(tokens)
+    ours = (LeanLlama(low).forward(tokens).double() - truth).norm()
+    theirs = (CachedLM(low).forward(tokens).double() - truth).norm()
+    assert 0 < ours < 2 * theirs

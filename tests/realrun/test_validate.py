@@ -48,6 +48,7 @@ def test_the_job_writes_trace_profile_result_and_report(job: Job) -> None:
     assert sorted(p.name for p in out.iterdir()) == [
         "profile.json",
         "report.html",
+        "rounds.parquet",
         "trace",
         "validation.json",
     ]

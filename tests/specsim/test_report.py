@@ -59,7 +59,7 @@ def document() -> dict[str, Any]:
         "sequences": {"tuning": 8, "holdout": 7},
         "output_tokens": 4321,
         "distinct_trigram_share": 0.93,
-        "top1_agreement": 0.7312,
+        "first_token_accepted_share": 0.7312,
         "rows": [
             row("fixed_k", "fixed_k(k=1)", "fixed_k", 1.21, 1.20, k=1),
             row("fixed_k", "fixed_k(k=3)", "fixed_k", 0.95, 0.97, k=3),
