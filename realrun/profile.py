@@ -75,15 +75,16 @@ def profile(
         decoder.target.prefill(tokens[:-1])
         drafter.begin(tokens[:-1])
         for repeat in range(repeats + WARMUP_ROUNDS):
-            kept = samples if repeat >= WARMUP_ROUNDS else defaultdict(list)
+            thrown_away: Samples = defaultdict(list)
+            kept = samples if repeat >= WARMUP_ROUNDS else thrown_away
             for size in rng.permutation(depth + 1).tolist():
                 if size == 0:  # autoregressive steps follow one another, in caches that no drafter has used
-                    _measure_round(decoder, tokens, context, 0, 0, rng, defaultdict(list))
+                    _measure_round(decoder, tokens, context, 0, 0, rng, thrown_away)
                     for _ in range(AUTOREGRESSIVE_BURST):
                         _measure_round(decoder, tokens, context, 0, 0, rng, kept)
                 else:  # the draft cache lacks one token more after a fully accepted draft
                     # Twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
-                    for into in (defaultdict(list), kept):
+                    for into in (thrown_away, kept):
                         _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, into)
         if progress:
             progress(done + 1, len(contexts))
