@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +14,17 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from realrun.models import Pair
-from realrun.profile import profile, write_json
+from realrun.profile import Samples, profile, write_json
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.validate import as_document, rounds_table, validate
-from specsim.cost import profile_from_json
+from specsim.cost import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.replay import context_range
 from specsim.trace import Trace, read_trace, write_trace
 
 Progress = Callable[[str, int, int], None]
+SLICE_REPEATS = 10  # of the profile, before decoding and after every repeat of it
 MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
 
 
@@ -49,23 +52,33 @@ def run_main_job(
     trace = _trace(pair, prompts, settings, out / "trace", progress)
     low, high = context_range(trace)
     contexts = sorted({int(c) for c in np.linspace(low, high, 4).round()})
-    measured = profile(
-        pair,
-        contexts=contexts,
-        depth=settings.record.depth,
-        choice=settings.record.choice,
-        seed=settings.seed,
-        progress=lambda done, total: progress("profile", done, total),
-    )
-    write_json(measured, out / "profile.json")
+    samples: Samples = defaultdict(list)
+    slices = itertools.count()
+
+    def profile_slice() -> ProfileCost:
+        before, total = next(slices) * len(contexts), (1 + settings.repeats) * len(contexts)
+        measured = profile(
+            pair,
+            contexts=contexts,
+            depth=settings.record.depth,
+            repeats=SLICE_REPEATS,
+            choice=settings.record.choice,
+            seed=settings.seed,
+            samples=samples,
+            progress=lambda done, _: progress("profile", before + done, total),
+        )
+        write_json(measured, out / "profile.json")
+        return profile_from_json(measured, "just measured")
+
     result = validate(
         pair,
         trace,
         prompts,
-        profile_from_json(measured, "just measured"),
+        profile_slice(),
         trials=settings.trials,
         repeats=settings.repeats,
         seed=settings.seed,
+        reprofile=profile_slice,
         progress=progress,
     )
     document = as_document(result)

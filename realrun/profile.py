@@ -54,12 +54,15 @@ def profile(
     repeats: int = 40,
     choice: Choice | None = None,
     seed: int = 0,
+    samples: Samples | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
 
     contexts : cached tokens before a round, increasing. Text is random: time does not
-    depend on it. Raises InputError for contexts that do not fit the models.
+    depend on it. samples : those of earlier slices of the same profile, to which this
+    one's are added: on a machine that drifts, slices spread over a job tell more than one
+    long measurement. Raises InputError for contexts that do not fit the models.
     """
     drafter, verifier = DraftModel(pair.draft, ()), ScriptedVerifier()
     decoder = Decoder(pair.target, drafter, (), choice or Choice(), verifier)
@@ -68,7 +71,7 @@ def profile(
     _check(contexts, depth, min(decoder.target.max_positions, drafter.lm.max_positions))
     rng = np.random.default_rng(seed)
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
-    samples: Samples = defaultdict(list)
+    samples = defaultdict(list) if samples is None else samples
     for done, context in enumerate(contexts):
         tokens = rng.integers(1, vocab, context + 1).tolist()
         decoder.target.reset()

@@ -123,12 +123,15 @@ def validate(
     repeats: int = 3,
     tuning_share: float = 0.5,
     seed: int = 0,
+    reprofile: Callable[[], ProfileCost] | None = None,
     progress: Progress | None = None,
 ) -> Validation:
     """Tune on one part of the trace, then decode the hold-out prompts for real.
 
     Every prompt is decoded by the baseline and by every policy, in an order shuffled
-    anew each time; a sequence's time is the median of its repeats. prompts[i] must be the
+    anew each time. Policies are tuned under `cost`; `reprofile`, if given, is called after
+    every repeat and returns the profile refined by what it measured, and predictions use its
+    last answer, since a shared machine drifts. A sequence's time is the median of its repeats. prompts[i] must be the
     prompt of the trace's sequence i.
     """
     if repeats < 1:
@@ -161,6 +164,8 @@ def validate(
                 done += 1
                 if progress:
                     progress("decode", done, total)
+        if reprofile is not None:
+            cost = reprofile()
 
     def arm_seconds(arm_number: int) -> npt.NDArray[np.float64]:
         """Seconds per sequence, for as many tokens as the baseline emitted there.

@@ -37,8 +37,7 @@ def ignore(what: str, done: int, total: int) -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out, reports = tmp_path_factory.mktemp("job") / "out", []
     with pytest.MonkeyPatch.context() as patch:
-        quick = main_job.profile
-        patch.setattr(main_job, "profile", lambda *args, **options: quick(*args, repeats=4, **options))
+        patch.setattr(main_job, "SLICE_REPEATS", 4)
         document = run_main_job(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
     return document, out, reports
 
