@@ -176,6 +176,3 @@ def elapsed_ratio(trace: Trace) -> float:
     """Seconds of decoding and dense recording over seconds of decoding alone."""
     seconds = trace.meta["record_seconds"]
     return float((seconds["generate"] + seconds["dense"]) / seconds["generate"])
-
-
-__all__ = ["RecordSettings", "dense_columns", "elapsed_ratio", "record"]

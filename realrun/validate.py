@@ -131,8 +131,8 @@ def validate(
     Every prompt is decoded by the baseline and by every policy, in an order shuffled
     anew each time. Policies are tuned under `cost`; `reprofile`, if given, is called after
     every repeat and returns the profile refined by what it measured, and predictions use its
-    last answer, since a shared machine drifts. A sequence's time is the median of its repeats. prompts[i] must be the
-    prompt of the trace's sequence i.
+    last answer, since a shared machine drifts. A sequence's time is the median of its
+    repeats. prompts[i] must be the prompt of the trace's sequence i.
     """
     if repeats < 1:
         raise InputError(f"repeats={repeats}; give at least 1")
