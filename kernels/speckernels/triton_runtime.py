@@ -1,0 +1,45 @@
+"""Import triton so that kernels run on a GPU, or interpreted where there is none.
+
+The choice is made once per process, when the first Triton kernel is defined. Kernel files
+import `triton` and `tl` from here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# No contraction to fused multiply-add: backends must agree to the bit where they choose tokens.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import triton
+import triton.language as tl
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with the argument types (Triton's notation) and constants it is launched with."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+
+    def compile(self, capability: int) -> bytes:
+        """Machine code for a GPU of this compute capability (80, 90, ...); needs no GPU."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        signature = {name: self.signature.get(name, "constexpr") for name in self.kernel.arg_names}
+        source = ASTSource(self.kernel, signature, self.constants)
+        code: bytes = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+        return code
+
+
+__all__ = ["INTERPRETED", "Variant", "tl", "triton"]

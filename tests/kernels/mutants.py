@@ -1,0 +1,18 @@
+"""Deliberately broken kernels, which an operation's own check must catch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A kernel source with one text replaced.
+
+    file : relative to `kernels/`; find : occurs exactly once in it; why : the bug it stands for
+    """
+
+    file: str
+    find: str
+    replace: str
+    why: str
