@@ -1,0 +1,61 @@
+"""Which backend runs, and how operations are registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import speckernels
+from speckernels import dispatch
+
+PARENTS = torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32)
+CONTEXT = torch.tensor([7], dtype=torch.int32)
+
+
+def test_reference_on_the_cpu_by_default() -> None:
+    assert speckernels.backend_for("cpu") == "reference"
+
+
+def test_override_holds_inside_its_block_only() -> None:
+    with speckernels.use_backend("triton"):
+        assert speckernels.backend_for("cpu") == "triton"
+        with speckernels.use_backend("cuda"):
+            assert speckernels.backend_for("cpu") == "cuda"
+        assert speckernels.backend_for("cpu") == "triton"
+    assert speckernels.backend_for("cpu") == "reference"
+
+
+def test_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "cuda")
+    assert speckernels.backend_for("cpu") == "cuda"
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "cudaa")
+    with pytest.raises(ValueError, match="'cudaa' is unknown; known: auto, reference, triton, cuda"):
+        speckernels.tree_metadata(PARENTS, CONTEXT)
+
+
+def test_unknown_backend_is_named() -> None:
+    with pytest.raises(ValueError, match="backend 'cudnn' is unknown"), speckernels.use_backend("cudnn"):
+        pass
+
+
+def test_operations_trace_without_data() -> None:
+    """Fake tensors: torch.compile sees shapes, not values."""
+    compiled = torch.compile(speckernels.tree_metadata, backend="eager", fullgraph=True)
+    for got, wanted in zip(compiled(PARENTS, CONTEXT), speckernels.tree_metadata(PARENTS, CONTEXT), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_refusal_falls_back_only_when_automatic(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = dispatch.implementation
+
+    def refusing(name: str, backend: str):  # type: ignore[no-untyped-def]
+        def refuse(*args: object) -> None:
+            raise speckernels.Unsupported("not this")
+
+        return refuse if backend == "cuda" else original(name, backend)
+
+    monkeypatch.setattr(dispatch, "implementation", refusing)
+    monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
+    assert speckernels.tree_metadata(PARENTS, CONTEXT).positions.tolist() == [[7, 8, 8, 9]]
+    with speckernels.use_backend("cuda"), pytest.raises(speckernels.Unsupported, match="not this"):
+        speckernels.tree_metadata(PARENTS, CONTEXT)
