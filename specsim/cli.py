@@ -19,6 +19,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+data = typer.Typer(help="Results of campaigns that ship with specsim, or lie in a folder.", no_args_is_help=True)
+app.add_typer(data, name="data")
 
 TraceArgument = Annotated[Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)]
 PolicyOption = Annotated[str, typer.Option(help="Policy; `specsim policies` lists them.", show_default=False)]
@@ -181,6 +183,30 @@ def info(trace: TraceArgument, json: JsonOption = False) -> None:
         print_json(document)
         return
     print_table(f"trace {trace}", ["", "value"], [[key, str(value)] for key, value in document.items()])
+
+
+@data.command("list")
+def data_list(
+    folder: Annotated[
+        Path | None, typer.Option(help="A folder that `realrun campaign` wrote; default: what ships with specsim.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List campaign results: what each file holds, where and when it was measured. Reads and checks every file."""
+    from specsim.results import SHIPPED, list_results
+
+    results = list_results(folder or SHIPPED)
+    columns = ("file", "kind", "device", "date", "summary")
+    rows = [{name: getattr(result, name) for name in columns} for result in results]
+    from_gpu = sum(result.from_gpu for result in results)
+    if json:
+        print_json({"results": rows, "from_gpu": from_gpu})
+        return
+    if rows:
+        print_table("campaign results", list(columns), [list(row.values()) for row in rows])
+    if not from_gpu:
+        where = "there" if folder else "shipped"
+        print(f"No result from a GPU is {where} yet; `realrun campaign --out DIR --minutes 30` on one makes them.")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,9 +177,31 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
 
 
+def pack_trace(folder: Path, path: Path) -> None:
+    """Put a trace folder into one .zip file, which `read_trace` reads as well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
+            for name in (META, SEQUENCES, STEPS):
+                archive.write(folder / name, name)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def read_trace(folder: Path | str) -> Trace:
-    """Read and check a trace folder; InputError says what is wrong with it."""
+    """Read and check a trace folder, or one packed as .zip; InputError says what is wrong with it."""
     folder = Path(folder)
+    if folder.suffix == ".zip" and folder.is_file():
+        with tempfile.TemporaryDirectory() as unpacked:
+            try:
+                with zipfile.ZipFile(folder) as archive:
+                    for name in set(archive.namelist()) & {META, SEQUENCES, STEPS}:
+                        archive.extract(name, unpacked)
+            except (zipfile.BadZipFile, OSError) as error:
+                raise InputError(f"{folder} is no readable packed trace ({error}); pack it again") from None
+            return read_trace(unpacked)
     meta = _read_meta(folder)
     for name, expected in meta["checksums"].items():
         path = folder / name

@@ -27,7 +27,12 @@ def call(source: str, function: str, *args: Any) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         stream = torch.cuda.current_stream(index).cuda_stream
     entry = _entry(source, function, index, tuple(map(_c_type, args)))
-    code = entry(*[arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args], stream)
+    values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if index is None or index == torch.cuda.current_device():
+        code = entry(*values, stream)
+    else:  # a launch goes to the current device
+        with torch.cuda.device(index):
+            code = entry(*values, stream)
     if code:
         raise RuntimeError(f"{function} failed: {_error_string(source, index, code)}")
 

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from realrun.lab.corpus import Split, library_files
-from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, lab_config
+from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, Size, lab_config
 from realrun.lab.tokenizer import train_tokenizer
 from specsim.errors import InputError
 
@@ -45,6 +45,7 @@ class TrainSettings:
 
     role: Role
     tokens: int
+    size: Size = "embedded"
     batch_tokens: int = 8192
     window_tokens: int = 256
     muon_lr: float = 5e-3
@@ -122,9 +123,9 @@ class Trainer:
         self.folder = work / settings.role
         self.teacher = teacher
         torch.manual_seed(settings.seed)
-        self.master = LlamaForCausalLM(lab_config(settings.role))
+        self.master = LlamaForCausalLM(lab_config(settings.role, settings.size))
         self.master.to(settings.device)
-        self.compute = LlamaForCausalLM(lab_config(settings.role))
+        self.compute = LlamaForCausalLM(lab_config(settings.role, settings.size))
         self.compute.to(device=settings.device, dtype=torch.bfloat16)
         matrices, rest = split_parameters(self.master)
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -257,11 +258,11 @@ def prepare_tokenizer(work: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def export(work: Path, role: Role, out: Path) -> None:
+def export(work: Path, role: Role, out: Path, size: Size = "embedded") -> None:
     """Write a trained model as a Hugging Face folder in bf16 with the tokenizer."""
     if not (work / role / CHECKPOINT).exists():
         raise InputError(f"{work / role} holds no checkpoint; train the {role} first")
-    settings = TrainSettings(role=role, tokens=8192)
+    settings = TrainSettings(role=role, tokens=8192, size=size)
     trainer = Trainer(settings, work, None)
     trainer.compute.save_pretrained(out / role)
     AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(out / role)
@@ -287,14 +288,15 @@ def train_lab(
     target_tokens: int,
     draft_tokens: int,
     distill_tokens: int,
+    size: Size = "embedded",
     device: str = "cpu",
     seed: int = 0,
 ) -> None:
     """Train both models, the draft model last: first on text, then on the target's distributions."""
-    train(TrainSettings("target", target_tokens, device=device, seed=seed), work)
-    export(work, "target", out)
+    train(TrainSettings("target", target_tokens, size=size, device=device, seed=seed), work)
+    export(work, "target", out, size)
     settings = TrainSettings(
-        "draft", draft_tokens + distill_tokens, distill_after_tokens=draft_tokens, device=device, seed=seed
+        "draft", draft_tokens + distill_tokens, size, distill_after_tokens=draft_tokens, device=device, seed=seed
     )
     train(settings, work, out / "target")
-    export(work, "draft", out)
+    export(work, "draft", out, size)

@@ -18,7 +18,7 @@ import pytest
 from reference import small_trace
 
 from specsim.errors import InputError
-from specsim.trace import Trace, checksum, read_trace, write_trace
+from specsim.trace import Trace, checksum, pack_trace, read_trace, write_trace
 
 META, SEQUENCES, STEPS = "meta.json", "sequences.parquet", "steps.parquet"
 COLUMNS = {
@@ -106,6 +106,12 @@ def test_a_trace_is_readable_with_pandas_alone(folder: Path) -> None:
     np.testing.assert_array_equal(np.stack(steps["draft_token"].to_list()), trace.draft_token)
     np.testing.assert_array_equal(np.stack(steps["entropy_nats"].to_list()), trace.entropy_nats)
     assert set(sequences.columns) == set(COLUMNS[SEQUENCES]) and set(steps.columns) == set(COLUMNS[STEPS])
+
+
+def test_a_packed_trace_reads_as_its_folder(folder: Path, tmp_path: Path) -> None:
+    pack_trace(folder, tmp_path / "packed.zip")
+    assert_equal(read_trace(tmp_path / "packed.zip"), read_trace(folder))
+    assert not list(tmp_path.glob(".packed*"))
 
 
 def test_an_existing_folder_is_kept_unless_told_otherwise(folder: Path) -> None:

@@ -1,0 +1,67 @@
+"""What a stage is given, and how its result file looks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KIND = "specsim-campaign"
+VERSION = 1
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage's task.
+
+    out : folder of result files; work : folder for checkpoints and other scratch
+    deadline : time.monotonic() at which the stage should be done
+    """
+
+    name: str
+    out: Path
+    work: Path
+    deadline: float
+    device: torch.device
+    seed: int
+    progress: Progress
+
+    @property
+    def full(self) -> bool:
+        """True sizes on a GPU, reduced ones elsewhere."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.full else torch.float32
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def minutes(self, share: float = 1.0) -> float:
+        """A share of the minutes left."""
+        return self.left_s() * share / 60
+
+    def report(self, done: int, total: int) -> None:
+        self.progress(self.name, done, total)
+
+    def previous(self) -> dict[str, Any]:
+        """The result that an earlier run of this stage left, or nothing."""
+        return read_result(self.out / f"{self.name}.json") or {}
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """A stage's result file, or None where there is none that can be read."""
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) and document.get("kind") == KIND else None

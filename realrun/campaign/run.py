@@ -1,0 +1,89 @@
+"""Run the stages of a campaign one after another, each inside its share of the time."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from realrun.campaign import kernels, lab, profile, validate
+from realrun.campaign.job import KIND, VERSION, Job, Progress, read_result
+from realrun.profile import write_json
+from realrun.provenance import provenance
+from specsim.errors import InputError
+
+STAGES: dict[str, ModuleType] = {stage.NAME: stage for stage in (kernels, profile, lab, validate)}
+ALL = "all"
+
+
+def run_campaign(
+    out: Path,
+    *,
+    minutes: float,
+    stages: Sequence[str] = (ALL,),
+    work: Path | None = None,
+    device: str | None = None,
+    overwrite: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Run stages into `out`; their result documents, in order.
+
+    A stage whose result is complete is not run again unless told to overwrite; one that
+    ran out of time goes on where it stopped. A stage that fails leaves its error in its
+    result, and the next one runs: time on a GPU is too rare to lose. work : scratch folder,
+    by default beside `out`. device : default "cuda" where there is one.
+
+    Raises InputError for an unknown stage or no time.
+    """
+    names = list(STAGES) if ALL in stages else list(dict.fromkeys(stages))
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        raise InputError(f"stage {unknown[0]!r} is unknown; known: {ALL}, {', '.join(STAGES)}")
+    if not minutes > 0:
+        raise InputError(f"minutes={minutes}; give the campaign some time")
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    out.mkdir(parents=True, exist_ok=True)
+    work = work or out.with_name(f"{out.name}-work")
+    work.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * minutes
+    results = []
+    for index, name in enumerate(names):
+        path = out / f"{name}.json"
+        done = read_result(path)
+        if done and done["complete"] and not overwrite:
+            results.append(done)
+            continue
+        if overwrite:
+            path.unlink(missing_ok=True)
+        left = sum(STAGES[later].SHARE for later in names[index:])
+        start = time.monotonic()
+        deadline = start + (end - start) * STAGES[name].SHARE / left
+        job = Job(name, out, work, deadline, where, seed, progress or (lambda what, done, total: None))
+        results.append(_run_stage(job))
+    return results
+
+
+def _run_stage(job: Job) -> dict[str, Any]:
+    start = time.monotonic()
+    header = {
+        "kind": KIND,
+        "version": VERSION,
+        "stage": job.name,
+        "reduced": not job.full,
+        "complete": False,
+        "provenance": provenance(job.device, job.dtype),
+    }
+    try:
+        result = STAGES[job.name].run(job)
+    except Exception as error:
+        # The reason must come back from a machine that is gone afterwards.
+        result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    document = header | result | {"seconds": round(time.monotonic() - start, 1)}
+    write_json(document, job.out / f"{job.name}.json")
+    return document

@@ -1,0 +1,22 @@
+"""Run every operation's check once in CUDA C++, for compute-sanitizer to watch: python sanitize.py [OPERATION ...]."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import speckernels
+from speckernels import dispatch
+
+
+def main(names: list[str]) -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    with speckernels.use_backend("cuda"):
+        for name in names or sorted(dispatch.OPERATIONS):
+            importlib.import_module(f"test_{name}").check("cuda")
+            print(f"{name}: agrees with the reference", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
