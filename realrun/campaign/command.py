@@ -35,8 +35,12 @@ def campaign(
     Without a GPU the same stages run at reduced sizes. `specsim data list --folder OUT` reads
     the results.
     """
+    from transformers.utils import logging
+
     from realrun.campaign.run import run_campaign
 
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     with progress_bar() as report:
         results = run_campaign(
             out,

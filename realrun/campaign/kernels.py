@@ -38,7 +38,7 @@ def run(job: Job) -> dict[str, Any]:
         quick=not job.full,
         progress=job.progress,
     )
-    return {"tests": tests, "sanitizer": sanitizer, "bench": "kernel-bench.json", "complete": bench["complete"]}
+    return {"tests": tests, "sanitizer": sanitizer, "bench": "kernel-bench.json", "complete": not bench.unfinished}
 
 
 def _tests(job: Job, limit_s: float) -> dict[str, Any]:

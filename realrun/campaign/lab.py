@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from realrun.campaign.job import Job
 from realrun.choice import Choice
 from realrun.lab.evaluate import evaluate
-from realrun.lab.models import Size
-from realrun.lab.train import TrainSettings, export, train
-from realrun.models import load_pair
+from realrun.lab.models import Role, Size
+from realrun.lab.train import TrainSettings, encode_split, export, train
+from realrun.models import LAB_WEIGHTS, load_pair
 from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings, record
 from specsim.trace import pack_trace, write_trace
@@ -25,12 +26,14 @@ from specsim.trace import pack_trace, write_trace
 NAME = "lab"
 SHARE = 1.0
 
-TRAIN_SHARE = 0.7  # of the stage's time
-PROBE_BATCHES = 24  # trained first, to learn how many tokens fit the time
+# Of the time left when training begins.
+TRAIN_SHARES: dict[Role, float] = {"target": 0.55, "draft": 0.5}
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8)}
-MILLION = 1_000_000
-# Most training tokens, in millions: target, then draft model. The large target sees the corpus four times.
-MOST_TOKENS: dict[Size, tuple[int, int]] = {"large": (70, 30), "smoke": (1, 1)}
+# The large target sees the corpus about four times.
+MOST_TOKENS: dict[Size, dict[Role, int]] = {
+    "large": {"target": 70_000_000, "draft": 40_000_000},
+    "smoke": {"target": 300_000, "draft": 100_000},
+}
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -61,45 +64,36 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _train(job: Job, size: Size, weights: Path) -> dict[str, Any]:
-    """Train both models in their share of the time; training resumes from checkpoints."""
-    work = job.work / f"train-{size}"
-    end = time.monotonic() + job.left_s() * TRAIN_SHARE
-    most_target, most_draft = MOST_TOKENS[size]
+    """Train the target, then distil the draft model from it; training resumes from checkpoints."""
     trained: dict[str, Any] = {}
-    for role, most, share in (("target", most_target, 0.7), ("draft", most_draft, 1.0)):
-        probe = _settings(job, role, size, PROBE_BATCHES)
-        teacher = weights / "target" if role == "draft" else None
-        train(_settings(job, role, size, 2), work)  # first steps compile and allocate
+    work = job.work / f"train-{size}"
+    _prepare(work, every=1 if job.full else 60)
+    for role, share in TRAIN_SHARES.items():
         start = time.monotonic()
-        train(probe, work)
-        batch_s = (time.monotonic() - start) / (PROBE_BATCHES - 2)
-        seconds = (end - time.monotonic()) * share
-        # A distilled batch also runs the teacher; the probe did not.
-        affordable = int(seconds / batch_s / (1 if role == "target" else 2))
-        batches = max(PROBE_BATCHES, min(affordable, most * MILLION // probe.batch_tokens))
-        settings = _settings(job, role, size, batches)
-        start = time.monotonic()
-        train(settings, work, teacher)
-        export(work, role, weights, size)  # type: ignore[arg-type]
-        trained[f"{role}_tokens"] = settings.tokens
-        trained[f"{role}_train_s"] = round(time.monotonic() - start, 1)
+        settings = TrainSettings(
+            role,
+            MOST_TOKENS[size][role],
+            size,
+            batch_tokens=32768 if job.full else 1024,
+            warmup_steps=50 if job.full else 5,
+            checkpoint_s=60.0,
+            limit_s=job.left_s() * share,
+            seed=job.seed,
+            device=str(job.device),
+        )
+        steps = train(settings, work, weights / "target" if role == "draft" else None)
+        export(work, role, weights, size)
+        trained[role] = {"tokens": steps * settings.batch_tokens, "seconds": round(time.monotonic() - start, 1)}
     return trained
 
 
-def _settings(job: Job, role: Any, size: Size, batches: int) -> TrainSettings:
-    batch = 32768 if job.full else 1024
-    half = batches * batch // 2  # the draft model learns from text first, then from the target
-    return TrainSettings(
-        role,
-        batches * batch,
-        size,
-        batch_tokens=batch,
-        warmup_steps=50 if job.full else 5,
-        distill_after_tokens=half,
-        checkpoint_s=60.0,
-        seed=job.seed,
-        device=str(job.device),
-    )
+def _prepare(work: Path, every: int) -> None:
+    """Tokenizer and token files, before any clock of training runs. The tokenizer is the embedded lab's."""
+    tokenizer = AutoTokenizer.from_pretrained(LAB_WEIGHTS / "target")
+    if not (work / "tokenizer").is_dir():
+        tokenizer.save_pretrained(work / "tokenizer")
+    encode_split(tokenizer, "train", work, every)
+    encode_split(tokenizer, "held_out", work, every)
 
 
 def _name(dtype: torch.dtype) -> str:

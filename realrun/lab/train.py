@@ -40,7 +40,8 @@ class TrainSettings:
     """One training run; tokens counts training tokens seen, repeats included.
 
     From `distill_after_tokens` on, the loss is the divergence from the teacher's
-    distribution instead of the cross-entropy with the text.
+    distribution instead of the cross-entropy with the text. With `limit_s` training ends
+    after that many seconds at the latest, and the learning rate falls in time for it.
     """
 
     role: Role
@@ -54,6 +55,7 @@ class TrainSettings:
     warmup_steps: int = 50
     distill_after_tokens: int = 0
     checkpoint_s: float = 300.0
+    limit_s: float = math.inf
     seed: int = 0
     device: str = "cpu"
 
@@ -76,12 +78,15 @@ def lr_factor(step: int, steps: int, warmup_steps: int) -> float:
     return max(0.0, (steps - step) / (steps - decay_start))
 
 
-def encode_split(tokenizer: PreTrainedTokenizerBase, split: Split, cache: Path) -> np.ndarray:
-    """All files of a split as one token array, files separated by end-of-text."""
+def encode_split(tokenizer: PreTrainedTokenizerBase, split: Split, cache: Path, every: int = 1) -> np.ndarray:
+    """All files of a split, or every so manieth, as one token array, files separated by end-of-text.
+
+    What lies in the cache is taken as it is.
+    """
     path = cache / f"{split}.npy"
     if not path.exists():
         parts = []
-        for source in library_files(split):
+        for source in library_files(split)[::every]:
             ids = tokenizer(source.text, verbose=False)["input_ids"]
             parts.append(np.array([*ids, END_OF_TEXT_ID], dtype=np.int32))
         np.save(path, np.concatenate(parts))
@@ -140,6 +145,7 @@ class Trainer:
         ]
         self.base_lrs = [settings.muon_lr, settings.adamw_lr]
         self.step = 0
+        self.planned_steps = settings.steps
         self.resume()
         self.publish()
 
@@ -169,7 +175,7 @@ class Trainer:
             high.grad = low.grad.float() if low.grad is not None else None
             low.grad = None
         torch.nn.utils.clip_grad_norm_(self.master.parameters(), 1.0)
-        factor = lr_factor(self.step, self.settings.steps, self.settings.warmup_steps)
+        factor = lr_factor(self.step, self.planned_steps, self.settings.warmup_steps)
         for optimizer, lr in zip(self.optimizers, self.base_lrs, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
@@ -211,7 +217,8 @@ class Trainer:
 
     def run(self, train: np.ndarray, held: np.ndarray, console: Console) -> None:
         settings = self.settings
-        last_save = time.monotonic()
+        start = last_save = time.monotonic()
+        first_step, ended = self.step, False
         smooth = math.nan
         columns = (
             TextColumn("{task.description}"),
@@ -225,16 +232,21 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"{settings.role}", total=settings.steps, completed=self.step, status="")
-            while self.step < settings.steps:
-                long = self.step >= settings.steps * (1 - LONG_SHARE)
+            while self.step < settings.steps and not ended:
+                long = self.step >= self.planned_steps * (1 - LONG_SHARE)
                 length = settings.window_tokens * (2 if long else 1)
                 batch = windows(train, settings.batch_tokens // length, length, (settings.seed, self.step)).to(
                     settings.device
                 )
                 loss = self.train_step(batch)
+                elapsed = time.monotonic() - start
+                ended = elapsed >= settings.limit_s
+                if settings.limit_s < math.inf:
+                    affordable = (settings.limit_s - elapsed) * (self.step - first_step) / elapsed
+                    self.planned_steps = min(settings.steps, self.step + max(0, int(affordable)))
                 smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
                 progress.update(task, completed=self.step, status=f"{smooth:.3f} nats")
-                if time.monotonic() - last_save > settings.checkpoint_s or self.step == settings.steps:
+                if time.monotonic() - last_save > settings.checkpoint_s or self.step == settings.steps or ended:
                     self.checkpoint()
                     last_save = time.monotonic()
                     held_loss = held_out_nats(self.compute, held, settings.device)
@@ -268,8 +280,8 @@ def export(work: Path, role: Role, out: Path, size: Size = "embedded") -> None:
     AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(out / role)
 
 
-def train(settings: TrainSettings, work: Path, teacher_path: Path | None = None) -> None:
-    """Train one model of the lab, resuming from its last checkpoint in `work`."""
+def train(settings: TrainSettings, work: Path, teacher_path: Path | None = None) -> int:
+    """Train one model of the lab, resuming from its last checkpoint in `work`; the steps done in all."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = prepare_tokenizer(work)
     train_tokens = encode_split(tokenizer, "train", work)
@@ -278,7 +290,9 @@ def train(settings: TrainSettings, work: Path, teacher_path: Path | None = None)
     if teacher_path is not None:
         teacher = LlamaForCausalLM.from_pretrained(teacher_path, dtype=torch.bfloat16)
         teacher.to(settings.device)
-    Trainer(settings, work, teacher).run(train_tokens, held_tokens, Console(stderr=True))
+    trainer = Trainer(settings, work, teacher)
+    trainer.run(train_tokens, held_tokens, Console(stderr=True))
+    return trainer.step
 
 
 def train_lab(

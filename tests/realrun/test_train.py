@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(0).integers(0, 97, 6000).astype(np.int32)
 
 @pytest.fixture(autouse=True)
 def tiny_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    def config(role: str) -> LlamaConfig:
+    def config(role: str, size: str) -> LlamaConfig:
         return tiny_model({"target": 2, "draft": 1}[role], seed=0).config
 
     monkeypatch.setattr(training, "lab_config", config)
@@ -39,6 +39,27 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def run(trainer: Trainer) -> None:
     trainer.run(TOKENS, TOKENS, Console(file=io.StringIO()))
+
+
+def test_a_time_limit_ends_training_with_the_rate_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that gains one second a reading stands for the machine's."""
+    readings = iter(range(10_000))
+    monkeypatch.setattr(training.time, "monotonic", lambda: float(next(readings)))
+    trainer = Trainer(settings(steps=1000, limit_s=100.0), tmp_path, None)
+    rates = []
+    original = training.lr_factor
+
+    def factor(step: int, steps: int, warmup_steps: int) -> float:
+        rates.append(original(step, steps, warmup_steps))
+        return rates[-1]
+
+    monkeypatch.setattr(training, "lr_factor", factor)
+    run(trainer)
+    assert 20 < trainer.step < 110
+    assert rates[-1] < 0.1 < max(rates)
+    assert (tmp_path / "draft" / training.CHECKPOINT).exists()
 
 
 class Killed(BaseException):

@@ -1,0 +1,112 @@
+"""Stage validate: predicted against measured speedup.
+
+By scripted acceptance at true shapes, and on a lab pair with all its text real.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+
+from realrun.campaign.job import Job
+from realrun.campaign.lab import CHOICES
+from realrun.main_job import Settings, run_main_job
+from realrun.models import load_pair
+from realrun.prompts import lab_prompts
+from realrun.record import RecordSettings, record
+from realrun.scripted import run_scripted
+from specsim.trace import Trace, read_trace
+
+NAME = "validate"
+SHARE = 1.0
+
+# (target, drafter, tokens of context before every prompt); the most wanted first.
+PAIRS = (
+    ("llama-3.1-8b", "llama-3.2-1b", 1024),
+    ("llama-2-7b", "one-layer-7b", 1024),
+    ("llama-2-13b", "one-layer-13b", 1024),
+    ("llama-2-7b", "llama-2-drafter-115m", 0),
+    ("llama-3.1-8b", "llama-3.2-1b", 8192),
+)
+LAB_SHARE = 0.35  # of the stage's time, kept for the lab
+MOST_SEQUENCES = 16  # of the trace, in scripted runs
+
+
+def run(job: Job) -> dict[str, Any]:
+    previous = job.previous()
+    scripted: dict[str, Any] = previous.get("scripted", {})
+    errors: dict[str, str] = {}
+    pairs = PAIRS if job.full else PAIRS[:1]
+    trace = _trace(job)
+    for number, (target, draft, context) in enumerate(pairs):
+        label = f"{target} + {draft}, context {context}"
+        if label in scripted or job.left_s() < 1:
+            continue
+        try:
+            scripted[label] = run_scripted(
+                target,
+                draft,
+                trace,
+                context=context if job.full else 0,
+                trials=60 if job.full else 8,
+                repeats=3 if job.full else 1,
+                device=str(job.device),
+                dtype=_name(job),
+                smoke=not job.full,
+                seed=job.seed,
+                minutes=job.minutes((1 - LAB_SHARE) / (len(pairs) - number)),
+                progress=job.progress,
+            )
+        except Exception as error:  # the other pairs are worth having
+            errors[label] = f"{type(error).__name__}: {error}"
+        gc.collect()
+    lab = previous.get("lab")
+    if lab is None:
+        try:
+            lab = _lab(job)
+        except Exception as error:
+            errors["lab"] = f"{type(error).__name__}: {error}"
+    medians = [document["median_abs_error_percent"] for document in scripted.values()]
+    return {
+        "scripted": scripted,
+        "lab": lab,
+        "errors": errors,
+        "scripted_median_abs_error_percent": float(np.median(medians)) if medians else None,
+        "lab_median_abs_error_percent": lab["median_abs_error_percent"] if lab else None,
+        "complete": lab is not None and len(scripted) == len(pairs),
+    }
+
+
+def _trace(job: Job) -> Trace:
+    """The stage lab's Gumbel trace if it is there, else a short one of the embedded lab."""
+    packed = job.out / "lab-gumbel.zip"
+    if packed.is_file():
+        trace = read_trace(packed)
+    else:
+        pair = load_pair(device=str(job.device), dtype=_name(job))
+        settings = RecordSettings(16, 128 if job.full else 32, CHOICES["gumbel"])
+        trace = record(pair, lab_prompts(pair.tokenizer, MOST_SEQUENCES), settings)
+    return trace.select(np.arange(min(MOST_SEQUENCES, trace.sequences)))
+
+
+def _lab(job: Job) -> dict[str, Any]:
+    """The main job on the pair that the stage lab trained, else on the embedded one."""
+    trained = job.work / ("lab-large" if job.full else "lab-smoke")
+    there = (trained / "target").is_dir() and (trained / "draft").is_dir()
+    names = [str(trained / role) if there else "lab" for role in ("target", "draft")]
+    pair = load_pair(*names, device=str(job.device), dtype=_name(job))
+    count, tokens, depth = (24, 128, 16) if job.full else (4, 24, 8)
+    settings = Settings(
+        record=RecordSettings(depth, tokens, CHOICES["gumbel"]),
+        trials=60 if job.full else 8,
+        repeats=2 if job.full else 1,
+        seed=job.seed,
+        overwrite=True,
+    )
+    return run_main_job(pair, lab_prompts(pair.tokenizer, count), settings, job.work / "validation", job.progress)
+
+
+def _name(job: Job) -> str:
+    return str(job.dtype).removeprefix("torch.")

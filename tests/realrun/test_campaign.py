@@ -1,0 +1,97 @@
+"""The campaign: stages inside their time, results that can be read, failures that stop nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from realrun.campaign import run as campaign
+from realrun.campaign.job import Job, read_result
+from realrun.campaign.run import run_campaign
+from realrun.cli import app
+from specsim.cost_grid import grid_from_json
+from specsim.errors import InputError
+from specsim.results import list_results
+from specsim.trace import read_trace
+
+
+def stage(name: str, share: float = 1.0, **result: Any) -> SimpleNamespace:
+    """A stage that remembers its jobs and returns this result."""
+    jobs: list[Job] = []
+
+    def run(job: Job) -> dict[str, Any]:
+        jobs.append(job)
+        if "raises" in result:
+            raise result["raises"]
+        return {"complete": True} | result
+
+    return SimpleNamespace(NAME=name, SHARE=share, run=run, jobs=jobs)
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
+    made = {s.NAME: s for s in (stage("first"), stage("broken", raises=ValueError("no luck")), stage("last", 2.0))}
+    monkeypatch.setattr(campaign, "STAGES", made)
+    return made
+
+
+def test_a_failed_stage_leaves_its_reason_and_the_next_one_runs(tmp_path: Path, stages: dict[str, Any]) -> None:
+    results = run_campaign(tmp_path, minutes=1)
+    assert [r["stage"] for r in results] == ["first", "broken", "last"]
+    assert results[1]["error"] == "ValueError: no luck" and not results[1]["complete"]
+    for name, result in zip(stages, results, strict=True):
+        assert read_result(tmp_path / f"{name}.json") == result
+        assert result["provenance"]["date"] and result["reduced"]
+
+
+def test_complete_stages_are_kept_and_others_run_again(tmp_path: Path, stages: dict[str, Any]) -> None:
+    run_campaign(tmp_path, minutes=1)
+    run_campaign(tmp_path, minutes=1)
+    assert [len(s.jobs) for s in stages.values()] == [1, 2, 1]
+    run_campaign(tmp_path, minutes=1, overwrite=True)
+    assert [len(s.jobs) for s in stages.values()] == [2, 3, 2]
+
+
+def test_time_is_shared_by_weight(tmp_path: Path, stages: dict[str, Any]) -> None:
+    start = time.monotonic()
+    run_campaign(tmp_path, minutes=4)
+    first, broken, last = (s.jobs[0].deadline - start for s in stages.values())
+    assert first == pytest.approx(60, abs=2)  # a quarter of 240 s
+    assert broken == pytest.approx(80, abs=2)  # what the first one left is shared again
+    assert last == pytest.approx(240, abs=2)
+
+
+def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stage 'kernel' is unknown; known: all, kernels, profile, lab, validate"):
+        run_campaign(tmp_path, minutes=1, stages=["kernel"])
+    with pytest.raises(InputError, match="minutes=0"):
+        run_campaign(tmp_path, minutes=0)
+
+
+def test_the_command_fails_when_a_stage_does(tmp_path: Path, stages: dict[str, Any]) -> None:
+    done = CliRunner().invoke(app, ["campaign", "--out", str(tmp_path), "--minutes", "1", "--json"])
+    assert done.exit_code == 1
+    assert [s["stage"] for s in json.loads(done.stdout)["stages"]] == ["first", "broken", "last"]
+
+
+def test_reduced_stages_give_results_that_specsim_reads(tmp_path: Path) -> None:
+    """Without a GPU: cost grids, a lab pair trained in seconds with its traces, and validation."""
+    results = run_campaign(tmp_path / "out", minutes=1, stages=["profile", "lab", "validate"], device="cpu")
+    assert all(r["complete"] and not r.get("errors") for r in results), results
+    files = {r.file: r for r in list_results(tmp_path / "out")}
+    assert set(files) == {"profile.json", "lab.json", "validate.json", "lab-greedy.zip", "lab-gumbel.zip"}
+    assert sum(p.stat().st_size for p in (tmp_path / "out").iterdir()) < 16 * 2**20
+    profile, lab, validate = results
+    for name, document in profile["grids"].items():
+        assert grid_from_json(document, name).pass_s(1, 4, 64) > 0
+    assert lab["trained"]["target"]["tokens"] > 0
+    assert read_trace(tmp_path / "out" / "lab-gumbel.zip").sequences == lab["traces"]["gumbel"]["sequences"]
+    (scripted,) = validate["scripted"].values()
+    assert all(row["rounds_identical_percent"] == 100 for row in scripted["rows"])
+    assert all(row["rounds_identical_percent"] > 99 for row in validate["lab"]["rows"])
