@@ -20,6 +20,7 @@ from specsim.errors import InputError
 Seconds = npt.NDArray[np.float64]
 PROFILE_KIND = "specsim-profile"
 PROFILE_VERSION = 1
+GRID_KIND = "specsim-cost-grid"
 
 
 class CostModel(Protocol):
@@ -175,6 +176,11 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
             return ConstantCost(float(data["s_d"]), float(data["s_t"]))
         except (TypeError, ValueError) as error:  # InputError is a ValueError
             raise InputError(f"cost file {path}: {error}; give s_d and s_t in seconds") from None
+    if isinstance(data, dict) and data.get("kind") == GRID_KIND:
+        raise InputError(
+            f"cost file {path} is a {GRID_KIND} of one model, a prediction needs the drafter's as well; "
+            "read both with specsim.cost_grid.read_grid_pair"
+        )
     if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
         raise InputError(f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`")
     if data.get("version") != PROFILE_VERSION:

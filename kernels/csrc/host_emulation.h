@@ -106,11 +106,19 @@ namespace emulation {
 constexpr int WARP = 32;
 constexpr size_t STACK_BYTES = 256 * 1024, SLOT_BYTES = 64;
 
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  int bytes, group;
+};
+
 struct Fiber {
   ucontext_t context;
   dim3 thread;
   int index = 0;
   bool done = false;
+  std::vector<AsyncCopy> copies;  // not yet arrived, see tensor_core.cuh
+  int committed = 0;              // closed groups of copies
 };
 
 struct Warp {
@@ -370,6 +378,10 @@ template <typename T>
 inline T __ldg(const T* address) {
   return *address;
 }
+template <typename T>
+inline T __ldcg(const T* address) {
+  return *address;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -404,6 +416,11 @@ inline float __uint_as_float(unsigned x) {
 inline float __int_as_float(int x) { return __uint_as_float(unsigned(x)); }
 inline long long __double_as_longlong(double x) {
   long long y;
+  std::memcpy(&y, &x, 8);
+  return y;
+}
+inline double __longlong_as_double(long long x) {
+  double y;
   std::memcpy(&y, &x, 8);
   return y;
 }

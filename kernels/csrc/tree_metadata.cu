@@ -23,7 +23,7 @@ __global__ void tree_metadata_kernel(const int* __restrict__ parents, const int*
   while (true) {
     bits[ancestor / 32] |= 1u << (ancestor % 32);
     const int above = parent_of[ancestor];
-    if (ancestor == 0 || above < 0) break;
+    if (ancestor == 0 || above < 0 || above >= ancestor) break;  // the last would be no tree, and endless
     ancestor = above;
     ++depth;
   }
@@ -40,6 +40,7 @@ __global__ void tree_metadata_kernel(const int* __restrict__ parents, const int*
 
 EXPORT int tree_metadata(const int* parents, const int* context_lens, int64_t trees, int64_t nodes, int* mask_bits,
                          int64_t* positions, int* first_child, int* next_sibling, void* stream) {
+  if (trees == 0) return cudaSuccess;
   if (nodes < 1 || nodes > MAX_NODES) return cudaErrorInvalidValue;
   const unsigned threads = unsigned(ceil_div(nodes, 32) * 32);
   return LAUNCH(tree_metadata_kernel, dim3(unsigned(trees)), dim3(threads), 0, stream, parents, context_lens,

@@ -26,24 +26,26 @@ def _kernel(
     bits = tl.zeros([BLOCK, PADDED // 32], tl.int32)
     ancestor = tl.where(inside, node, -1)
     depth = tl.zeros([BLOCK], tl.int32) - 1
-    for _ in range(nodes):  # a path is no longer than the tree has nodes
+    while tl.max(ancestor) >= 0:
         on_path = ancestor >= 0
         one = tl.where(on_path, 1, 0) << (ancestor & 31)
         bits |= tl.where(word[None, :] == (ancestor >> 5)[:, None], one[:, None], 0)
         depth += on_path.to(tl.int32)
-        ancestor = tl.load(parents + ancestor, mask=ancestor > 0, other=-1)
+        above = tl.load(parents + ancestor, mask=ancestor > 0, other=-1)
+        ancestor = tl.where(above < ancestor, above, -1)  # else it would be no tree, and endless
     row = tree * nodes + node
     tl.store(mask_bits + row[:, None] * words + word[None, :], bits, mask=inside[:, None] & (word < words)[None, :])
     tl.store(positions + row, tl.load(context_lens + tree) + depth.to(tl.int64), mask=inside)
 
     child = tl.full([BLOCK], -1, tl.int32)
     sibling = tl.full([BLOCK], -1, tl.int32)
-    for back in range(nodes):
-        other = nodes - 1 - back
+    other = nodes - 1  # no `range`: interpreted by Triton 3.6, it fails with numpy 2.4
+    while other >= 0:
         its_parent = tl.load(parents + other)
         is_later = other > node
         child = tl.where(used & is_later & (its_parent == node), other, child)
         sibling = tl.where((parent >= 0) & is_later & (its_parent == parent), other, sibling)
+        other -= 1
     tl.store(first_child + row, child, mask=inside)
     tl.store(next_sibling + row, sibling, mask=inside)
 

@@ -1,0 +1,35 @@
+"""Counters with which the blocks of one launch find out who finishes last."""
+
+from __future__ import annotations
+
+import torch
+
+_FOR_GRAPHS = 1 << 22
+_LEAST = 4096
+
+_for_graphs: dict[torch.device, torch.Tensor] = {}
+_of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+
+def counters(like: torch.Tensor, count: int) -> torch.Tensor:
+    """int32 [count] of zeros or more, on the device of `like`; the kernel must leave them as zeros.
+
+    Kept from call to call, since clearing them would be a second launch. Calls of one stream run
+    one after another and share theirs; a captured call may be replayed beside any other, so it
+    gets its own for good.
+    """
+    if not like.is_cuda:
+        return like.new_zeros(count, dtype=torch.int32)
+    device = like.device
+    if torch.cuda.is_current_stream_capturing():
+        rest = _for_graphs.get(device)
+        if rest is None or len(rest) < count:  # no call before the capture, or all given away
+            return like.new_zeros(count, dtype=torch.int32)
+        _for_graphs[device] = rest[count:]
+        return rest[:count]
+    if device not in _for_graphs:
+        _for_graphs[device] = like.new_zeros(_FOR_GRAPHS, dtype=torch.int32)
+    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    if key not in _of_stream or len(_of_stream[key]) < count:
+        _of_stream[key] = like.new_zeros(max(count, _LEAST), dtype=torch.int32)
+    return _of_stream[key]

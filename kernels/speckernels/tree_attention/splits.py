@@ -1,0 +1,38 @@
+"""Into how many parts the cache is cut, decided from shapes alone."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+MIN_TILES = 2  # a part below this many tiles of slots costs more to merge than it saves
+GOOD_ENOUGH = 0.9  # of the best use of the multiprocessors: fewer parts mean less to merge
+ASSUMED_MULTIPROCESSORS = 132  # H100 and H200; for tensors of the CPU
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return ASSUMED_MULTIPROCESSORS
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+@cache
+def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
+    """Parts per sequence and head.
+
+    blocks : thread blocks if the cache is not cut; capacity_tiles : tiles in a full cache;
+    slots : blocks the GPU runs at once. The last wave of blocks leaves part of the GPU idle:
+    the fewest parts that come within GOOD_ENOUGH of the best use are taken.
+    """
+    most = max(1, min(slots, capacity_tiles // MIN_TILES))
+    used = {splits: _used(blocks * splits, slots) for splits in range(1, most + 1)}
+    best = max(used.values())
+    return next(splits for splits, share in used.items() if share >= GOOD_ENOUGH * best)
+
+
+def _used(blocks: int, slots: int) -> float:
+    waves = -(-blocks // slots)
+    return blocks / (waves * slots)
