@@ -17,7 +17,7 @@ CAMPAIGN_KIND = "specsim-campaign"
 class Result:
     """One result file: what it is, where and when it was made.
 
-    content : what a reader of its kind gives: a Trace, a GridCost, or the parsed document
+    content : a Trace; a GridCost, or for a profile one per model; else the parsed document
     """
 
     file: str
@@ -57,6 +57,14 @@ def read_result(path: Path) -> Result:
     if kind == CAMPAIGN_KIND:
         state = "complete" if document["complete"] else f"unfinished: {document.get('error', 'out of time')}"
         summary = f"stage {document['stage']}, {state}{', reduced sizes' if document['reduced'] else ''}"
+        if document["stage"] == "profile" and "grids" in document:
+            from specsim.cost_grid import grid_from_json
+
+            content = {name: grid_from_json(grid, f"{path}: {name}") for name, grid in document["grids"].items()}
+            summary += f": {', '.join(content)}"
+    elif kind == "speckernels-bench":
+        failed = sum(row["error"] is not None for row in document["rows"])
+        summary = f"{len(document['rows'])} rows, {failed} of them errors, {len(document['unfinished'])} cases left"
     elif kind == "specsim-cost-grid":
         from specsim.cost_grid import grid_from_json
 

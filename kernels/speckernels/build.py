@@ -21,7 +21,10 @@ from pathlib import Path
 from filelock import FileLock
 
 ARCHITECTURES = ("80", "90a", "100")  # Ampere, Hopper, Blackwell: what CI compiles for
-NVCC_FLAGS = ("-O3", "-std=c++17", "-lineinfo", "--Werror", "all-warnings", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall")
+NVCC_FLAGS = (
+    *("-O3", "-std=c++17", "-lineinfo", "--Werror", "all-warnings"),
+    *("-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall"),
+)
 HOST_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-ffp-contract=off", "-DSPECKERNELS_HOST")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 

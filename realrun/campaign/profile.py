@@ -12,6 +12,7 @@ from typing import Any
 from realrun.campaign.job import Job
 from realrun.cost_grid import Axes, run_cost_grid
 from realrun.shapes import pass_weight_bytes, shape_config
+from speckernels.bench.machine import measure_ceilings
 
 NAME = "profile"
 SHARE = 1.2
@@ -36,8 +37,6 @@ REDUCED_AXES = Axes(tokens=(1, 2, 4, 16), contexts=(32, 128), batches=(1, 2))
 
 
 def run(job: Job) -> dict[str, Any]:
-    from speckernels.bench.machine import measure_ceilings
-
     names = SHAPES if job.full else REDUCED_SHAPES
     grids: dict[str, Any] = job.previous().get("grids", {})
     errors: dict[str, str] = {}

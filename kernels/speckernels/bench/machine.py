@@ -1,0 +1,154 @@
+"""The device under test: its name, versions, which backends work on it, and its ceilings."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from speckernels import build, dispatch
+from speckernels.bench.rows import Ceilings
+from speckernels.bench.timing import Call, Clock, CpuClock, GraphClock, LaunchClock, interleave
+
+EVICT_FACTOR = 2  # times the L2 cache
+ASSUMED_L2_BYTES = 64 << 20  # where torch does not tell
+GRAPH_NODES = 200
+BUFFER_PART = 8  # of the GPU's memory
+UNTIMED_MODE = {"triton": "interpreted", "cuda": "emulated"}  # how our backends run on a CPU
+
+
+def default_device() -> torch.device:
+    """The GPU, if there is one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether large shapes, CUDA's clocks and a cold cache are to be had."""
+    return device.type == "cuda"
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's or the processor's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def evict_bytes(device: torch.device) -> int:
+    """Bytes that push everything out of the L2 cache."""
+    properties = torch.cuda.get_device_properties(device)
+    return EVICT_FACTOR * int(getattr(properties, "L2_cache_size", 0) or ASSUMED_L2_BYTES)
+
+
+def buffer_bytes(device: torch.device) -> int:
+    """Memory that copies of one case's inputs may take."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // BUFFER_PART
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of torch, Triton, CUDA and these kernels, the last with a digest of their sources."""
+    return {
+        "torch": torch.__version__,
+        "triton": _installed("triton") or "none",
+        "cuda": torch.version.cuda or "none",
+        "speckernels": f"{_installed('specsim') or '0'}+{_source_digest()}",
+        "python": platform.python_version(),
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _source_digest() -> str:
+    package = Path(dispatch.__file__).parent
+    files = [p for p in package.rglob("*.py") if "bench" not in p.relative_to(package).parts and p.name != "cli.py"]
+    digest = hashlib.sha256()
+    for file in sorted([*files, *build.source_folder().glob("*.*")]):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def availability() -> dict[str, str]:
+    """What each backend can do here, or why it cannot."""
+    gpu = torch.cuda.is_available()
+    nvcc, compiler = build.find_nvcc(), os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    found: dict[str, str] = {"reference": "runs on CPU" + (" and GPU" if gpu else "")}
+    triton = _installed("triton")
+    if triton is None:
+        found["triton"] = "not available: triton is not installed; `pip install triton`"
+    elif gpu:
+        found["triton"] = f"runs on GPU (triton {triton})"
+    else:
+        found["triton"] = f"interpreted on CPU (triton {triton}); no CUDA device here"
+    device_part = f"compiles for GPUs ({nvcc})" if nvcc else "no nvcc; put it on PATH or set CUDA_HOME"
+    if gpu and nvcc:
+        device_part = f"runs on GPU ({nvcc})"
+    host_part = f"emulated on CPU ({compiler})" if compiler else "no C++ compiler for emulation; install g++"
+    found["cuda"] = f"{device_part}; {host_part}"
+    for name, package in (("flex", "torch"), ("flashinfer", "flashinfer")):
+        where = "runs on GPU" if gpu else "needs a GPU to be worth a measurement"
+        missing = f"not available: {package} is not installed; `pip install flashinfer-python`"
+        found[name] = where if importlib.util.find_spec(package) else missing
+    return found
+
+
+def clocks(device: torch.device) -> list[Clock]:
+    """How calls are timed on this device."""
+    if device.type == "cuda":
+        return [LaunchClock(device, evict_bytes(device)), GraphClock()]
+    return [CpuClock(mode) for mode in ("cpu", *UNTIMED_MODE.values())]
+
+
+def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float = 2.0) -> Ceilings:
+    """Copy bandwidth, matrix rate and launch latency, each measured with the benchmark's own clocks."""
+    gpu = device.type == "cuda"
+    large = 1 << (30 if gpu else 25)  # bytes; far beyond any cache on a GPU
+    side, dtype = (8192, torch.bfloat16) if gpu else (768, torch.float32)
+    source = torch.randint(0, 256, (large,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    left, right = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+    result = torch.empty_like(left)
+    word = torch.zeros(1, device=device)
+    eager, graph = CpuClock() if not gpu else LaunchClock(device, evict_bytes(device)), GraphClock() if gpu else None
+
+    def median_us(clock: Clock, calls: Sequence[Call]) -> float:
+        for call in calls:
+            call()
+        return interleave({"": clock.stopwatch(calls)}, repeats=repeats, limit_s=limit_s)[""].median_us
+
+    def large_us(call: Callable[[], object]) -> float:
+        return median_us(graph, [call] * 4) if graph else median_us(eager, [call])
+
+    with torch.no_grad():
+        copy_us = large_us(lambda: target.copy_(source))
+        matmul_us = large_us(lambda: torch.mm(left, right, out=result))
+        node_us = median_us(graph, [word.zero_] * GRAPH_NODES) if graph else None
+        return Ceilings(
+            copy_gb_s=2 * large / copy_us / 1e3,
+            matmul_tflop_s=2 * side**3 / matmul_us / 1e6,
+            matmul_dtype=str(dtype).removeprefix("torch."),
+            launch_us=min(median_us(eager, [call]) for call in _smallest(device, word)),
+            graph_node_us=node_us,
+        )
+
+
+def _smallest(device: torch.device, word: torch.Tensor) -> list[Call]:
+    """Operations that do next to nothing: one element written and, on a GPU, an empty kernel."""
+    return [word.zero_, lambda: torch.cuda._sleep(0)] if device.type == "cuda" else [word.zero_]

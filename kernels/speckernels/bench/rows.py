@@ -1,0 +1,195 @@
+"""What a benchmark writes: one row per operation, shape, backend and mode, and their document.
+
+A file is one JSON object whose `rows` are flat, one line each:
+`pandas.DataFrame(json.load(open(file))["rows"])`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+KIND = "speckernels-bench"
+# launch: one eager call, launch included; graph: per call inside a CUDA graph; cpu: on the
+# CPU; interpreted, emulated: Triton and CUDA sources tested without a GPU.
+MODES = ("launch", "graph", "cpu", "interpreted", "emulated")
+TIMED_MODES = ("launch", "graph", "cpu")  # the others say nothing about speed
+FLOOR_KINDS = ("bytes", "flops", "launch")
+
+
+class BenchError(ValueError):
+    """Bad input to the benchmark, or a GPU that stopped answering; one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least an operation must do on given inputs.
+
+    bytes : each input that matters read once, each result written once
+    flops : floating-point operations
+    """
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device reaches, measured on the spot.
+
+    copy_gb_s : large copy on the device, 1e9 bytes read and written per second
+    matmul_tflop_s : large matrix product, 1e12 floating-point operations per second
+    launch_us : the smallest operation, launch included
+    graph_node_us : the smallest operation inside a CUDA graph; None without CUDA
+    """
+
+    copy_gb_s: float
+    matmul_tflop_s: float
+    matmul_dtype: str
+    launch_us: float
+    graph_node_us: float | None
+
+    def floor(self, work: Work, mode: str) -> tuple[float, str]:
+        """Microseconds below which no version can run, and which limit sets them."""
+        latency_us = self.graph_node_us if mode == "graph" and self.graph_node_us is not None else self.launch_us
+        limits = {
+            "bytes": work.bytes / (self.copy_gb_s * 1e3),
+            "flops": work.flops / (self.matmul_tflop_s * 1e6),
+            "launch": latency_us,
+        }
+        kind = max(limits, key=lambda name: limits[name])
+        return limits[kind], kind
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds per call over the repeats."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    repeats: int
+
+
+Key = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement, or the reason why there is none.
+
+    shape, label : the sizes by name, and the same as short text
+    buffers : copies of the inputs that the calls went round
+    cold_cache : whether every call found its inputs out of the L2 cache
+    achieved_gb_s, achieved_tflop_s : `bytes` and `flops` over the median time
+    floor_us, floor_kind : the least time by the measured ceilings, and what sets it
+    error : why there is no time; None if there is one
+    """
+
+    op: str
+    backend: str
+    shape: Mapping[str, int]
+    label: str
+    dtype: str
+    device: str
+    mode: str
+    versions: Mapping[str, str]
+    date: str
+    median_us: float | None = None
+    p20_us: float | None = None
+    p80_us: float | None = None
+    repeats: int = 0
+    buffers: int = 0
+    cold_cache: bool = False
+    bytes: int | None = None
+    flops: int | None = None
+    achieved_gb_s: float | None = None
+    achieved_tflop_s: float | None = None
+    floor_us: float | None = None
+    floor_kind: str | None = None
+    ratio_to_floor: float | None = None
+    error: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """What a row is about; a file holds one row per key."""
+        return self.op, self.label, self.dtype, self.backend, self.mode
+
+    def timed(self, timing: Timing, work: Work, ceilings: Ceilings, *, buffers: int, cold_cache: bool) -> Row:
+        """This row with a time, and with a floor where the mode can be compared with one."""
+        per_us = 1 / timing.median_us
+        row = dataclasses.replace(
+            self,
+            **dataclasses.asdict(timing),
+            **dataclasses.asdict(work),
+            buffers=buffers,
+            cold_cache=cold_cache,
+        )
+        if self.mode not in TIMED_MODES:
+            return row
+        floor_us, floor_kind = ceilings.floor(work, self.mode)
+        return dataclasses.replace(
+            row,
+            achieved_gb_s=work.bytes * per_us / 1e3,
+            achieved_tflop_s=work.flops * per_us / 1e6,
+            floor_us=floor_us,
+            floor_kind=floor_kind,
+            ratio_to_floor=timing.median_us / floor_us,
+        )
+
+
+@dataclass
+class Document:
+    """All rows of one device and one set of versions.
+
+    unfinished : "operation, shape, dtype" of the cases that time did not allow
+    """
+
+    device: str
+    versions: dict[str, str]
+    date: str
+    ceilings: Ceilings
+    rows: list[Row] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as in the file."""
+        return {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
+
+
+def write_document(path: Path, document: Document) -> None:
+    """Write in one step: a reader sees the old file or the new one."""
+    plain = document.as_dict()
+    rows = plain.pop("rows")
+    head = json.dumps(plain, indent=1)[:-2]
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+    temporary.replace(path)
+
+
+def read_document(path: Path) -> Document:
+    """The document in a file; BenchError if it is none."""
+    try:
+        plain = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BenchError(f"{path} does not exist; write it with `speckernels bench --out {path}`") from None
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(plain, dict) or plain.pop("kind", None) != KIND:
+        raise BenchError(f"{path} is not a file of `speckernels bench`")
+    version = plain.pop("version", None)
+    if version != VERSION:
+        raise BenchError(f"{path} has version {version}, this program reads version {VERSION}; measure again")
+    try:
+        rows = [Row(**row) for row in plain.pop("rows")]
+        return Document(**(plain | {"ceilings": Ceilings(**plain["ceilings"])}), rows=rows)
+    except (TypeError, KeyError) as error:
+        raise BenchError(f"{path} is damaged: {error}; measure again") from None
