@@ -38,6 +38,6 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmarks of the simulator, with the ratio to a plain reference."""
+    """Benchmarks of the simulator, with the ratio to a plain reference, and of the kernels."""
     install(session, "real", "dev")
-    session.run("pytest", "--benchmark-only", "-s", *session.posargs)
+    session.run("pytest", "tests", "kernels/benchmarks", "--benchmark-only", "-s", *session.posargs)

@@ -25,7 +25,10 @@ NVCC_FLAGS = (
     *("-O3", "-std=c++17", "-lineinfo", "--Werror", "all-warnings"),
     *("-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall"),
 )
-HOST_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-ffp-contract=off", "-DSPECKERNELS_HOST")
+HOST_FLAGS = (
+    *("-O1", "-std=c++17", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"),
+    *("-ffp-contract=off", "-DSPECKERNELS_HOST"),
+)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
