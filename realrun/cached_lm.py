@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -26,6 +26,10 @@ class CachedLM:
         """Forget everything."""
         self.cache = DynamicCache(config=self.model.config)
         self.length = 0
+
+    def warm(self, sizes: Iterable[int], length: int = 0) -> None:
+        """Get ready, ahead of the clock, for `forward` of these sizes and for `length` tokens; forgets everything."""
+        self.reset()
 
     def forward(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append tokens to the cache; logits [n, V] after each of them."""

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 
+import speckernels
+from realrun import kernels
 from specsim.errors import InputError
 
 Mode = Literal["greedy", "gumbel"]
@@ -50,24 +52,36 @@ def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
     return x ^ _shift(x, 31)
 
 
-@lru_cache(maxsize=32)
-def _noise_block(seed: int, sequence: int, block: int, vocab: int, device: torch.device) -> torch.Tensor:
-    """Standard Gumbel noise, float64 [_BLOCK, V], for positions block * _BLOCK and on."""
+@lru_cache(maxsize=64)
+def _noise_block(
+    seed: int, sequence: int, block: int, vocab: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Standard Gumbel noise [_BLOCK, V] for positions block * _BLOCK and on, computed in float64."""
     base = _mix(_mix(seed + _GOLDEN) + sequence + _GOLDEN)
     keys = [_signed(_mix(base + block * _BLOCK + i + _GOLDEN)) for i in range(_BLOCK)]
     key = torch.tensor(keys, device=device)[:, None]
     token = torch.arange(vocab, device=device)[None] * _signed(_GOLDEN)
     bits = _shift(_mix_tensor(key + token), 12)
     uniform = (bits.double() + 0.5) * 2.0**-52  # 53 bits, so the half is never rounded away
-    return -torch.log(-torch.log(uniform))
+    return (-torch.log(-torch.log(uniform))).to(dtype)
 
 
-def gumbel_noise(seed: int, sequence: int, start: int, count: int, vocab: int, device: torch.device) -> torch.Tensor:
-    """Noise for output positions start .. start + count - 1, float64 [count, V]."""
-    first, last = start // _BLOCK, (start + count - 1) // _BLOCK
-    blocks = [_noise_block(seed, sequence, b, vocab, device) for b in range(first, last + 1)]
-    rows = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-    return rows[start - first * _BLOCK :][:count]
+def gumbel_noise(
+    seed: int,
+    sequence: int,
+    start: int,
+    count: int,
+    vocab: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Noise for output positions start .. start + count - 1, [count, V]."""
+    parts, end = [], start + count
+    for block in range(start // _BLOCK, (end - 1) // _BLOCK + 1):
+        begin = block * _BLOCK
+        rows = _noise_block(seed, sequence, block, vocab, device, dtype)
+        parts.append(rows[max(start - begin, 0) : end - begin])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -84,23 +98,72 @@ class Choice:
         if self.mode == "gumbel" and not 0 < self.temperature < 100:
             raise InputError(f"temperature={self.temperature} is outside (0, 100); use greedy for 0")
 
-    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of the distribution that is sampled from, in at least float32."""
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        return logits / self.temperature if self.mode == "gumbel" else logits
-
-    def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device) -> None:
-        """Make a sequence's noise ahead of the clock."""
+    def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Make a sequence's noise ahead of the clock, for logits [n, vocab] of this device and type."""
         if self.mode == "gumbel":
             for start in range(0, positions, _BLOCK):
-                gumbel_noise(self.seed, sequence, start, 1, vocab, device)
+                gumbel_noise(self.seed, sequence, start, 1, vocab, device, _compared_in(dtype))
 
-    def tokens(self, scaled: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        """Chosen tokens [n] for scaled logits [n, V] of output positions position, position + 1, ..."""
-        if self.mode == "gumbel":
-            noise = gumbel_noise(self.seed, sequence, position, len(scaled), scaled.shape[-1], scaled.device)
-            scaled = scaled + noise.to(scaled.dtype)
-        return scaled.argmax(-1)
+    def statistics(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+        """The token chosen after each row of logits [n, V], and how sure the row is of it: [n, 4].
+
+        Rows belong to output positions position, position + 1, ... Columns: token, its
+        probability, the largest probability, entropy in nats; all of the distribution that is
+        sampled from, in at least float32. One tensor, so that one copy brings everything to
+        the host.
+        """
+        noise, temperature = self._noise(logits, sequence, position), self._temperature
+        if _lean(logits):
+            return lean_statistics(logits, noise, temperature)
+        return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
+
+    def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+        """The tokens of `statistics`, int64 [n]."""
+        if _lean(logits):
+            return _argmax(_scaled(logits, self._temperature), self._noise(logits, sequence, position))
+        return self.statistics(logits, sequence, position)[:, 0].long()
+
+    @property
+    def _temperature(self) -> float:
+        return self.temperature if self.mode == "gumbel" else 1.0
+
+    def _noise(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor | None:
+        if self.mode == "greedy":
+            return None
+        count, vocab = logits.shape
+        dtype = _compared_in(logits.dtype)
+        return gumbel_noise(self.seed, sequence, position, count, vocab, logits.device, dtype)
 
     def as_dict(self) -> dict[str, Any]:
         return {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
+
+
+def lean_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    """speckernels.draft_statistics of finite logits in fewer calls: the first four columns.
+
+    At a small model on a CPU the operation would take as long as a good part of a draft step.
+    """
+    scaled = _scaled(logits, temperature)
+    tokens = _argmax(scaled, noise)
+    probs = scaled.softmax(-1)
+    entropy = torch.special.entr(probs).sum(-1)
+    prob = probs.gather(-1, tokens[:, None])[:, 0]
+    return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
+
+
+def _lean(logits: torch.Tensor) -> bool:
+    return logits.device.type == "cpu" and not kernels.named()
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits.to(_compared_in(logits.dtype))
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def _argmax(scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    return (scaled if noise is None else scaled + noise).argmax(-1)
+
+
+def _compared_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which logits of this type are compared."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from realrun.campaign.command import campaign
 from specsim.console import MAX_SEED, print_json, print_table, progress_bar, run
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
+app.command()(campaign)
 
 
 class Mode(StrEnum):
@@ -32,6 +34,15 @@ class Mode(StrEnum):
 
     greedy = "greedy"
     gumbel = "gumbel"
+
+
+class Kernels(StrEnum):
+    """What computes attention and draft statistics."""
+
+    auto = "auto"
+    reference = "reference"
+    triton = "triton"
+    cuda = "cuda"
 
 
 TargetOption = Annotated[str, typer.Option(help='Target model: local folder, hub id, or "lab".')]
@@ -50,6 +61,14 @@ DepthOption = Annotated[int, typer.Option(help="D, longest draft recorded, in to
 ModeOption = Annotated[Mode, typer.Option(help="Greedy, or sampling with Gumbel noise (also exact in replay).")]
 TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature in gumbel mode.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
+KernelsOption = Annotated[
+    Kernels,
+    typer.Option(
+        help="Kernels of attention and draft statistics. auto: CUDA C++ or Triton on a GPU, plain torch on a CPU. "
+        "By name they run anywhere, with a static cache: on a CPU Triton is interpreted and CUDA C++ runs on "
+        "emulated threads, which is slow, but gives the rounds that a GPU gives."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
 
@@ -86,11 +105,13 @@ def record(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
     """Record a dense trace: what the drafter would propose at every position of the target's output."""
     from realrun.choice import Choice
+    from realrun.kernels import use_kernels
     from realrun.record import RecordSettings, elapsed_ratio
     from realrun.record import record as run_record
     from specsim.trace import check_free, write_trace
@@ -98,7 +119,7 @@ def record(
     check_free(out, overwrite=overwrite)
     settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed))
     pair = _load(target, draft, device, dtype, threads)
-    with progress_bar() as report:
+    with use_kernels(kernels.value), progress_bar() as report:
         chosen = _prompts(pair, prompts, count)
         trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
     write_trace(trace, out, overwrite=overwrite)
@@ -132,10 +153,12 @@ def profile(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
     json: JsonOption = False,
 ) -> None:
     """Measure draft steps, verification of 1..D+1 tokens, policy steps and round overhead."""
     from realrun.choice import Choice
+    from realrun.kernels import use_kernels
     from realrun.profile import profile as run_profile
     from realrun.profile import write_json
     from specsim.errors import InputError
@@ -145,7 +168,7 @@ def profile(
     except ValueError:
         raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
     pair = _load(target, draft, device, dtype, threads)
-    with progress_bar() as report:
+    with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(
             pair,
             contexts=grid,
@@ -202,6 +225,7 @@ def validate(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -211,6 +235,7 @@ def validate(
     used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
     """
     from realrun.choice import Choice
+    from realrun.kernels import use_kernels
     from realrun.main_job import Settings, run_main_job
     from realrun.record import RecordSettings
 
@@ -222,7 +247,7 @@ def validate(
         overwrite=overwrite,
     )
     pair = _load(target, draft, device, dtype, threads)
-    with progress_bar() as report:
+    with use_kernels(kernels.value), progress_bar() as report:
         document = run_main_job(pair, _prompts(pair, prompts, count), settings, out, report)
     if json:
         print_json(document)

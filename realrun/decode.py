@@ -21,9 +21,11 @@ Clock = Callable[[], float]
 
 
 class Drafter(Protocol):
-    """Proposes tokens. `begin`, then `propose` and `commit` in turn."""
+    """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
 
     kind: str
+
+    def prepare(self, length: int, choice: Choice, sequence: int, positions: int) -> None: ...
 
     def begin(self, context: Sequence[int]) -> None: ...
 
@@ -56,7 +58,7 @@ def match_verifier(
     logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
 ) -> list[int]:
     """Accept the leading tokens that equal the target's own choices; greedy or Gumbel, loss-free."""
-    chosen: list[int] = choice.tokens(choice.scaled(logits), sequence, position).tolist()
+    chosen: list[int] = choice.tokens(logits, sequence, position).tolist()
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:
         accepted += 1
@@ -146,8 +148,7 @@ class Decoder:
         InputError for an empty prompt or one that leaves no room for the output.
         """
         self._check(prompt, max_new_tokens)
-        vocab = int(self.target.model.config.vocab_size)
-        self.choice.prepare(sequence, max_new_tokens + 1, vocab, self.target.device)
+        self._prepare(len(prompt) + max_new_tokens, max_new_tokens, policy, sequence)
         start = self.clock()
         tokens = list(prompt)
         self.target.reset()
@@ -215,6 +216,15 @@ class Decoder:
             )
         )
         return state, draft
+
+    def _prepare(self, length: int, max_new_tokens: int, policy: ChainPolicy | None, sequence: int) -> None:
+        """What a sequence needs and no clock should see: noise, room in the caches, graphs."""
+        positions, model = max_new_tokens + 1, self.target.model
+        self.choice.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
+        longest = 0 if policy is None else min(policy.max_draft_tokens, max_new_tokens - 1)
+        self.target.warm(range(1, longest + 2), length)
+        if policy is not None:
+            self.drafter.prepare(length, self.choice, sequence, positions)
 
     def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         if not prompt:

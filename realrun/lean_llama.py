@@ -1,4 +1,4 @@
-"""A leaner forward pass for Hugging Face Llama models: same weights, same arithmetic, fewer calls.
+"""A leaner forward pass for Hugging Face Llama and Qwen3 models: same weights, same arithmetic, fewer calls.
 
 At batch 1 a small model spends most of a pass between its operations, not in them. This
 pass joins the projections that share an input, keeps keys and values in one buffer that is
@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
+from realrun import kernels
 from realrun.cached_lm import CachedLM
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
@@ -23,9 +24,13 @@ FIRST_ROOM = 256  # cached tokens that the buffers hold at first
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
+    """A layer's weights; those that share an input are rows of one matrix."""
+
     norm_in: torch.Tensor
     qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden]
+    q_norm: torch.Tensor | None  # [head_dim]; Qwen3 normalises every head
+    k_norm: torch.Tensor | None
     out: torch.Tensor
     norm_mlp: torch.Tensor
     gate_up: torch.Tensor  # [2 * intermediate, hidden]
@@ -33,24 +38,25 @@ class _Layer:
 
 
 def supported(model: PreTrainedModel) -> bool:
-    """Plain Llama: no biases, SiLU, positions that do not depend on the sequence length."""
-    if type(model) is not LlamaForCausalLM:
+    """Plain Llama or Qwen3: no biases, SiLU, full attention, positions that do not depend on the sequence length."""
+    if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM):
         return False
     config: Any = model.config
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
         not config.attention_bias
-        and not config.mlp_bias
+        and not getattr(config, "mlp_bias", False)
         and config.hidden_act == "silu"
         and rope_type in ("default", "llama3", "linear")
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
     )
 
 
-class LeanLlama(CachedLM):
-    """CachedLM for plain Llama models. n new tokens, H heads, D head size, L cached tokens."""
+class LlamaLM(CachedLM):
+    """CachedLM with the weights of a Llama or Qwen3 model taken out of their modules."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any):  # a LlamaForCausalLM
+    def __init__(self, model: Any):  # a LlamaForCausalLM or Qwen3ForCausalLM
         config = model.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = model.model.layers[0].self_attn.head_dim
@@ -68,6 +74,19 @@ class LeanLlama(CachedLM):
         self.cos, self.sin = cos[0, :, None], (sin[0] * sign)[:, None]  # [positions, 1, D]
         super().__init__(model)
 
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache."""
+        self.length = min(self.length, length)
+
+    def _causal_mask(self, n: int, end: int) -> torch.Tensor:
+        """[groups * n, L]: new token i sees the cache and the new tokens up to itself."""
+        mask = torch.full((n, n), float("-inf"), dtype=self.model.dtype, device=self.device).triu_(1)
+        return F.pad(mask, (end - n, 0)).repeat(self.heads // self.kv_heads, 1)
+
+
+class LeanLlama(LlamaLM):
+    """One sequence, with buffers that grow. n new tokens, H heads, D head size, L cached tokens."""
+
     def reset(self) -> None:
         """Forget everything; the buffers stay."""
         if not hasattr(self, "keys"):
@@ -83,10 +102,6 @@ class LeanLlama(CachedLM):
             room = min(self.max_positions, max(length, 2 * have, FIRST_ROOM)) - have
             self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))
 
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache."""
-        self.length = min(self.length, length)
-
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         n, start, end = len(tokens), self.length, self.length + len(tokens)
         heads = self.heads + 2 * self.kv_heads
@@ -95,8 +110,11 @@ class LeanLlama(CachedLM):
         mask = self._causal_mask(n, end) if n > 1 else None
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
         for number, layer in enumerate(self.layers):
-            qkv = F.linear(self._norm(x, layer.norm_in), layer.qkv).view(n, heads, self.head_dim)
+            qkv = F.linear(rms_norm(x, layer.norm_in, self.eps), layer.qkv).view(n, heads, self.head_dim)
             qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = qk.split([self.heads, self.kv_heads], dim=1)
+                qk = torch.cat([rms_norm(q, layer.q_norm, self.eps), rms_norm(k, layer.k_norm, self.eps)], dim=1)
             qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, dims=-1), sin)
             q, k = qk.split([self.heads, self.kv_heads], dim=1)
             keys, values = self.keys[number, :, :end], self.values[number, :, :end]
@@ -104,9 +122,9 @@ class LeanLlama(CachedLM):
             values[:, start:] = v.transpose(0, 1)
             mixed = self._attend(q, keys, values, mask)
             x = x + F.linear(mixed, layer.out)
-            gate, up = F.linear(self._norm(x, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
+            gate, up = F.linear(rms_norm(x, layer.norm_mlp, self.eps), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down)
-        return F.linear(self._norm(x[-keep:] if keep else x, self.norm_out), self.head)
+        return F.linear(rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps), self.head)
 
     def _attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
@@ -127,27 +145,27 @@ class LeanLlama(CachedLM):
             mixed = torch.matmul(scores.softmax(-1), values)
         return mixed.view(self.kv_heads, groups, n, -1).permute(2, 0, 1, 3).reshape(n, -1)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
-        # The library normalises in float32 whatever the model's type.
-        return F.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * weight
 
-    def _causal_mask(self, n: int, end: int) -> torch.Tensor:
-        """[groups * n, L]: new token i sees the cache and the new tokens up to itself."""
-        mask = torch.full((n, n), float("-inf"), dtype=self.keys.dtype, device=self.device).triu_(1)
-        return F.pad(mask, (end - n, 0)).repeat(self.heads // self.kv_heads, 1)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x over its root mean square along the last dimension, times the weight."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    # The library normalises in float32 whatever the model's type.
+    return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype) * weight
 
 
-def _join(layer: Any) -> _Layer:
+def _join(layer: Any) -> Layer:
     """A layer's weights, with those that share an input in one matrix.
 
     The modules' weights become views into the joint matrix, so memory does not double.
     """
     attention, mlp = layer.self_attn, layer.mlp
-    return _Layer(
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    return Layer(
         norm_in=layer.input_layernorm.weight,
         qkv=_joint(attention.q_proj, attention.k_proj, attention.v_proj),
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
         out=attention.o_proj.weight,
         norm_mlp=layer.post_attention_layernorm.weight,
         gate_up=_joint(mlp.gate_proj, mlp.up_proj),
@@ -170,5 +188,14 @@ def _joint(*projections: torch.nn.Linear) -> torch.Tensor:
 
 
 def open_lm(model: PreTrainedModel) -> CachedLM:
-    """The fastest CachedLM for this model."""
-    return LeanLlama(model) if supported(model) else CachedLM(model)
+    """The fastest CachedLM for this model on its device.
+
+    On a GPU, or where kernels were named, the static cache with its kernels and graphs.
+    """
+    if not supported(model):
+        return CachedLM(model)
+    if model.device.type == "cuda" or kernels.named():
+        from realrun.static_llama import StaticLlama  # it builds on this module
+
+        return StaticLlama(model)
+    return LeanLlama(model)

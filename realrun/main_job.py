@@ -18,6 +18,7 @@ from realrun.profile import Samples, profile, write_json
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.validate import as_document, rounds_table, validate
+from speckernels import backend_for
 from specsim.cost import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.replay import context_range
@@ -99,6 +100,7 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
             "drafter": pair.draft_name,
             "weights": pair.fingerprint,
             "device": pair.device.type,
+            "kernels": backend_for(pair.device),
             "decoding": settings.record.choice.as_dict(),
             "depth": settings.record.depth,
             "max_new_tokens": settings.record.max_new_tokens,

@@ -65,14 +65,8 @@ def load_pair(
     No remote code is run. Raises InputError when a model cannot be loaded, the device or
     dtype is unknown, or the tokenizers differ.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device {device!r} is unknown; give for example cpu or cuda") from None
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {device} is not available here; use --device cpu")
+    number_type = find_dtype(dtype)
+    find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     paths = [_resolve(target, "target"), _resolve(draft, "draft")]
@@ -80,7 +74,7 @@ def load_pair(
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise InputError(f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one")
     try:
-        models = [_load(AutoModelForCausalLM, path, dtype=DTYPES[dtype]).to(device).eval() for path in paths]
+        models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in paths]
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     return Pair(
@@ -91,6 +85,24 @@ def load_pair(
         draft_name=_public_name(draft, "draft"),
         eos_token_ids=_eos_token_ids(models[0]),
     )
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """The number type of that name; InputError names the known ones."""
+    if name not in DTYPES:
+        raise InputError(f"dtype {name!r} is unknown; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device of that name; InputError where it does not exist or is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {name!r} is unknown; give for example cpu or cuda") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {name} is not available here; use --device cpu")
+    return device
 
 
 def _resolve(name: str, role: str) -> str:

@@ -23,6 +23,7 @@ from realrun.decode import Decoder, Round, match_verifier
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
 from realrun.provenance import provenance
+from speckernels import backend_for
 from specsim.cost import PROFILE_KIND, PROFILE_VERSION
 from specsim.errors import InputError
 from specsim.policy import make_policy
@@ -69,6 +70,9 @@ def profile(
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
     _check(contexts, depth, min(decoder.target.max_positions, drafter.lm.max_positions))
+    longest = contexts[-1] + depth + 2
+    decoder.target.warm(range(1, depth + 2), longest)
+    drafter.prepare(longest, decoder.choice, 0, depth + 1)
     rng = np.random.default_rng(seed)
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
     samples = defaultdict(list) if samples is None else samples
@@ -169,6 +173,7 @@ def _document(
         "target": pair.target_name,
         "drafter": pair.draft_name,
         "decoding": decoding,
+        "kernels": backend_for(pair.device),
         "contexts": contexts,
         "repeats": repeats,
         "seed": seed,

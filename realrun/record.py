@@ -13,15 +13,17 @@ import torch
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
-from realrun.drafters.draft_model import DraftModel, draft_statistics
+from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
 from realrun.prompts import Prompt
 from realrun.provenance import provenance
+from speckernels import backend_for
 from specsim.errors import InputError
 from specsim.metrics import distinct_trigrams
 from specsim.trace import Trace
 
 CHUNK = 256  # positions whose branches share one forward pass
+STATISTICS = 4  # columns of Choice.statistics
 NO_RANK = -1
 MAX_RANK = np.iinfo(np.int16).max
 
@@ -53,16 +55,17 @@ def dense_columns(
     `specsim.trace`, [T] or [T, depth].
     """
     total, first = len(output), len(prompt)
-    statistics = torch.empty(total, depth, 4, dtype=torch.float64)
+    statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
     lm.reset()
-    scaled = choice.scaled(lm.forward([*prompt, *output[:-1]])[first - 1 :])
-    tokens = choice.tokens(scaled, sequence, 0)
-    statistics[:, 0] = draft_statistics(scaled, tokens).cpu()
-    truth = torch.tensor(output, device=scaled.device)
-    rank = (scaled > scaled.gather(-1, truth[:, None])).sum(-1).cpu().numpy()
+    logits = lm.forward([*prompt, *output[:-1]])[first - 1 :]
+    drafted = choice.statistics(logits, sequence, 0)
+    statistics[:, 0] = drafted.cpu()
+    truth = torch.tensor(output, device=logits.device)
+    rank = (logits > logits.gather(-1, truth[:, None])).sum(-1).cpu().numpy()
+    tokens = drafted[:, 0].long()
     prefix = lm.length
     for begin in range(0, total, CHUNK):
-        rows = torch.arange(begin, min(begin + CHUNK, total), device=scaled.device)
+        rows = torch.arange(begin, min(begin + CHUNK, total), device=logits.device)
         branch = tokens[rows]
         for step in range(1, depth):
             mask = _branch_mask(rows + first, prefix, step, lm.model.dtype)
@@ -73,9 +76,9 @@ def dense_columns(
                 attention_mask=mask,
                 use_cache=True,
             ).logits[0]
-            branch_scaled = choice.scaled(logits)
-            branch = choice.tokens(branch_scaled, sequence, begin + step)
-            statistics[begin : begin + len(rows), step] = draft_statistics(branch_scaled, branch).cpu()
+            drafted = choice.statistics(logits, sequence, begin + step)
+            statistics[begin : begin + len(rows), step] = drafted.cpu()
+            branch = drafted[:, 0].long()
         lm.cache.crop(-(depth - 1) * len(rows))
     return _columns(statistics.numpy(), rank, np.asarray(output), depth)
 
@@ -156,6 +159,7 @@ def record(
         "max_new_tokens": settings.max_new_tokens,
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
+        "kernels": backend_for(pair.device),
         "distinct_trigram_share": distinct_trigrams(outputs),
         "first_token_accepted_share": float((arrays["match_len"] > 0).mean()),
         "record_seconds": {"generate": generate_s, "dense": dense_s},

@@ -18,6 +18,7 @@ from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
 from realrun.prompts import Prompt
 from realrun.provenance import provenance
+from speckernels import backend_for
 from specsim import metrics
 from specsim.bootstrap import Estimate, ratio_interval
 from specsim.cost import ProfileCost
@@ -197,7 +198,8 @@ def validate(
                 output_identical=output_identical(holdout, own_runs),
             )
         )
-    return Validation(rows, train, holdout, cost, baseline_s, provenance(pair.device, pair.dtype))
+    environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
+    return Validation(rows, train, holdout, cost, baseline_s, environment)
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
@@ -244,7 +246,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
         "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
         "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
-        "rows": [_row_document(row) for row in rows],
+        "rows": [row_document(row) for row in rows],
         "median_abs_error_percent": validation.median_abs_error_percent,
         "best": {
             "predicted": str(by_prediction.candidate.policy),
@@ -280,7 +282,7 @@ def judged_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], npt.NDArray[np
     return trace.confidence[judged], hit[judged]
 
 
-def _row_document(row: Row) -> dict[str, Any]:
+def row_document(row: Row) -> dict[str, Any]:
     predicted = row.predicted
     return {
         "policy": row.candidate.policy.name,

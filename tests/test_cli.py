@@ -42,11 +42,11 @@ OPTIONS = {
     "specsim policies": "--json",
     "specsim info": "--json",
     "realrun record": "--target --draft --prompts --count --max-new-tokens --depth --mode --temperature "
-    "--seed --device --dtype --threads --overwrite --json",
+    "--seed --device --dtype --threads --kernels --overwrite --json",
     "realrun profile": "--target --draft --contexts --depth --repeats --mode --temperature --seed --device "
-    "--dtype --threads --json",
+    "--dtype --threads --kernels --json",
     "realrun validate": "--out --target --draft --prompts --count --max-new-tokens --depth --mode "
-    "--temperature --trials --repeats --max-error --seed --device --dtype --threads --overwrite --json",
+    "--temperature --trials --repeats --max-error --seed --device --dtype --threads --kernels --overwrite --json",
     "realrun lab": "train evaluate",
     "realrun lab train": "--work --out --target-tokens --draft-tokens --distill-tokens --device --seed",
     "realrun lab evaluate": "--target --draft --device --dtype --json",

@@ -40,7 +40,8 @@ __device__ int64_t sum_sections(WeightAt weight_at, int64_t low, int64_t high, i
     const int64_t end = begin + width < high ? begin + width : high;
     int64_t sum = 0;
     for (int64_t i = begin + lane; i < end; i += WARP_SIZE) sum += weight_at(i);
-    for (int bits = WARP_SIZE / 2; bits; bits /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, bits);
+    if (begin < end)  // not an empty section of a short range
+      for (int bits = WARP_SIZE / 2; bits; bits /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, bits);
     if (lane == 0) sums[section] = sum;
   }
   __syncthreads();
@@ -78,7 +79,8 @@ struct Residual {
 };
 
 // Blocks (row, split): each sums its part of the row that the last token is drawn from; the last
-// block to finish draws it. partial [rows, splits]; arrived [rows] holds zeros, unused for one split.
+// block to finish draws it. partial [rows, splits]; arrived [rows] holds zeros, and does again
+// afterwards; both are unused for one split.
 __global__ void __launch_bounds__(MAX_THREADS, 1)
     chain_kernel(const int64_t* __restrict__ draft_tokens, const float* __restrict__ draft_probs,
                  const float* __restrict__ target_probs, const double* __restrict__ uniforms, int drafts,
@@ -124,6 +126,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
       partial[row * splits + blockIdx.y] = total;
       __threadfence();
       is_last = atomicAdd(&arrived[row], 1) == splits - 1;
+      if (is_last) arrived[row] = 0;  // for the next launch
     }
     __syncthreads();
     if (!is_last) return;

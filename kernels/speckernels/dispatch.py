@@ -49,7 +49,7 @@ def register(name: str, schema: str, fake: Callable[..., Any]) -> None:
 
 def _run(name: str, args: tuple[Any, ...]) -> Any:
     device = next(_devices(args))
-    chosen = _override or os.environ.get(ENVIRONMENT) or AUTO
+    chosen = requested()
     if chosen != AUTO:
         return implementation(name, _known(chosen))(*args)
     for backend in _preferred(device.type)[:-1]:
@@ -88,9 +88,14 @@ def _preferred(device_type: str) -> tuple[str, ...]:
     return (*found, "reference")
 
 
+def requested() -> str:
+    """The backend asked for by name, by `use_backend` or the environment, else "auto"."""
+    return _override or os.environ.get(ENVIRONMENT) or AUTO
+
+
 def backend_for(device: torch.device | str) -> str:
     """The backend that an operation on this device uses, unless it refuses the arguments."""
-    chosen = _override or os.environ.get(ENVIRONMENT) or AUTO
+    chosen = requested()
     return _preferred(torch.device(device).type)[0] if chosen == AUTO else _known(chosen)
 
 

@@ -1,12 +1,13 @@
 """Import triton so that kernels run on a GPU, or interpreted where there is none.
 
-The choice is made once per process, when the first Triton kernel is defined. Kernel files
-import `triton` and `tl` from here.
+The choice holds for the whole process, whether or not somebody imported triton before.
+Kernel files import `triton` and `tl` from here.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,23 @@ import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _interpret_library() -> None:
+    """Define the functions of Triton's own library anew, interpreted.
+
+    Triton decides when a function is defined, and torch may have imported the library before.
+    """
+    from triton.runtime.jit import JITFunction
+
+    for name in [name for name in sys.modules if name.startswith("triton.language")]:
+        for key, value in list(vars(sys.modules[name]).items()):
+            if isinstance(value, JITFunction):
+                setattr(sys.modules[name], key, triton.jit(value.fn))
+
+
+if INTERPRETED:
+    _interpret_library()
 
 
 @dataclass(frozen=True)

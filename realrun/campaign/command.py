@@ -14,8 +14,8 @@ def campaign(
     out: Annotated[Path, typer.Option(help="Folder of result files; a second run goes on there.", show_default=False)],
     minutes: Annotated[float, typer.Option(help="Time for all stages together.", min=0.1)] = 30,
     stage: Annotated[
-        list[str], typer.Option(help="kernels, profile, lab, validate, or all; repeat for several.")
-    ] = ["all"],  # noqa: B006 (typer reads the default, nobody changes it)
+        list[str], typer.Option(help="kernels, profile, lab, validate; repeat for several. Default: all of them.")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
     work: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and scratch; default: OUT-work.", show_default=False)
     ] = None,
@@ -37,7 +37,7 @@ def campaign(
     """
     from transformers.utils import logging
 
-    from realrun.campaign.run import run_campaign
+    from realrun.campaign.run import ALL, run_campaign
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -45,7 +45,7 @@ def campaign(
         results = run_campaign(
             out,
             minutes=minutes,
-            stages=stage,
+            stages=stage or [ALL],
             work=work,
             device=device,
             overwrite=overwrite,

@@ -73,5 +73,5 @@ def _outcome(command: list[str], limit_s: float) -> dict[str, Any]:
         return {"outcome": f"stopped after {limit_s:.0f} s", "tail": output[-4000:]}
     output = done.stdout + done.stderr
     found = ["".join(groups) for groups in SUMMARY.findall(output)]
-    result: dict[str, Any] = {"outcome": found[-1] if found else f"exit code {done.returncode}", "exit_code": done.returncode}
-    return result | {"tail": output[-4000:]}
+    outcome = found[-1] if found else f"exit code {done.returncode}"
+    return {"outcome": outcome, "exit_code": done.returncode, "tail": output[-4000:]}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from realrun.choice import Choice
@@ -33,18 +32,6 @@ class Draft:
     policy_s: float = 0.0
 
 
-def draft_statistics(scaled: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Token, its probability, the largest probability, and the entropy in nats: [n, 4].
-
-    scaled : logits [n, V] of the sampled distribution; tokens : [n]. One tensor, so that
-    one copy brings everything to the host.
-    """
-    probs = scaled.softmax(-1)
-    entropy = torch.special.entr(probs).sum(-1)
-    prob = probs.gather(-1, tokens[:, None])[:, 0]
-    return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
-
-
 class DraftModel:
     """An independent model with the target's tokenizer (Leviathan et al. 2023)."""
 
@@ -53,6 +40,12 @@ class DraftModel:
     def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int]):
         self.lm = open_lm(model)
         self.eos_token_ids = frozenset(eos_token_ids)
+
+    def prepare(self, length: int, choice: Choice, sequence: int, positions: int) -> None:
+        """Do ahead of the clock what sequences of `length` tokens, `positions` of them output, will need."""
+        self.lm.warm((1, 2), length)  # a fully accepted draft leaves two tokens to feed
+        model = self.lm.model
+        choice.prepare(sequence, positions, int(model.config.vocab_size), self.lm.device, model.dtype)
 
     def begin(self, context: Sequence[int]) -> None:
         """Start a sequence whose tokens but the pending one are given."""
@@ -76,9 +69,9 @@ class DraftModel:
         feed = tokens[self.lm.length :]
         while True:
             start = time.perf_counter()
-            scaled = choice.scaled(self.lm.forward(feed)[-1:])
-            chosen = choice.tokens(scaled, sequence, position + len(draft.tokens))
-            token, *features = draft_statistics(scaled, chosen)[0].tolist()
+            logits = self.lm.forward(feed)[-1:]
+            # The only copy from the device to the host in a draft step.
+            token, *features = choice.statistics(logits, sequence, position + len(draft.tokens))[0].tolist()
             draft.parents.append(len(draft.tokens) - 1)
             draft.tokens.append(int(token))
             # Traces hold float32, and both worlds must decide on the same numbers.

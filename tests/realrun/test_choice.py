@@ -79,8 +79,8 @@ def p_value(chosen: np.ndarray, probs: np.ndarray) -> float:
 def test_choices_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -1.5], dtype=torch.float64)
     choice = Choice("gumbel", temperature, seed=3)
-    scaled = choice.scaled(logits.expand(3000, -1))
-    chosen = np.concatenate([choice.tokens(scaled, sequence, 0).numpy() for sequence in range(10)])
+    rows = logits.expand(3000, -1)
+    chosen = np.concatenate([choice.tokens(rows, sequence, 0).numpy() for sequence in range(10)])
     assert p_value(chosen, (logits / temperature).softmax(-1).numpy()) > 1e-3
     assert p_value(chosen, (logits / (1.1 * temperature)).softmax(-1).numpy()) < 1e-6  # the test can fail
 
@@ -88,21 +88,23 @@ def test_choices_follow_the_softmax_at_the_temperature(temperature: float) -> No
 def test_many_positions_at_once_choose_as_one_by_one() -> None:
     logits = torch.randn(150, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     choice = Choice("gumbel", 0.8, seed=9)
-    scaled = choice.scaled(logits)
-    one_by_one = [choice.tokens(scaled[i : i + 1], 4, 30 + i).item() for i in range(150)]
-    assert choice.tokens(scaled, 4, 30).tolist() == one_by_one
-    assert choice.tokens(scaled, 5, 30).tolist() != one_by_one
+    one_by_one = [choice.tokens(logits[i : i + 1], 4, 30 + i).item() for i in range(150)]
+    assert choice.tokens(logits, 4, 30).tolist() == one_by_one
+    assert choice.tokens(logits, 5, 30).tolist() != one_by_one
 
 
 def test_greedy_is_the_argmax_and_ignores_temperature_and_seed() -> None:
     logits = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(0))
     for choice in (Choice(), Choice("greedy", 0.0, 7)):
-        assert torch.equal(choice.scaled(logits), logits)
-        assert torch.equal(choice.tokens(choice.scaled(logits), 3, 5), logits.argmax(-1))
+        assert torch.equal(choice.tokens(logits, 3, 5), logits.argmax(-1))
+        confidence = choice.statistics(logits, 3, 5)[:, 2]
+        torch.testing.assert_close(confidence, logits.softmax(-1).amax(-1))
 
 
 def test_half_precision_logits_are_compared_in_float32() -> None:
-    assert Choice("gumbel", 0.7).scaled(torch.zeros(1, 4, dtype=torch.bfloat16)).dtype == torch.float32
+    logits = torch.tensor([[2.0, 1.0, 0.5, 0.0]])
+    choice = Choice("gumbel", 0.7)
+    assert torch.equal(choice.statistics(logits.bfloat16(), 0, 0), choice.statistics(logits, 0, 0))
 
 
 @pytest.mark.parametrize(

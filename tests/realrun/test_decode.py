@@ -82,7 +82,7 @@ def plain_output(prompt: Sequence[int], count: int, choice: Choice, sequence: in
     tokens = list(prompt)
     for position in range(count):
         logits = tiny_pair().target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(int(choice.tokens(choice.scaled(logits), sequence, position)))
+        tokens.append(int(choice.tokens(logits, sequence, position)))
     return tokens[len(prompt) :]
 
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from realrun.choice import Choice, gumbel_noise
-from realrun.decode import Decoder
+from realrun.decode import Decoder, Round
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair, load_pair
 from realrun.profile import profile
 from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings, record
+from realrun.static_llama import StaticLlama
 from realrun.validate import output_identical, rounds_identical
 from specsim.cost import ConstantCost
 from specsim.policy import make_policy
@@ -39,6 +40,68 @@ def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, choice: Choic
     runs = [decoder.decode(p.tokens, 64, policy, sequence=i) for i, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == 1.0
     assert output_identical(trace, runs) == 1.0
+
+
+@pytest.fixture(scope="module")
+def low_pair() -> Pair:
+    return load_pair(device="cuda", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, choice: Choice) -> None:
+    policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft": 6})
+    runs = []
+    for graphs in (True, False):
+        drafter = DraftModel(low_pair.draft, low_pair.eos_token_ids)
+        decoder = Decoder(low_pair.target, drafter, low_pair.eos_token_ids, choice)
+        for lm in (decoder.target, drafter.lm):
+            assert isinstance(lm, StaticLlama) and lm._graphs is not None
+            if not graphs:
+                lm._graphs = None
+        for number, prompt in enumerate(lab_prompts(low_pair.tokenizer, 3)):
+            for arm in (policy, None):
+                decoded = decoder.decode(prompt.tokens, 64, arm, sequence=number)
+                runs.append((graphs, decoded.tokens, decoded.log()))
+    half = len(runs) // 2
+    assert [run[1:] for run in runs[:half]] == [run[1:] for run in runs[half:]]
+
+
+def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
+    drafter = DraftModel(low_pair.draft, ())
+    decoder = Decoder(low_pair.target, drafter, (), Choice())
+    (prompt,) = lab_prompts(low_pair.tokenizer, 1)
+    policy = make_policy("fixed_k", {"k": 5})
+    decoder.decode(prompt.tokens, 32, policy)
+    for lm, sizes in ((decoder.target, range(1, 7)), (drafter.lm, (1, 2))):
+        assert isinstance(lm, StaticLlama)
+        assert {n for n, size in lm._sizes.items() if size.replay is not None} == set(sizes)
+
+
+@pytest.mark.parametrize("choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+@torch.inference_mode()
+def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, choice: Choice) -> None:
+    drafter = DraftModel(low_pair.draft, ())
+    decoder = Decoder(low_pair.target, drafter, (), choice)
+    policy = make_policy("fixed_k", {"k": 6})
+    (prompt,) = lab_prompts(low_pair.tokenizer, 1)
+    decoder.decode(prompt.tokens, 64, policy)  # compiles, records
+    tokens = list(prompt.tokens)
+    decoder.target.reset()
+    decoder.target.prefill(tokens[:-1])
+    drafter.begin(tokens[:-1])
+    rounds: list[Round] = []
+    torch.cuda.synchronize()
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as seen:
+        for _ in range(3):
+            t = len(tokens) - len(prompt.tokens)
+            decoder.round(tokens, t, 6, policy, policy.initial_state(policy.params), 0, 0, rounds)
+    counts = {event.key: event.count for event in seen.key_averages()}
+    passes = sum(r.drafted + 1 for r in rounds)
+    assert passes == 21
+    assert sum(count for key, count in counts.items() if "Memcpy DtoH" in key) == passes
+    assert sum(count for key, count in counts.items() if "Memcpy HtoD" in key) == passes
+    assert counts["cudaGraphLaunch"] == passes
 
 
 def test_noise_is_the_cpus_to_rounding() -> None:

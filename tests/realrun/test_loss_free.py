@@ -67,7 +67,7 @@ def test_recorded_outputs_are_the_targets_own_choices(
         output = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
         ids = torch.tensor([prompt.tokens + output])
         logits = lab_pair64.target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
-        assert choice.tokens(choice.scaled(logits), number, 0).tolist() == output
+        assert choice.tokens(logits, number, 0).tolist() == output
         if choice.mode == "greedy":
             assert logits.argmax(-1).tolist() == output
 

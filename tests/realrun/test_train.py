@@ -41,9 +41,7 @@ def run(trainer: Trainer) -> None:
     trainer.run(TOKENS, TOKENS, Console(file=io.StringIO()))
 
 
-def test_a_time_limit_ends_training_with_the_rate_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_limit_ends_training_with_the_rate_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that gains one second a reading stands for the machine's."""
     readings = iter(range(10_000))
     monkeypatch.setattr(training.time, "monotonic", lambda: float(next(readings)))

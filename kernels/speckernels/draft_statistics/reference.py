@@ -38,6 +38,8 @@ def draft_statistics(
     prob = torch.where(inside, probs.gather(1, torch.where(inside, token, 0)), 0.0)
     values = torch.cat([token.double(), prob, probs.amax(-1, keepdim=True), entropy, total.log() + shift], 1)
 
+    if top_k == 0:  # the sort would take most of the time
+        return values.to(dtype), x.new_empty(len(x), 0, dtype=torch.int64), x.new_empty(len(x), 0)
     # The stable sort keeps the lower index first.
     kept = min(top_k, vocabulary)
     order = x.sort(dim=-1, descending=True, stable=True).indices[:, :kept]
