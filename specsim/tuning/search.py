@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +53,7 @@ def tune(
     cost: CostModel,
     *,
     fixed: Mapping[str, Any] | None = None,
-    search: Search = "optuna",
+    search: Search | None = None,
     trials: int = 100,
     seed: int = 0,
     progress: Progress | None = None,
@@ -62,7 +63,8 @@ def tune(
     fixed : settings held at a value. `max_draft` is held at the recorded depth if absent.
     search : "grid" spends at most `trials` points on an even grid; "optuna" starts from
         the policy's defaults and searches with TPE. A space of at most `trials` whole
-        numbers is enumerated either way.
+        numbers is enumerated either way. Default: "optuna", or "grid" in a source tree
+        on a machine without Optuna.
     """
     if trials < 1:
         raise InputError(f"trials={trials}; give at least 1")
@@ -78,6 +80,7 @@ def tune(
 
     countable = all(isinstance(field.default, int) for field in free)
     size = int(np.prod([len(_whole_numbers(field, train.depth)) for field in free])) if countable else 0
+    search = search or ("optuna" if find_spec("optuna") else "grid")
     if search == "grid" or (countable and size <= trials):
         points = list(_grid(free, trials, train.depth))
         best, count = _best_of(points, speedup, progress), len(points)

@@ -96,3 +96,10 @@ def test_triton_compiles_without_a_gpu(record_compiled: Callable[[str, str, str]
             assert any(key.startswith(f"{name} ") and key.endswith(f" {capability}") for key in sizes)
             record_compiled(name, "triton", f"sm_{capability}")
     assert min(sizes.values()) > 0
+
+
+def test_the_script_for_the_sanitizer_runs() -> None:
+    """Here on emulated threads; on a GPU compute-sanitizer watches it."""
+    script = Path(__file__).with_name("sanitize.py")
+    run = subprocess.run([sys.executable, str(script), "greedy_verify"], capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout == "greedy_verify: agrees with the reference\n", run.stderr

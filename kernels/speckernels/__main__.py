@@ -1,0 +1,5 @@
+"""`python -m speckernels` is the command `speckernels`."""
+
+from speckernels.cli import main
+
+main()

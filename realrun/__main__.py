@@ -1,0 +1,5 @@
+"""`python -m realrun` is the command `realrun`."""
+
+from realrun.cli import main
+
+main()
