@@ -21,7 +21,9 @@ def weights(probs):
 @triton.jit
 def in_unit_interval(uniforms):
     """Uniforms in [0, 1), whatever was given."""
-    return tl.where(uniforms > 0, tl.minimum(uniforms, BELOW_ONE), 0.0)
+    # Some versions round a bare constant to float32, which would be 1.
+    below_one = tl.full(uniforms.shape, BELOW_ONE, tl.float64)
+    return tl.where(uniforms > 0, tl.minimum(uniforms, below_one), 0.0)
 
 
 @triton.jit
