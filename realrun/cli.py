@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from realrun.campaign.command import campaign
+from realrun.shape_commands import cost_grid, scripted, shapes
 from specsim.console import MAX_SEED, print_json, print_table, progress_bar, run
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ app = typer.Typer(
 )
 lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
-app.command()(campaign)
+for _command in (campaign, cost_grid, scripted, shapes):
+    app.command()(_command)
 
 
 class Mode(StrEnum):

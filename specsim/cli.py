@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specsim.console import MAX_SEED, parse_settings, print_json, print_table, progress_bar, run
+
+if TYPE_CHECKING:
+    from specsim.cost import CostModel
 
 app = typer.Typer(
     help="Simulate speculative decoding: replay a recorded trace under any policy, and tune it.\n\n"
@@ -29,10 +32,32 @@ SetOption = Annotated[
 ]
 CostOption = Annotated[
     Path,
-    typer.Option(help='Cost file: a profile, or {"s_d": seconds, "s_t": seconds}.', show_default=False),
+    typer.Option(
+        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or with --draft-cost the target\'s cost grid.',
+        show_default=False,
+    ),
 ]
+DraftCostOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The drafter's cost grid; FILE:MODEL names one of a campaign's profile.json.", show_default=False
+    ),
+]
+BatchOption = Annotated[int | None, typer.Option(help="Batch size of the cost grids; default 1.", min=1)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
+
+
+def _read_cost(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
+    from specsim.cost import read_cost
+    from specsim.cost_grid import read_grid_pair
+    from specsim.errors import InputError
+
+    if draft_cost is not None:
+        return read_grid_pair(cost, draft_cost, batch=batch or 1)
+    if batch is not None:
+        raise InputError("--batch belongs to cost grids; give the drafter's with --draft-cost")
+    return read_cost(cost)
 
 
 class SearchKind(StrEnum):
@@ -47,6 +72,8 @@ def replay(
     trace: TraceArgument,
     policy: PolicyOption,
     cost: CostOption,
+    draft_cost: DraftCostOption = None,
+    batch: BatchOption = None,
     set_: SetOption = [],  # noqa: B006 (typer reads the default, nobody changes it)
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -55,13 +82,12 @@ def replay(
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
-    from specsim.cost import read_cost
     from specsim.policy import make_policy
     from specsim.prediction import predict
     from specsim.trace import read_trace
 
     chosen = make_policy(policy, parse_settings(set_))
-    prediction = predict(read_trace(trace), chosen, read_cost(cost), seed=seed)
+    prediction = predict(read_trace(trace), chosen, _read_cost(cost, draft_cost, batch), seed=seed)
     document = prediction.as_dict()
     if json:
         print_json(document)
@@ -79,6 +105,8 @@ def tune(
     trace: TraceArgument,
     policy: PolicyOption,
     cost: CostOption,
+    draft_cost: DraftCostOption = None,
+    batch: BatchOption = None,
     set_: SetOption = [],  # noqa: B006
     search: Annotated[SearchKind, typer.Option(help="Even grid, or Optuna's TPE.")] = SearchKind.optuna,
     trials: Annotated[int, typer.Option(help="Configurations to try.", min=1)] = 100,
@@ -91,7 +119,6 @@ def tune(
     Settings given with --set are held fixed. Beside the result stand the autoregressive
     baseline, the policy's default settings and the best fixed K.
     """
-    from specsim.cost import read_cost
     from specsim.policy import POLICIES, make_policy
     from specsim.prediction import predict
     from specsim.trace import read_trace
@@ -100,7 +127,7 @@ def tune(
 
     fixed = {key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()}
     kind = type(make_policy(policy))
-    whole, model = read_trace(trace), read_cost(cost)
+    whole, model = read_trace(trace), _read_cost(cost, draft_cost, batch)
     tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
     train, holdout = whole.select(tuning), whole.select(held)
     with progress_bar() as report:

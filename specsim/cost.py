@@ -179,7 +179,7 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
     if isinstance(data, dict) and data.get("kind") == GRID_KIND:
         raise InputError(
             f"cost file {path} is a {GRID_KIND} of one model, a prediction needs the drafter's as well; "
-            "read both with specsim.cost_grid.read_grid_pair"
+            "name that with --draft-cost"
         )
     if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
         raise InputError(f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`")

@@ -143,14 +143,25 @@ class GridPairCost:
 
 
 def read_grid(path: Path | str) -> GridCost:
-    """Read one model's grid, made by `realrun cost-grid`; InputError says what is wrong with it."""
-    path = Path(path)
+    """Read one model's grid, made by `realrun cost-grid`, or FILE:MODEL of a campaign's profile.json.
+
+    InputError says what is wrong with it.
+    """
+    path, model = Path(path), ""
+    if not path.is_file() and ":" in path.name:
+        name, model = path.name.split(":", 1)
+        path = path.with_name(name)
     if not path.is_file():
         raise InputError(f"cost grid {path} does not exist; make one with `realrun cost-grid`")
     try:
         data = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"cost grid {path} is no valid JSON ({error}); make it again") from None
+    grids = data.get("grids") if isinstance(data, Mapping) else None
+    if isinstance(grids, Mapping):
+        if model not in grids:
+            raise InputError(f"{path} holds the grids of {', '.join(grids)}; name one as {path}:MODEL")
+        return grid_from_json(grids[model], f"{path}:{model}")
     return grid_from_json(data, str(path))
 
 

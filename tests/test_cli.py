@@ -489,3 +489,57 @@ def test_replay_starts_quickly_without_torch(files: Files) -> None:
         best = min(best, time.perf_counter() - start)
         assert json.loads(done.stdout).keys() >= PREDICTION and done.stderr == ""
     assert best < 3.0
+
+
+REDUCED = ["--device", "cpu", "--dtype", "float32", "--reduced"]
+
+
+def test_shapes_are_listed() -> None:
+    rows = {row["shape"]: row for row in json_of(call("realrun", "shapes", "--json"))["shapes"]}
+    assert rows["llama-2-7b"]["parameters"] == pytest.approx(6.74e9, rel=1e-3)
+    assert rows["llama-68m"]["role"] == "drafter"
+
+
+def test_two_cost_grids_price_a_trace(files: Files, tmp_path: Path) -> None:
+    axes = ["--contexts", "4,256", "--batches", "1,2", "--repeats", 2, *REDUCED]
+    for shape, tokens in (("llama-3.1-8b", "1,2,4,9"), ("llama-3.2-1b", "1,2")):
+        document = json_of(
+            call("realrun", "cost-grid", shape, "--out", tmp_path / shape, "--tokens", tokens, *axes, "--json")
+        )
+        assert json.loads((tmp_path / shape).read_text()) == document and not document["missing"]
+    costs = ["--cost", tmp_path / "llama-3.1-8b", "--draft-cost", tmp_path / "llama-3.2-1b"]
+    for batch in (1, 2):
+        found = json_of(
+            call(
+                "specsim",
+                "replay",
+                files.trace,
+                "--policy",
+                "fixed_k",
+                "--set",
+                "k=3",
+                *costs,
+                "--batch",
+                batch,
+                "--json",
+            )
+        )
+        assert found["seconds"] > 0
+    assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k", *costs[:2]), "--draft-cost")
+    assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k", *costs, "--batch", 3), "1, 2")
+    options = ["--policy", "fixed_k", "--cost", files.constant, "--batch", 2]
+    assert_refused(call("specsim", "replay", files.trace, *options), "--batch")
+    assert_refused(call("realrun", "cost-grid", "llama-9", "--out", tmp_path / "x", *REDUCED), "llama-9", "llama-2-7b")
+    assert_refused(
+        call("realrun", "cost-grid", "llama-2-7b", "--out", tmp_path / "x", "--batches", "1;2", *REDUCED), "1;2"
+    )
+
+
+def test_scripted_acceptance_from_the_command_line(files: Files, tmp_path: Path) -> None:
+    options = ["--trials", 2, "--repeats", 1, "--minutes", 0.05, *REDUCED]
+    out = tmp_path / "scripted.json"
+    document = json_of(
+        call("realrun", "scripted", "llama-2-7b", "one-layer-7b", files.trace, "--out", out, *options, "--json")
+    )
+    assert json.loads(out.read_text()) == document
+    assert all(row["rounds_identical_percent"] == 100 for row in document["rows"])
