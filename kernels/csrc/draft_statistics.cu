@@ -396,7 +396,7 @@ struct Scan {
 };
 
 template <typename T, bool NOISY, bool TOP>
-__global__ void __launch_bounds__(THREADS, TOP || sizeof(T) == 8 ? 2 : 4)
+__global__ void __launch_bounds__(THREADS, TOP && sizeof(T) == 8 ? 1 : TOP || sizeof(T) == 8 ? 2 : 4)
     draft_statistics_kernel(const __grid_constant__ Arguments<T> args) {
   using S = Scan<T, NOISY, TOP>;
   using X = typename S::X;

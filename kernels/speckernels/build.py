@@ -68,7 +68,10 @@ def build_device(source: str, architectures: Sequence[str]) -> Path:
     """
     nvcc = find_nvcc()
     if nvcc is None:
-        raise RuntimeError("no nvcc found; put it on PATH, set CUDA_HOME, or `pip install nvidia-cuda-nvcc`")
+        raise RuntimeError(
+            "no nvcc found; put it on PATH, set CUDA_HOME, or "
+            "`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl`"
+        )
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
     return _build(source, [nvcc, "-shared", *NVCC_FLAGS, *targets])
 
