@@ -21,7 +21,7 @@ def shapes(json: JsonOption = False) -> None:
     """List the public model shapes that cost-grid and scripted know."""
     from realrun.shapes import DRAFTERS, SHAPES, kv_bytes_per_token, parameter_count, shape_config
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in SHAPES:
         config = shape_config(name)
         rows.append(
