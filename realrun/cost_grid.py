@@ -158,12 +158,12 @@ def measure_grid(
             left_out = axes.tokens[len(tokens) :] if context in contexts else axes.tokens
             grid.miss(batch, context, left_out, f"memory: does not fit {free / 1e9:.1f} GB beside the weights")
         now = time.monotonic()
-        end = now + (deadline - now) / (len(axes.batches) - number)
+        share_s = (deadline - now) / (len(axes.batches) - number)
         found: Samples = {(context, n): [] for context in contexts for n in tokens}
         try:
-            if found and now < end:
+            if found and (number == 0 or share_s > 0):
                 _measure_batch(
-                    model, batch, found, repeats, rng, end,
+                    model, batch, found, repeats, rng, share_s, LEAST_SAMPLES if number == 0 else 0,
                     lambda done, before=number * repeats: report(f"cost grid {name}", before + done, total),  # type: ignore[misc]
                 )  # fmt: skip
         except torch.OutOfMemoryError:
@@ -198,10 +198,16 @@ def _measure_batch(
     found: Samples,
     repeats: int,
     rng: np.random.Generator,
-    end: float,
+    limit_s: float,
+    least: int,
     report: Callable[[int], None],
 ) -> None:
-    """Add samples to every point of `found` until `repeats` are done or the time is over."""
+    """Add samples to every point of `found` until `repeats` are done or the time is over.
+
+    The first `least` repeats are made whatever the time; if there are any, the clock starts when all is
+    compiled and recorded.
+    """
+    start_s = time.monotonic()
     points = list(found)
     longest, largest = max(c for c, _ in points), max(n for _, n in points)
     lm = StaticLlama(model, batch=batch, capacity=longest + largest)
@@ -213,9 +219,11 @@ def _measure_batch(
     vocab = int(model.config.vocab_size)
     feeds = {n: torch.from_numpy(rng.integers(0, vocab, (batch, n))).to(lm.device) for _, n in points}
     lengths = {c: torch.full((batch,), c, dtype=torch.int32, device=lm.device) for c, _ in points}
+    if least:
+        start_s = time.monotonic()
     for repeat in range(repeats):
         for index in rng.permutation(len(points)).tolist():
-            if time.monotonic() > end:
+            if repeat >= least and time.monotonic() > start_s + limit_s:
                 return
             context, n = points[index]
             lm.step(feeds[n], lengths[context])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -40,7 +41,8 @@ def device_name(device: torch.device) -> str:
 
 
 def git_revision() -> str:
-    """Revision of the source tree, marked when it has uncommitted changes; else "unknown"."""
+    """Revision of the source tree, marked when it has uncommitted changes; else SPECSIM_REVISION or "unknown"."""
+    unknown = os.environ.get("SPECSIM_REVISION", "unknown")
     root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
@@ -49,7 +51,7 @@ def git_revision() -> str:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != root:
-            return "unknown"  # installed inside somebody else's repository
+            return unknown  # installed inside somebody else's repository
         return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return unknown

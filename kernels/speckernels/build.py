@@ -128,6 +128,11 @@ def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
+def architecture(major: int, minor: int) -> str:
+    """What to compile for, for a GPU of this compute capability."""
+    return f"{major}{minor}" + ("a" if major == 9 else "")
+
+
 @cache
 def load(source: str, device_index: int | None) -> ctypes.CDLL:
     """The loaded library of a source for a GPU, or for the host if device_index is None."""
@@ -135,6 +140,4 @@ def load(source: str, device_index: int | None) -> ctypes.CDLL:
         return ctypes.CDLL(str(build_host(source)))
     import torch
 
-    major, minor = torch.cuda.get_device_capability(device_index)
-    architecture = f"{major}{minor}" + ("a" if major == 9 else "")
-    return ctypes.CDLL(str(build_device(source, (architecture,))))
+    return ctypes.CDLL(str(build_device(source, (architecture(*torch.cuda.get_device_capability(device_index)),))))

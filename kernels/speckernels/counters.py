@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_FOR_GRAPHS = 1 << 22
+_FOR_GRAPHS = 1 << 24  # 64 MiB: a grid of models captures millions
 _LEAST = 4096
 
 _for_graphs: dict[torch.device, torch.Tensor] = {}

@@ -32,6 +32,7 @@ class Job:
     device: torch.device
     seed: int
     progress: Progress
+    save: Callable[[dict[str, Any]], None]  # writes a part of the result, which an abrupt end then leaves
 
     @property
     def full(self) -> bool:

@@ -27,7 +27,7 @@ NAME = "lab"
 SHARE = 1.0
 
 # Of the time left when training begins.
-TRAIN_SHARES: dict[Role, float] = {"target": 0.55, "draft": 0.5}
+TRAIN_SHARES: dict[Role, float] = {"target": 0.45, "draft": 0.45}
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8)}
 # The large target sees the corpus about four times.
 MOST_TOKENS: dict[Size, dict[Role, int]] = {

@@ -49,7 +49,7 @@ def run(job: Job) -> dict[str, Any]:
             break
         axes = _axes(name) if job.full else REDUCED_AXES
         try:
-            grids[name] = run_cost_grid(
+            grid = run_cost_grid(
                 name,
                 axes=axes,
                 device=str(job.device),
@@ -59,6 +59,9 @@ def run(job: Job) -> dict[str, Any]:
                 minutes=job.minutes(1 / (len(names) - number)),
                 progress=job.progress,
             )
+            if name not in grids or _missing(grid) < _missing(grids[name]):
+                grids[name] = grid
+            job.save({"grids": grids, "copy_gb_s": copy_gb_s})
         except Exception as error:  # the other shapes' times are worth having
             errors[name] = f"{type(error).__name__}: {error}"
         gc.collect()
@@ -79,6 +82,10 @@ def _axes(name: str) -> Axes:
     # Time does not depend on whether a position was trained, so longer contexts are measured all the same,
     # but not 32k for a model made for 2k or 4k.
     return Axes(contexts=[c for c in whole.contexts if c <= 4 * positions])
+
+
+def _missing(grid: dict[str, Any]) -> int:
+    return sum(len(entry["tokens"]) for entry in grid["missing"])
 
 
 def _short_of_time(grid: dict[str, Any]) -> bool:

@@ -64,26 +64,32 @@ def run_campaign(
         left = sum(STAGES[later].SHARE for later in names[index:])
         start = time.monotonic()
         deadline = start + (end - start) * STAGES[name].SHARE / left
-        job = Job(name, out, work, deadline, where, seed, progress or (lambda what, done, total: None))
-        results.append(_run_stage(job))
+        header = {
+            "kind": KIND,
+            "version": VERSION,
+            "stage": name,
+            "reduced": where.type != "cuda",
+            "complete": False,
+        }
+
+        def save(part: dict[str, Any], header: dict[str, Any] = header, path: Path = path) -> None:
+            write_json(header | part, path)
+
+        job = Job(name, out, work, deadline, where, seed, progress or (lambda what, done, total: None), save)
+        header["provenance"] = provenance(job.device, job.dtype)
+        results.append(_run_stage(job, header))
     return results
 
 
-def _run_stage(job: Job) -> dict[str, Any]:
+def _run_stage(job: Job, header: dict[str, Any]) -> dict[str, Any]:
     start = time.monotonic()
-    header = {
-        "kind": KIND,
-        "version": VERSION,
-        "stage": job.name,
-        "reduced": not job.full,
-        "complete": False,
-        "provenance": provenance(job.device, job.dtype),
-    }
     try:
         result = STAGES[job.name].run(job)
     except Exception as error:
-        # The reason must come back from a machine that is gone afterwards.
-        result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    document = header | result | {"seconds": round(time.monotonic() - start, 1)}
-    write_json(document, job.out / f"{job.name}.json")
+        # The reason must come back from a machine that is gone afterwards, and so must what was measured.
+        kept = {key: value for key, value in job.previous().items() if key != "traceback"}
+        result = kept | {"complete": False, "error": f"{type(error).__name__}: {error}"}
+        result["traceback"] = traceback.format_exc()
+    document = result | header | {"complete": result["complete"], "seconds": round(time.monotonic() - start, 1)}
+    job.save(document)
     return document

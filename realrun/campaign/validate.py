@@ -6,6 +6,8 @@ By scripted acceptance at true shapes, and on a lab pair with all its text real.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ PAIRS = (
     ("llama-3.1-8b", "llama-3.2-1b", 8192),
 )
 LAB_SHARE = 0.35  # of the stage's time, kept for the lab
+LEAST_PAIR_S = 150  # models, graphs, two profile slices and two sequences take about so long
 MOST_SEQUENCES = 16  # of the trace, in scripted runs
 
 
@@ -40,34 +43,29 @@ def run(job: Job) -> dict[str, Any]:
     errors: dict[str, str] = {}
     pairs = PAIRS if job.full else PAIRS[:1]
     trace = _trace(job)
+    lab = previous.get("lab")
+
+    def attempt(label: str, task: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """A task's result, or None and its error: the other tasks are worth having."""
+        try:
+            return task()
+        except Exception as error:
+            errors[label] = f"{type(error).__name__}: {error}"
+            return None
+        finally:
+            gc.collect()
+
+    # The lab comes second: behind the most wanted pair, before the others, which may take all the time.
     for number, (target, draft, context) in enumerate(pairs):
         label = f"{target} + {draft}, context {context}"
-        if label in scripted or job.left_s() < 1:
-            continue
-        try:
-            scripted[label] = run_scripted(
-                target,
-                draft,
-                trace,
-                context=context if job.full else 0,
-                trials=60 if job.full else 8,
-                repeats=3 if job.full else 1,
-                device=str(job.device),
-                dtype=_name(job),
-                smoke=not job.full,
-                seed=job.seed,
-                minutes=job.minutes((1 - LAB_SHARE) / (len(pairs) - number)),
-                progress=job.progress,
-            )
-        except Exception as error:  # the other pairs are worth having
-            errors[label] = f"{type(error).__name__}: {error}"
-        gc.collect()
-    lab = previous.get("lab")
-    if lab is None:
-        try:
-            lab = _lab(job)
-        except Exception as error:
-            errors["lab"] = f"{type(error).__name__}: {error}"
+        if label not in scripted and (number == 0 or job.left_s() > (LEAST_PAIR_S if job.full else 1)):
+            share = (1 - LAB_SHARE if lab is None else 1) / (len(pairs) - number)
+            found = attempt(label, partial(_scripted, job, target, draft, context, trace, job.minutes(share)))
+            if found is not None:
+                scripted[label] = found
+        if lab is None and number == 0:
+            lab = attempt("lab", partial(_lab, job))
+        job.save({"scripted": scripted, "lab": lab, "errors": errors})
     medians = [document["median_abs_error_percent"] for document in scripted.values()]
     return {
         "scripted": scripted,
@@ -77,6 +75,23 @@ def run(job: Job) -> dict[str, Any]:
         "lab_median_abs_error_percent": lab["median_abs_error_percent"] if lab else None,
         "complete": lab is not None and len(scripted) == len(pairs),
     }
+
+
+def _scripted(job: Job, target: str, draft: str, context: int, trace: Trace, minutes: float) -> dict[str, Any]:
+    return run_scripted(
+        target,
+        draft,
+        trace,
+        context=context if job.full else 0,
+        trials=60 if job.full else 8,
+        repeats=3 if job.full else 1,
+        device=str(job.device),
+        dtype=_name(job),
+        smoke=not job.full,
+        seed=job.seed,
+        minutes=max(minutes, 0.01),
+        progress=job.progress,
+    )
 
 
 def _trace(job: Job) -> Trace:

@@ -82,7 +82,7 @@ def test_the_command_fails_when_a_stage_does(tmp_path: Path, stages: dict[str, A
 
 def test_reduced_stages_give_results_that_specsim_reads(tmp_path: Path) -> None:
     """Without a GPU: cost grids, a lab pair trained in seconds with its traces, and validation."""
-    results = run_campaign(tmp_path / "out", minutes=1, stages=["profile", "lab", "validate"], device="cpu")
+    results = run_campaign(tmp_path / "out", minutes=0.7, stages=["profile", "lab", "validate"], device="cpu")
     assert all(r["complete"] and not r.get("errors") for r in results), results
     files = {r.file: r for r in list_results(tmp_path / "out")}
     assert set(files) == {"profile.json", "lab.json", "validate.json", "lab-greedy.zip", "lab-gumbel.zip"}

@@ -5,7 +5,17 @@ command line. The floor of a shape is the largest of bytes over copy bandwidth, 
 matrix rate, and launch latency, all three measured in the same run.
 """
 
-from speckernels.bench.rows import BenchError, Ceilings, Document, Row, Timing, Work, read_document, write_document
+from speckernels.bench.rows import (
+    BenchError,
+    Ceilings,
+    Document,
+    ElsewhereError,
+    Row,
+    Timing,
+    Work,
+    read_document,
+    write_document,
+)
 from speckernels.bench.runner import BACKENDS, run_bench
 
 __all__ = [
@@ -13,6 +23,7 @@ __all__ = [
     "BenchError",
     "Ceilings",
     "Document",
+    "ElsewhereError",
     "Row",
     "Timing",
     "Work",

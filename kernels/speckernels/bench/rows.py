@@ -27,6 +27,10 @@ class BenchError(ValueError):
     """Bad input to the benchmark, or a GPU that stopped answering; one line that says what to do."""
 
 
+class ElsewhereError(BenchError):
+    """The file was measured on another device or with other versions."""
+
+
 @dataclass(frozen=True)
 class Work:
     """The least an operation must do on given inputs.

@@ -22,7 +22,16 @@ from torch.overrides import TorchFunctionMode
 from speckernels.bench import machine
 from speckernels.bench.cases import chosen
 from speckernels.bench.cases.base import SEED, Arguments, Case, Operation
-from speckernels.bench.rows import TIMED_MODES, BenchError, Document, Row, Work, read_document, write_document
+from speckernels.bench.rows import (
+    TIMED_MODES,
+    BenchError,
+    Document,
+    ElsewhereError,
+    Row,
+    Work,
+    read_document,
+    write_document,
+)
 from speckernels.bench.timing import Call, Clock, Stopwatch, graph_calls, interleave
 from speckernels.dispatch import AUTO, implementation, use_backend
 
@@ -101,19 +110,29 @@ def _run(
     slowest_s = dict.fromkeys(tasks, 0.0)
     total, done = sum(map(len, tasks.values())), 0
 
-    for share in (True, False):  # equal shares of the time first, then whatever is left
-        waiting = [op for op in operations if tasks[op.name]]
-        for number, operation in enumerate(waiting):
-            until = now() + (end - now()) / (len(waiting) - number) if share else end
-            queue = tasks[operation.name]
-            while queue and now() + slowest_s[operation.name] <= until:
-                op, case = queue.pop(0)
-                if progress:
-                    progress(str(case), done, total)
-                start = now()
-                session.measure(op, case)
-                slowest_s[operation.name] = max(slowest_s[operation.name], now() - start)
-                done += 1
+    def measure_next(operation: Operation, until: float) -> bool:
+        """The operation's next case, if it has one that will probably end in time."""
+        nonlocal done
+        queue = tasks[operation.name]
+        if not queue or now() + slowest_s[operation.name] > until:
+            return False
+        op, case = queue.pop(0)
+        if progress:
+            progress(str(case), done, total)
+        start = now()
+        session.measure(op, case)
+        slowest_s[operation.name] = max(slowest_s[operation.name], now() - start)
+        done += 1
+        return True
+
+    # Equal shares of the time first; then whatever is left, in turns.
+    waiting = [op for op in operations if tasks[op.name]]
+    for number, operation in enumerate(waiting):
+        until = now() + (end - now()) / (len(waiting) - number)
+        while measure_next(operation, until):
+            pass
+    while sum(measure_next(operation, end) for operation in waiting):
+        pass
     document.unfinished = [str(case) for queue in tasks.values() for _, case in queue]
     if out is not None:
         write_document(out, document)
@@ -156,7 +175,7 @@ def _open(out: Path | None, device: torch.device) -> Document:
         document = read_document(out)
         if (document.device, document.versions) != (name, versions):
             here = ", ".join(f"{key} {value}" for key, value in versions.items())
-            raise BenchError(
+            raise ElsewhereError(
                 f"{out} was measured on another device or with other versions than {name}, {here}; name another file"
             )
         return document
@@ -305,6 +324,9 @@ class _Session:
             try:
                 with use_backend(contender.backend):
                     calls: list[Call] = [partial(contender.run, *args) for args in buffers]
+                    if machine.is_gpu(self.device):  # what is prepared once per buffer must not fall into a capture
+                        for call in calls:
+                            call()
                     if clock.mode == "graph":
                         estimate_us = self._clocks[0].stopwatch(calls)()  # the gate has warmed it up
                         calls = graph_calls(calls, max(estimate_us, 1.0))

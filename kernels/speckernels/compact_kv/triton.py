@@ -72,7 +72,7 @@ def _device_table(addresses: tuple[int, ...], device: torch.device) -> torch.Ten
     return table
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _copied_table(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(addresses, device=device)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -193,6 +194,6 @@ OPERATION = Operation(
         "sdpa": Rival(_sdpa(expand=False)),
         "sdpa_expanded": Rival(_sdpa(expand=True), lambda case: case.shape["q_heads"] > case.shape["kv_heads"]),
         "flex": Rival(_flex, lambda case: case.compiled),
-        "flashinfer": Rival(_flashinfer),
+        "flashinfer": Rival(_flashinfer, lambda case: find_spec("flashinfer") is not None),
     },
 )
