@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from realrun.choice import Choice
 from realrun.drafters.draft_model import Draft, KeepDrafting
-from realrun.lean_llama import open_lm
+from realrun.open_lm import open_lm
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy, Step
 from specsim.randomness import uniform

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
-from realrun import kernels
 from realrun.cached_lm import CachedLM
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
@@ -185,17 +184,3 @@ def _joint(*projections: torch.nn.Linear) -> torch.Tensor:
     for projection, part in zip(projections, joint.split(rows), strict=True):
         projection.weight.data = part
     return joint
-
-
-def open_lm(model: PreTrainedModel) -> CachedLM:
-    """The fastest CachedLM for this model on its device.
-
-    On a GPU, or where kernels were named, the static cache with its kernels and graphs.
-    """
-    if not supported(model):
-        return CachedLM(model)
-    if model.device.type == "cuda" or kernels.named():
-        from realrun.static_llama import StaticLlama  # it builds on this module
-
-        return StaticLlama(model)
-    return LeanLlama(model)

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from realrun.choice import Choice
-from realrun.lean_llama import open_lm
+from realrun.open_lm import open_lm
 from specsim.policy import Step
 
 KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)

@@ -12,7 +12,8 @@ from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
 from realrun.drafters.draft_model import DraftModel
-from realrun.lean_llama import LeanLlama, open_lm, supported
+from realrun.lean_llama import LeanLlama, supported
+from realrun.open_lm import open_lm
 from specsim.policy import make_policy
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from realrun import shapes
-from realrun.lean_llama import open_lm
+from realrun.open_lm import open_lm
 from realrun.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
 from specsim.errors import InputError
 

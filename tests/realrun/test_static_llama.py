@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 import realrun.static_llama as static
 from realrun.cached_lm import CachedLM
 from realrun.kernels import use_kernels
-from realrun.lean_llama import LeanLlama, open_lm, supported
+from realrun.lean_llama import LeanLlama, supported
+from realrun.open_lm import open_lm
 from realrun.static_llama import PLAIN, StaticLlama
 from specsim.errors import InputError
 
