@@ -18,6 +18,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 // The types' own headers work in any C++ compiler, but belong to the CUDA toolkit; two small
@@ -339,33 +340,23 @@ inline void __syncwarp(unsigned mask = FULL_WARP) { __ballot_sync(mask, 0); }
 // Blocks and fibers run one at a time and switch at barriers only, so plain memory is atomic.
 template <typename T>
 inline T atomicAdd(T* address, T value) {
-  const T before = *address;
-  *address = before + value;
-  return before;
+  return std::exchange(*address, T(*address + value));
 }
 template <typename T>
 inline T atomicMax(T* address, T value) {
-  const T before = *address;
-  *address = std::max(before, value);
-  return before;
+  return std::exchange(*address, T(std::max(*address, value)));
 }
 template <typename T>
 inline T atomicMin(T* address, T value) {
-  const T before = *address;
-  *address = std::min(before, value);
-  return before;
+  return std::exchange(*address, T(std::min(*address, value)));
 }
 template <typename T>
 inline T atomicOr(T* address, T value) {
-  const T before = *address;
-  *address = before | value;
-  return before;
+  return std::exchange(*address, T(*address | value));
 }
 template <typename T>
 inline T atomicExch(T* address, T value) {
-  const T before = *address;
-  *address = value;
-  return before;
+  return std::exchange(*address, value);
 }
 template <typename T>
 inline T atomicCAS(T* address, T expected, T value) {

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from speckernels.bench import machine
 from speckernels.bench.cases import chosen
 from speckernels.bench.cases.base import SEED, Arguments, Case, Operation
+from speckernels.bench.inputs import Poison, copied, in_place, total_bytes
 from speckernels.bench.rows import (
     TIMED_MODES,
     BenchError,
@@ -291,7 +291,7 @@ class _Session:
             # A fresh start: after several shapes torch would silently run eager code instead.
             torch.compiler.reset()
             compiled = torch.compile(implementation(operation.name, "reference"), dynamic=False)
-            return Contender(name, _in_place(compiled) if operation.in_place else compiled)
+            return Contender(name, in_place(compiled) if operation.in_place else compiled)
         return Contender(name, operation.rivals[name].prepare(case, args))
 
     def _gate(self, operation: Operation, case: Case, contender: Contender, args: Arguments, expected: Any) -> None:
@@ -300,7 +300,7 @@ class _Session:
             operation.check(expected, contender.run(*copied(args)), case)
         if contender.name in OWN:
             kernel = implementation(operation.name, contender.name)
-            with _Poison():
+            with Poison():
                 again = copied(args)
                 actual = kernel(*again)
             operation.check(expected, again if operation.in_place else actual, case)
@@ -365,47 +365,12 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {words}"[:300]
 
 
-def copied(args: Any) -> Any:
-    """Arguments whose tensors are copies with the same strides."""
-    if isinstance(args, torch.Tensor):
-        return args.clone()
-    return type(args)(map(copied, args)) if isinstance(args, (tuple, list)) else args
-
-
-def total_bytes(args: Any) -> int:
-    """Bytes of all tensors."""
-    if isinstance(args, torch.Tensor):
-        return args.numel() * args.element_size()
-    return sum(map(total_bytes, args)) if isinstance(args, (tuple, list)) else 0
-
-
-def _in_place(function: Run) -> Run:
-    def run(*args: Any) -> Any:
-        function(*args)
-        return args
-
-    return run
-
-
 def _with_backend(backend: str, stopwatch: Stopwatch) -> Stopwatch:
     def read() -> float:
         with use_backend(backend):
             return stopwatch()
 
     return read
-
-
-class _Poison(TorchFunctionMode):
-    """Fills fresh tensors with NaN or the largest integer, so that an unwritten element is seen."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in ("empty", "empty_like", "empty_strided", "new_empty"):
-            if result.is_floating_point():
-                result.fill_(torch.nan)
-            else:
-                result.fill_(True if result.dtype == torch.bool else torch.iinfo(result.dtype).max)
-        return result
 
 
 @contextmanager
