@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -111,7 +112,8 @@ def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
 
     The policy's functions become globals of a copy of `_replay`, so that numba can keep
     the compiled code on disk; the copy's name carries a hash of the policy's file and of the
-    policy folder, so that an edited policy is compiled anew.
+    policy folder, so that an edited policy is compiled anew. A policy whose module cannot be
+    imported again is not kept: its code could not be loaded.
     """
     functions = {name: getattr(kind, name) for name in ("initial_state", "keep_drafting", "update")}
     sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
@@ -121,7 +123,8 @@ def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
     bound.__module__ = __name__
     bound.__qualname__ = bound.__name__
     compile_kernel: Callable[[Callable[..., int]], Callable[..., int]]
-    compile_kernel = nb.njit(cache=True, nogil=True, error_model="numpy")
+    importable = all(f.py_func.__module__ in sys.modules for f in functions.values())
+    compile_kernel = nb.njit(cache=importable, nogil=True, error_model="numpy")
     return compile_kernel(bound)
 
 
