@@ -89,6 +89,7 @@ class Decoded:
     tokens: list[int]
     rounds: list[Round]
     prefill_s: float
+    state: Any = None  # the policy's, after the last round
 
     @property
     def seconds(self) -> float:
@@ -141,11 +142,14 @@ class Decoder:
         *,
         sequence: int = 0,
         seed: int = 0,
+        state: Any = None,
     ) -> Decoded:
         """Decode one prompt; policy None is the autoregressive baseline.
 
-        Stops after max_new_tokens, or at an end-of-text token, which is emitted. Raises
-        InputError for an empty prompt or one that leaves no room for the output.
+        state : what the policy's state was after the sequence before, where it carries one
+        (`ChainPolicy.carries_state`); else the policy starts anew. Stops after
+        max_new_tokens, or at an end-of-text token, which is emitted. Raises InputError for
+        an empty prompt or one that leaves no room for the output.
         """
         self._check(prompt, max_new_tokens)
         self._prepare(len(prompt) + max_new_tokens, max_new_tokens, policy, sequence)
@@ -156,7 +160,8 @@ class Decoder:
         if policy is not None:
             self.drafter.begin(tokens[:-1])
         prefill_s = self.clock() - start
-        state: Any = policy.initial_state(policy.params) if policy is not None else None
+        if policy is not None and (state is None or not policy.carries_state):
+            state = policy.initial_state(policy.params)
         rounds: list[Round] = []
         end = len(prompt) + max_new_tokens
         while len(tokens) < end:
@@ -165,7 +170,7 @@ class Decoder:
             state, _ = self.round(tokens, t, limit, policy, state, sequence, seed, rounds)
             if tokens[-1] in self.eos_token_ids:
                 break
-        return Decoded(tokens[len(prompt) :], rounds, prefill_s)
+        return Decoded(tokens[len(prompt) :], rounds, prefill_s, state)
 
     def round(
         self,
@@ -185,7 +190,9 @@ class Decoder:
             decide, params = policy.keep_drafting, policy.params
 
             def keep(step: Step, depth: int) -> bool:
-                return bool(decide(state, params, step, depth, uniform(seed, sequence, t, depth)))
+                nonlocal state
+                proceed, state = decide(state, params, step, depth, uniform(seed, sequence, t, depth))
+                return bool(proceed)
 
             draft = self.drafter.propose(tokens, limit, keep, self.choice, sequence, t)
         proposed = self.clock()

@@ -5,14 +5,22 @@ from __future__ import annotations
 import dataclasses
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from specsim.console import MAX_SEED, parse_settings, print_json, print_table, progress_bar, run
-
-if TYPE_CHECKING:
-    from specsim.cost import CostModel
+from specsim.console import parse_settings, print_json, print_table, progress_bar, run
+from specsim.options import (
+    BatchOption,
+    CostOption,
+    DraftCostOption,
+    JsonOption,
+    PolicyOption,
+    SeedOption,
+    SetOption,
+    TraceArgument,
+    read_costs,
+)
 
 app = typer.Typer(
     help="Simulate speculative decoding: replay a recorded trace under any policy, and tune it.\n\n"
@@ -24,40 +32,6 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Results of campaigns that ship with specsim, or lie in a folder.", no_args_is_help=True)
 app.add_typer(data, name="data")
-
-TraceArgument = Annotated[Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)]
-PolicyOption = Annotated[str, typer.Option(help="Policy; `specsim policies` lists them.", show_default=False)]
-SetOption = Annotated[
-    list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
-]
-CostOption = Annotated[
-    Path,
-    typer.Option(
-        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or with --draft-cost the target\'s cost grid.',
-        show_default=False,
-    ),
-]
-DraftCostOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="The drafter's cost grid; FILE:MODEL names one of a campaign's profile.json.", show_default=False
-    ),
-]
-BatchOption = Annotated[int | None, typer.Option(help="Batch size of the cost grids; default 1.", min=1)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
-
-
-def _read_cost(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
-    from specsim.cost import read_cost
-    from specsim.cost_grid import read_grid_pair
-    from specsim.errors import InputError
-
-    if draft_cost is not None:
-        return read_grid_pair(cost, draft_cost, batch=batch or 1)
-    if batch is not None:
-        raise InputError("--batch belongs to cost grids; give the drafter's with --draft-cost")
-    return read_cost(cost)
 
 
 class SearchKind(StrEnum):
@@ -87,7 +61,7 @@ def replay(
     from specsim.trace import read_trace
 
     chosen = make_policy(policy, parse_settings(set_))
-    prediction = predict(read_trace(trace), chosen, _read_cost(cost, draft_cost, batch), seed=seed)
+    prediction = predict(read_trace(trace), chosen, read_costs(cost, draft_cost, batch), seed=seed)
     document = prediction.as_dict()
     if json:
         print_json(document)
@@ -127,7 +101,7 @@ def tune(
 
     fixed = {key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()}
     kind = type(make_policy(policy))
-    whole, model = read_trace(trace), _read_cost(cost, draft_cost, batch)
+    whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
     tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
     train, holdout = whole.select(tuning), whole.select(held)
     with progress_bar() as report:

@@ -30,6 +30,7 @@ DRAFT_S, POLICY_S, VERIFY_S, OTHER_S = range(4)
 
 def _replay(  # type: ignore[no-untyped-def]
     params,
+    carries_state,
     max_draft,
     seed,
     offsets,
@@ -53,8 +54,10 @@ def _replay(  # type: ignore[no-untyped-def]
     """The loop of one policy over all sequences; `specialise` binds the policy's functions."""
     log_row = 0
     logging = rounds_log.shape[0] > 0
+    state = initial_state(params)
     for s in range(len(sequence_id)):
-        state = initial_state(params)
+        if not carries_state:
+            state = initial_state(params)
         start, end = offsets[s], offsets[s + 1]
         base_context = prompt_tokens[s] - start - 1
         t = start
@@ -74,7 +77,8 @@ def _replay(  # type: ignore[no-untyped-def]
                 )
                 asked += 1
                 u = uniform(seed, sequence_id[s], t - start, drafted)
-                if not keep_drafting(state, params, step, drafted, u):
+                proceed, state = keep_drafting(state, params, step, drafted, u)
+                if not proceed:
                     break
                 drafted += 1
             accepted = min(drafted, np.int64(match_len[t]))
@@ -160,6 +164,15 @@ class Replay:
         return float(self.autoregressive_s.sum() / self.seconds.sum())
 
 
+def why_not(trace: Trace, kind: type[ChainPolicy]) -> str | None:
+    """Why this kind of policy does not belong in a comparison on this trace; None if it does."""
+    drafter = trace.meta.get("drafter_kind", "chain")
+    if kind.drafter_kinds and drafter not in kind.drafter_kinds:
+        return f"meant for drafters of kind {', '.join(kind.drafter_kinds)}; this trace's is {drafter}"
+    missing = [name for name in kind.features if getattr(trace, name) is None]
+    return f"needs the column {missing[0]!r}, which this trace lacks" if missing else None
+
+
 def check_replayable(trace: Trace, policy: ChainPolicy) -> None:
     """InputError if the policy asks for what the trace does not hold."""
     if policy.max_draft_tokens > trace.depth:
@@ -195,6 +208,7 @@ def replay(trace: Trace, policy: ChainPolicy, table: CostTable, *, seed: int = 0
     kernel = specialise(type(policy))  # type: ignore[arg-type]  # a class hashes well
     written = kernel(
         policy.params,
+        policy.carries_state,
         policy.max_draft_tokens,
         seed,
         trace.offsets,
@@ -243,6 +257,8 @@ def context_range(trace: Trace) -> tuple[int, int]:
     return int(trace.prompt_tokens.min()) - 1, int((trace.prompt_tokens + trace.output_tokens).max()) - 2
 
 
-def compile_for(trace: Trace, model: CostModel) -> CostTable:
-    """The cost table for every policy on this trace."""
+def compile_for(trace: Trace, model: CostModel, policy: ChainPolicy | None = None) -> CostTable:
+    """The cost table of this policy on this trace; without one, of all policies that leave costs as they are."""
+    if policy is not None:
+        model = policy.cost(model)
     return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace))

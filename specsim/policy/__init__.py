@@ -9,9 +9,22 @@ from specsim.errors import InputError
 from specsim.policy.adaedl import AdaEDL
 from specsim.policy.base import ChainPolicy, Step, build_policy, setting
 from specsim.policy.fixed_k import FixedK
+from specsim.policy.hugging_face import HuggingFace
 from specsim.policy.max_confidence import MaxConfidence
+from specsim.policy.p_min import PMin
+from specsim.policy.space_k import SpaceK
+from specsim.policy.time_gain import TimeGain
 
-POLICIES: dict[str, type[ChainPolicy]] = {kind.name: kind for kind in (FixedK, MaxConfidence, AdaEDL)}
+KINDS: tuple[type[ChainPolicy], ...] = (
+    FixedK,
+    MaxConfidence,
+    AdaEDL,
+    TimeGain,
+    HuggingFace,
+    PMin,
+    SpaceK,
+)
+POLICIES: dict[str, type[ChainPolicy]] = {kind.name: kind for kind in KINDS}
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> ChainPolicy:
@@ -26,8 +39,12 @@ __all__ = [
     "AdaEDL",
     "ChainPolicy",
     "FixedK",
+    "HuggingFace",
     "MaxConfidence",
+    "PMin",
+    "SpaceK",
     "Step",
+    "TimeGain",
     "build_policy",
     "make_policy",
     "setting",

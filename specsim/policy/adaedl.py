@@ -20,7 +20,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return 1.0 - math.sqrt(params[GAMMA] * step.entropy_nats) >= state[0]
+    return 1.0 - math.sqrt(params[GAMMA] * step.entropy_nats) >= state[0], state
 
 
 @nb.njit
@@ -52,3 +52,7 @@ class AdaEDL(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
+
+    @property
+    def adapts(self) -> bool:
+        return self.dynamic

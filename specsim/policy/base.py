@@ -4,12 +4,14 @@ The functions are module-level numba functions of plain numbers, so the replay k
 compiles them in and the real run calls the very same ones:
 
     initial_state(params) -> state
-    keep_drafting(state, params, step, depth, u) -> bool
+    keep_drafting(state, params, step, depth, u) -> (bool, state)
     update(state, params, drafted, accepted) -> state
 
-`params` is the tuple of the settings as floats in field order; `state` is a tuple of
-floats; `step` describes the token just drafted, the `depth`-th of its round (from 1);
-`u` is a uniform in (0, 1) that belongs to this place alone.
+`params` is the tuple of the settings in field order: numbers as floats, a choice as its
+index, a table as a float64 array; `state` is a tuple of floats; `step` describes the token
+just drafted, the `depth`-th of its round (from 1); `u` is a uniform in (0, 1) that belongs
+to this place alone (`specsim.randomness.split` makes more of it). What a round must
+remember, keep_drafting puts into the state it returns; at depth 1 it starts afresh.
 """
 
 from __future__ import annotations
@@ -18,9 +20,17 @@ import dataclasses
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+
+import numpy as np
 
 from specsim.errors import InputError
+
+if TYPE_CHECKING:
+    from specsim.cost import CostModel, CostTable
+    from specsim.trace import Trace
+
+Kind = TypeVar("Kind", bound="ChainPolicy")
 
 
 class Step(NamedTuple):
@@ -34,15 +44,20 @@ class Step(NamedTuple):
 
 def setting(
     default: Any,
-    low: float,
-    high: float,
+    low: float = 0.0,
+    high: float = 0.0,
     *,
     tune: tuple[float, float] | None = None,
     log: bool = False,
+    choices: tuple[str, ...] | None = None,
     doc: str = "",
 ) -> Any:
-    """A dataclass field with its legal range and, if it is tuned, its search range."""
-    metadata = {"low": low, "high": high, "tune": tune, "log": log, "doc": doc}
+    """A dataclass field with its legal range, or choices, and, if it is tuned, its search range.
+
+    The default's type is the setting's: bool, int, float, str (one of `choices`), or a tuple
+    of floats, each in range (a fitted table). A choice is tuned if `tune` is given at all.
+    """
+    metadata = {"low": low, "high": high, "tune": tune, "log": log, "choices": choices, "doc": doc}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -53,20 +68,33 @@ class ChainPolicy:
     name: ClassVar[str]
     source: ClassVar[str]  # paper and equation
     features: ClassVar[tuple[str, ...]] = ()  # trace columns that keep_drafting reads
+    drafter_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of drafter that it is meant for; none: any
     initial_state: ClassVar[Callable[..., Any]]
     keep_drafting: ClassVar[Callable[..., Any]]
     update: ClassVar[Callable[..., Any]]
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, low, high = getattr(self, field.name), field.metadata["low"], field.metadata["high"]
-            if not _is_a(type(field.default), value):
-                wanted = _WANTED[type(field.default)]
-                raise InputError(f"policy {self.name}: {field.name}={value!r} is not {wanted}; give one")
-            if not low <= value <= high:  # also catches NaN
-                raise InputError(
-                    f"policy {self.name}: {field.name}={value} is outside [{low:g}, {high:g}]; choose a value inside"
-                )
+            _check(self.name, field, getattr(self, field.name))
+
+    @classmethod
+    def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
+        """The policy with these settings and, where it has such, what it learns from data and costs."""
+        return build_policy(cls, settings)
+
+    def cost(self, model: CostModel) -> CostModel:
+        """What rounds cost where this policy decides their shape; here, as the model says."""
+        return model
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether the state lives on from sequence to sequence."""
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether rounds change later decisions: whether `update` does anything."""
+        return True
 
     @property
     def max_draft_tokens(self) -> int:
@@ -74,9 +102,9 @@ class ChainPolicy:
         return int(self.settings["max_draft"])
 
     @property
-    def params(self) -> tuple[float, ...]:
+    def params(self) -> tuple[Any, ...]:
         """The settings as the compiled functions see them."""
-        return tuple(float(getattr(self, field.name)) for field in dataclasses.fields(self))
+        return tuple(_number(field, getattr(self, field.name)) for field in dataclasses.fields(self))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,12 +114,14 @@ class ChainPolicy:
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                continue  # fitted tables are long
             if value != field.default or field.metadata["tune"]:
                 parts.append(f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}")
         return f"{self.name}({', '.join(parts)})"
 
 
-def build_policy(kind: type[ChainPolicy], settings: Mapping[str, Any]) -> ChainPolicy:
+def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
     """Make a policy from settings given as values or as text (the command line's).
 
     Raises InputError for an unknown setting, a value that is no number, or a value out
@@ -107,25 +137,60 @@ def build_policy(kind: type[ChainPolicy], settings: Mapping[str, Any]) -> ChainP
 
 
 def _parse(policy: str, key: str, raw: Any, kind: type) -> Any:
-    if not isinstance(raw, str):
+    """A value of this kind from text; what is no text is left as it is, but for a table's type."""
+    if kind is tuple and isinstance(raw, list):  # JSON has no tuples
+        return tuple(raw)
+    if not isinstance(raw, str) or kind is str:
         return raw
     if kind is bool:
         if raw.lower() in ("true", "false", "0", "1"):
             return raw.lower() in ("true", "1")
         raise InputError(f"policy {policy}: {key}={raw!r} is not {_WANTED[kind]}; give one")
     try:
-        return kind(raw)
+        return tuple(float(part) for part in raw.split(",")) if kind is tuple else kind(raw)
     except ValueError:
         raise InputError(f"policy {policy}: {key}={raw!r} is not {_WANTED[kind]}; give one") from None
 
 
-_WANTED = {bool: "true or false", int: "a whole number", float: "a number"}
+_WANTED = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    tuple: "a list of numbers, comma-separated",
+}
+
+
+def _check(policy: str, field: dataclasses.Field[Any], value: Any) -> None:
+    """InputError unless this value may be this setting's."""
+    kind, low, high = type(field.default), field.metadata["low"], field.metadata["high"]
+    if not _is_a(kind, value):
+        raise InputError(f"policy {policy}: {field.name}={value!r} is not {_WANTED[kind]}; give one")
+    if kind is str:
+        if value not in field.metadata["choices"]:
+            known = ", ".join(field.metadata["choices"])
+            raise InputError(f"policy {policy}: {field.name}={value!r} is unknown; known: {known}")
+        return
+    for number in value if kind is tuple else (value,):
+        if not low <= number <= high:  # also catches NaN
+            raise InputError(
+                f"policy {policy}: {field.name}={number} is outside [{low:g}, {high:g}]; choose a value inside"
+            )
 
 
 def _is_a(kind: type, value: Any) -> bool:
     """Whether a value can serve as a setting of this kind; numpy's numbers count."""
-    if kind is bool:
-        return isinstance(value, bool)
+    if kind is tuple:
+        return isinstance(value, tuple) and len(value) > 0 and all(_is_a(float, number) for number in value)
+    if kind in (bool, str):
+        return isinstance(value, kind)
     if isinstance(value, bool):
         return False
     return isinstance(value, numbers.Integral if kind is int else numbers.Real)
+
+
+def _number(field: dataclasses.Field[Any], value: Any) -> Any:
+    """A setting as the compiled functions see it."""
+    if isinstance(value, tuple):
+        return np.array(value, dtype=np.float64)
+    return float(field.metadata["choices"].index(value) if isinstance(value, str) else value)

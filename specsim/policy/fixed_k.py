@@ -16,7 +16,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return depth < params[0]
+    return depth < params[0], state
 
 
 @nb.njit
@@ -39,3 +39,7 @@ class FixedK(ChainPolicy):
     @property
     def max_draft_tokens(self) -> int:
         return self.k
+
+    @property
+    def adapts(self) -> bool:
+        return False

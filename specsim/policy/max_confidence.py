@@ -19,7 +19,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return step.confidence >= state[0]
+    return step.confidence >= state[0], state
 
 
 @nb.njit
@@ -49,3 +49,7 @@ class MaxConfidence(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
+
+    @property
+    def adapts(self) -> bool:
+        return self.dynamic

@@ -34,8 +34,25 @@ SETTINGS = {  # every policy, with settings that stop drafting here and there on
         {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft": DEPTH},
         {"gamma": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": 6},
     ],
+    "time_gain": [{"cost_ratio": 0.3, "max_draft": DEPTH}],
+    "hugging_face": [
+        {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.3, "schedule": s, "max_draft": DEPTH}
+        for s in ("constant", "heuristic", "heuristic_transient")
+    ],
+    "p_min": [{"p_min": 0.4, "max_draft": DEPTH}],
+    "space_k": [{"k": 3}],
+    "beta_ts": [
+        {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry, "max_draft": DEPTH}
+        for counting, theta, carry in (("exact", "per_token", False), ("printed", "per_round", True))
+    ],
 }
-ARMS = [make_policy(name, settings) for name in POLICIES for settings in SETTINGS.get(name, [{}])]
+# What needs a trained predictor's score is run in test_predictor.py and on the lab.
+ARMS = [
+    make_policy(name, settings)
+    for name, kind in POLICIES.items()
+    if "score" not in kind.features
+    for settings in SETTINGS.get(name, [{"max_draft": DEPTH}])
+]
 
 
 @nb.njit
@@ -45,7 +62,7 @@ def no_state(params):
 
 @nb.njit
 def flip(state, params, step, depth, u):
-    return u < params[0]
+    return u < params[0], state
 
 
 @nb.njit
@@ -169,11 +186,11 @@ def test_replay_repeats_every_real_round(choice: Choice, eos_from_output: bool) 
     real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, choice)
     for policy in (*ARMS, Coin()):
         replayed = replay(trace, policy, table, seed=9, log=True)
-        log = [
-            (index, *r)
-            for index, prompt in enumerate(prompts)
-            for r in real.decode(prompt.tokens, 30, policy, sequence=index, seed=9).log()
-        ]
+        log, state = [], None
+        for index, prompt in enumerate(prompts):
+            decoded = real.decode(prompt.tokens, 30, policy, sequence=index, seed=9, state=state)
+            log += [(index, *r) for r in decoded.log()]
+            state = decoded.state
         assert replayed.log is not None and [tuple(row) for row in replayed.log.tolist()] == log
     assert (trace.output_tokens < 30).any() == eos_from_output
 
