@@ -28,6 +28,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def slow(session: nox.Session) -> None:
+    """The long tests that the default run leaves out."""
+    install(session, "real", "dev")
+    session.run("pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style and types."""
     install(session, "real", "dev")

@@ -151,6 +151,7 @@ def validate(
     total = repeats * len(held) * len(arms)
     done = 0
     for _ in range(repeats):
+        states: dict[int, Any] = {}  # of policies that carry theirs from sequence to sequence
         for index, sequence in enumerate(held.tolist()):
             for arm_number in order.permutation(len(arms)).tolist():
                 decoded = decoder.decode(
@@ -159,7 +160,9 @@ def validate(
                     arms[arm_number],
                     sequence=int(trace.sequence_id[sequence]),
                     seed=seed,
+                    state=states.get(arm_number),
                 )
+                states[arm_number] = decoded.state
                 seconds[arm_number, index].append(decoded.seconds)
                 runs[arm_number, index] = decoded
                 done += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.errors import InputError
 from specsim.policy.adaedl import AdaEDL
-from specsim.policy.base import ChainPolicy, Step, build_policy, setting
+from specsim.policy.base import ChainPolicy, Step, Variant, build_policy, setting
 from specsim.policy.fixed_k import FixedK
 from specsim.policy.hugging_face import HuggingFace
 from specsim.policy.max_confidence import MaxConfidence
@@ -45,6 +45,7 @@ __all__ = [
     "SpaceK",
     "Step",
     "TimeGain",
+    "Variant",
     "build_policy",
     "make_policy",
     "setting",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, setting
+from specsim.policy.base import ChainPolicy, Variant, setting
 from specsim.policy.dynamic_threshold import update_threshold
 
 GAMMA, LAMBDA0, DYNAMIC, TARGET_RATE, EPSILON, MAX_DRAFT = range(6)
@@ -49,6 +49,7 @@ class AdaEDL(ChainPolicy):
     name = "adaedl"
     source = "Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1"
     features = ("entropy_nats",)
+    variants = (Variant("dynamic", {"dynamic": True}), Variant("static", {"dynamic": False}))
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)

@@ -62,6 +62,15 @@ def setting(
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A form in which a policy enters comparisons: settings held, the others tuned or left alone."""
+
+    label: str
+    held: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tuned: bool = True
+
+
+@dataclass(frozen=True)
 class ChainPolicy:
     """Base of every chain policy. Subclasses are frozen dataclasses of `setting` fields."""
 
@@ -69,6 +78,7 @@ class ChainPolicy:
     source: ClassVar[str]  # paper and equation
     features: ClassVar[tuple[str, ...]] = ()  # trace columns that keep_drafting reads
     drafter_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of drafter that it is meant for; none: any
+    variants: ClassVar[tuple[Variant, ...]] = (Variant("tuned"),)  # how leaderboard and validation take it
     initial_state: ClassVar[Callable[..., Any]]
     keep_drafting: ClassVar[Callable[..., Any]]
     update: ClassVar[Callable[..., Any]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, setting
+from specsim.policy.base import ChainPolicy, Variant, setting
 
 
 @nb.njit
@@ -32,6 +32,7 @@ class FixedK(ChainPolicy):
 
     name = "fixed_k"
     source = "Leviathan et al. 2023, arXiv:2211.17192; Base-SPD in AdaEDL, section 2"
+    variants = (Variant("tuned"), Variant("K = 4", {"k": 4}, tuned=False))
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)

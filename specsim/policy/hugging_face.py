@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, setting
+from specsim.policy.base import ChainPolicy, Variant, setting
 
 NUM_ASSISTANT_TOKENS, SCHEDULE, THRESHOLD = range(3)
 SCHEDULES = ("constant", "heuristic_transient", "heuristic")
@@ -51,6 +51,15 @@ class HuggingFace(ChainPolicy):
     name = "hugging_face"
     source = "transformers, generation/candidate_generator.py"
     features = ("prob",)
+    variants = (
+        Variant("default", tuned=False),
+        Variant(
+            "heuristic",
+            {"schedule": "heuristic_transient", "num_assistant_tokens": 5, "assistant_confidence_threshold": 0.0},
+            tuned=False,
+        ),
+        Variant("tuned"),
+    )
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)

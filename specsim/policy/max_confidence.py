@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, setting
+from specsim.policy.base import ChainPolicy, Variant, setting
 from specsim.policy.dynamic_threshold import update_threshold
 
 LAMBDA0, DYNAMIC, TARGET_RATE, EPSILON, MAX_DRAFT = range(5)
@@ -46,6 +46,7 @@ class MaxConfidence(ChainPolicy):
     name = "max_confidence"
     source = "Agrawal et al. 2024 (AdaEDL), section 2; Zhang et al. 2024 (Draft & Verify)"
     features = ("confidence",)
+    variants = (Variant("dynamic", {"dynamic": True}), Variant("static", {"dynamic": False}))
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, setting
+from specsim.policy.base import ChainPolicy, Variant, setting
 
 P_MIN = 0
 
@@ -41,6 +41,7 @@ class PMin(ChainPolicy):
     name = "p_min"
     source = "llama.cpp, common/speculative.cpp"
     features = ("confidence",)
+    variants = (Variant("default", tuned=False),)  # tuned, it is static Max-Confidence
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, build_policy, setting
+from specsim.policy.base import ChainPolicy, Variant, build_policy, setting
 
 if TYPE_CHECKING:
     from specsim.cost import CostTable
@@ -49,6 +49,7 @@ class TimeGain(ChainPolicy):
     name = "time_gain"
     source = "EDD + PCT, Eq. 5 and section 3.2"
     features = ("confidence",)
+    variants = (Variant("s_d / s_t of the costs", tuned=False), Variant("tuned"))
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
