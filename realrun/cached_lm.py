@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -11,7 +12,16 @@ from specsim.errors import InputError
 
 
 class CachedLM:
-    """Feeds tokens to a model and keeps its cache; `length` tokens are in the cache."""
+    """Feeds tokens to a model and keeps its cache; `length` tokens are in the cache.
+
+    hidden : where `keep_hidden` is set, what the last pass fed to the model's head, [n, d]: the
+        last layer's states after the final norm, one row for every row of logits. A prefill
+        leaves one row, that of its last token; None before the first token. Like logits,
+        it may lie at an address that the next pass of the same size overwrites
+    """
+
+    keep_hidden = False
+    hidden: torch.Tensor | None = None
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
@@ -26,6 +36,7 @@ class CachedLM:
         """Forget everything."""
         self.cache = DynamicCache(config=self.model.config)
         self.length = 0
+        self.hidden = None
 
     def warm(self, sizes: Iterable[int], length: int = 0) -> None:
         """Get ready, ahead of the clock, for `forward` of these sizes and for `length` tokens; forgets everything."""
@@ -53,13 +64,26 @@ class CachedLM:
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         """Logits after the last `keep` tokens, or after all of them if keep is 0."""
         positions = torch.arange(self.length, self.length + len(tokens), device=self.device)
-        return self.model(
-            input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=positions[None],
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits[0]
+        return self.run_model(
+            input_ids=torch.tensor([tokens], device=self.device), position_ids=positions[None], logits_to_keep=keep
+        )
+
+    def run_model(self, **inputs: Any) -> torch.Tensor:
+        """The library's own pass over the cache with these inputs: logits [n, V]; keeps hidden rows if asked."""
+        inputs |= {"past_key_values": self.cache, "use_cache": True}
+        if not self.keep_hidden:
+            return self.model(**inputs).logits[0]
+        head = self.model.get_output_embeddings()
+        if head is None:
+            raise InputError(f"{type(self.model).__name__} has no output embedding to take hidden states at")
+        fed: list[torch.Tensor] = []
+        hook = head.register_forward_pre_hook(lambda module, arguments: fed.append(arguments[0]))
+        try:
+            logits: torch.Tensor = self.model(**inputs).logits[0]
+        finally:
+            hook.remove()
+        self.hidden = fed[0][0]
+        return logits
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""

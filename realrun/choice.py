@@ -1,25 +1,36 @@
-"""How a token is chosen from logits: greedy, or by Gumbel noise keyed to its position.
+"""How a token is chosen from logits: greedy, by Gumbel noise, or by rejection sampling.
 
 argmax(log p + g) with Gumbel noise g is an exact sample of p. As g depends only on (seed,
 sequence, output position, token), the target's choice at a position does not depend on
 who drafted, which makes replay exact at temperature > 0. The drafter uses the same noise,
-so that it often agrees with the target; rejection sampling accepts somewhat more often, and
-acceptance measured here does not carry over to engines that use it.
+so that it often agrees with the target.
+
+Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts somewhat more often: the
+drafter samples its own tokens, and `realrun.rejection` accepts them with probability p/q.
+Each of its draws is a uniform keyed by what it is for, sequence, round and depth.
+
+Temperature, then top-p, make of the logits the distribution that is sampled from, the
+target's and the drafter's alike; features (probability, confidence, entropy) are those of
+that distribution.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 import speckernels
 from realrun import kernels
 from specsim.errors import InputError
+from specsim.randomness import uniform
 
-Mode = Literal["greedy", "gumbel"]
+Mode = Literal["greedy", "gumbel", "rejection"]
+Stream = Literal["draft", "judge", "last", "couple"]  # what a uniform of rejection sampling is for
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -84,25 +95,44 @@ def gumbel_noise(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+_STREAMS: tuple[Stream, ...] = ("draft", "judge", "last", "couple")
+
+
+@lru_cache(maxsize=64)
+def _stream_seed(seed: int, stream: Stream) -> int:
+    """A 63-bit seed of this stream's own."""
+    words = np.random.SeedSequence((seed, _STREAMS.index(stream))).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
 @dataclass(frozen=True)
 class Choice:
-    """Greedy decoding, or sampling at a temperature by Gumbel noise."""
+    """Greedy decoding, or sampling at a temperature, by Gumbel noise or rejection sampling.
+
+    top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
+        reaches it (Holtzman et al. 2020); 1 keeps all. Greedy ignores it, as the temperature.
+    """
 
     mode: Mode = "greedy"
     temperature: float = 1.0
     seed: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("greedy", "gumbel"):
-            raise InputError(f"decoding mode {self.mode!r} is unknown; known: greedy, gumbel")
-        if self.mode == "gumbel" and not 0 < self.temperature < 100:
+        if self.mode not in ("greedy", "gumbel", "rejection"):
+            raise InputError(f"decoding mode {self.mode!r} is unknown; known: greedy, gumbel, rejection")
+        if self.mode != "greedy" and not 0 < self.temperature < 100:
             raise InputError(f"temperature={self.temperature} is outside (0, 100); use greedy for 0")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p={self.top_p} is outside (0, 1]; 1 keeps every token")
 
     def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
         """Make a sequence's noise ahead of the clock, for logits [n, vocab] of this device and type."""
         if self.mode == "gumbel":
             for start in range(0, positions, _BLOCK):
                 gumbel_noise(self.seed, sequence, start, 1, vocab, device, _compared_in(dtype))
+        elif self.mode == "rejection":
+            self.uniform("last", sequence, 0, 0)  # the first call in a process compiles it
 
     def statistics(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         """The token chosen after each row of logits [n, V], and how sure the row is of it: [n, 4].
@@ -110,24 +140,53 @@ class Choice:
         Rows belong to output positions position, position + 1, ... Columns: token, its
         probability, the largest probability, entropy in nats; all of the distribution that is
         sampled from, in at least float32. One tensor, so that one copy brings everything to
-        the host.
+        the host. Greedy and Gumbel only; rejection sampling draws in `draft`.
         """
+        logits = self._within_nucleus(logits)
         noise, temperature = self._noise(logits, sequence, position), self._temperature
-        if _lean(logits):
+        if lean(logits):
             return lean_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
 
     def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         """The tokens of `statistics`, int64 [n]."""
-        if _lean(logits):
-            return _argmax(_scaled(logits, self._temperature), self._noise(logits, sequence, position))
+        if lean(logits):
+            scaled = _scaled(self._within_nucleus(logits), self._temperature)
+            return _argmax(scaled, self._noise(logits, sequence, position))
         return self.statistics(logits, sequence, position)[:, 0].long()
+
+    def draft(
+        self, logits: torch.Tensor, sequence: int, position: int, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Statistics [1, 4] of the depth-th token (from 1) of the round at `position`, from logits [1, V].
+
+        With it, in rejection mode, the distribution [1, V] that the token was drawn from.
+        """
+        if self.mode != "rejection":
+            return self.statistics(logits, sequence, position + depth - 1), None
+        probs = self.probs(logits)
+        return describe(probs, draw(probs, [self.uniform("draft", sequence, position, depth)])), probs
+
+    def probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """The distribution [n, V] that is sampled from, in at least float32."""
+        return _scaled(self._within_nucleus(logits), self._temperature).softmax(-1)
+
+    def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
+        """A uniform in (0, 1) for token `depth` of the round at `position`, shared with no other stream or place."""
+        return float(uniform(_stream_seed(self.seed, stream), sequence, position, depth))
+
+    def _within_nucleus(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits with -inf outside the nucleus."""
+        if self.mode == "greedy" or self.top_p == 1.0:
+            return logits
+        return logits.masked_fill(~nucleus(_scaled(logits, self.temperature).softmax(-1), self.top_p), -torch.inf)
 
     @property
     def _temperature(self) -> float:
-        return self.temperature if self.mode == "gumbel" else 1.0
+        return 1.0 if self.mode == "greedy" else self.temperature
 
     def _noise(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor | None:
+        assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
         if self.mode == "greedy":
             return None
         count, vocab = logits.shape
@@ -135,23 +194,44 @@ class Choice:
         return gumbel_noise(self.seed, sequence, position, count, vocab, logits.device, dtype)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
+        """The JSON form. top_p is left out where it cuts nothing, as in traces from before it was known."""
+        values = {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
+        return values if self.top_p == 1.0 else {**values, "top_p": self.top_p}
 
 
-def lean_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    """speckernels.draft_statistics of finite logits in fewer calls: the first four columns.
+def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """bool [n, V]: the fewest most probable tokens of each row with mass >= top_p; lowest index first at ties."""
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+    ranked = ranked.double()
+    kept = ranked.cumsum(-1) - ranked < top_p
+    return torch.zeros_like(kept).scatter(-1, order, kept)
 
-    At a small model on a CPU the operation would take as long as a good part of a draft step.
-    """
-    scaled = _scaled(logits, temperature)
-    tokens = _argmax(scaled, noise)
-    probs = scaled.softmax(-1)
+
+def draw(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """A token int64 [n] for each row of weights [n, V], which need not sum to 1, from its uniform [n]: by inversion."""
+    cumulative = weights.double().cumsum(-1)
+    at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, at, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
+
+
+def describe(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The columns of `Choice.statistics` [n, 4] for tokens [n] drawn from probs [n, V]."""
     entropy = torch.special.entr(probs).sum(-1)
     prob = probs.gather(-1, tokens[:, None])[:, 0]
     return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
 
 
-def _lean(logits: torch.Tensor) -> bool:
+def lean_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    """speckernels.draft_statistics of logits, finite or -inf, in fewer calls: the first four columns.
+
+    At a small model on a CPU the operation would take as long as a good part of a draft step.
+    """
+    scaled = _scaled(logits, temperature)
+    return describe(scaled.softmax(-1), _argmax(scaled, noise))
+
+
+def lean(logits: torch.Tensor) -> bool:
+    """Whether plain torch calls do the work: on a CPU, unless kernels were named."""
     return logits.device.type == "cpu" and not kernels.named()
 
 

@@ -11,6 +11,7 @@ import typer
 
 from realrun.campaign.command import campaign
 from realrun.shape_commands import cost_grid, scripted, shapes
+from realrun.train_commands import train as train_group
 from specsim.console import MAX_SEED, print_json, print_table, progress_bar, run
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
+app.add_typer(train_group, name="train")
 for _command in (campaign, cost_grid, scripted, shapes):
     app.command()(_command)
 
@@ -36,6 +38,7 @@ class Mode(StrEnum):
 
     greedy = "greedy"
     gumbel = "gumbel"
+    rejection = "rejection"
 
 
 class Kernels(StrEnum):
@@ -60,8 +63,17 @@ PromptsOption = Annotated[
 CountOption = Annotated[int, typer.Option(help="Prompts to use.", min=1)]
 TokensOption = Annotated[int, typer.Option(help="Output tokens per prompt.", min=1)]
 DepthOption = Annotated[int, typer.Option(help="D, longest draft recorded, in tokens.", min=1, max=64)]
-ModeOption = Annotated[Mode, typer.Option(help="Greedy, or sampling with Gumbel noise (also exact in replay).")]
-TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature in gumbel mode.")]
+ModeOption = Annotated[
+    Mode,
+    typer.Option(
+        help="Greedy; sampling with Gumbel noise (also exact in replay); or classical rejection sampling, whose replay "
+        "is approximate."
+    ),
+]
+TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; greedy ignores it.")]
+TopPOption = Annotated[
+    float, typer.Option(help="Sample from the most probable tokens that together have this probability.")
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 KernelsOption = Annotated[
     Kernels,
@@ -71,11 +83,19 @@ KernelsOption = Annotated[
         "emulated threads, which is slow, but gives the rounds that a GPU gives."
     ),
 ]
+PredictorOption = Annotated[
+    str,
+    typer.Option(
+        help="Acceptance predictor, whose scores are recorded and which runs where a policy reads them: a file of "
+        '`realrun train predictor`, "lab", "none", or "auto", the lab\'s for the lab\'s own pair.'
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
 
 
-def _load(target: str, draft: str, device: str, dtype: str, threads: int) -> Pair:
+def load(target: str, draft: str, device: str, dtype: str, threads: int, predictor: str = "none") -> Pair:
+    """Load a pair without the libraries' own progress bars; threads 0 leaves torch's choice."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers.utils import logging
 
@@ -83,7 +103,7 @@ def _load(target: str, draft: str, device: str, dtype: str, threads: int) -> Pai
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return load_pair(target, draft, device=device, dtype=dtype, threads=threads or None)
+    return load_pair(target, draft, device=device, dtype=dtype, threads=threads or None, predictor=predictor)
 
 
 def _prompts(pair: Pair, file: Path | None, count: int) -> list[Prompt]:
@@ -97,12 +117,14 @@ def record(
     out: Annotated[Path, typer.Argument(help="Trace folder to write.", show_default=False)],
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
     count: CountOption = 36,
     max_new_tokens: TokensOption = 128,
     depth: DepthOption = 16,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
@@ -119,8 +141,8 @@ def record(
     from specsim.trace import check_free, write_trace
 
     check_free(out, overwrite=overwrite)
-    settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed))
-    pair = _load(target, draft, device, dtype, threads)
+    settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p))
+    pair = load(target, draft, device, dtype, threads, predictor)
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = _prompts(pair, prompts, count)
         trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
@@ -146,11 +168,13 @@ def profile(
     out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    predictor: PredictorOption = "auto",
     contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
     depth: DepthOption = 16,
     repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=2)] = 40,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
@@ -169,14 +193,14 @@ def profile(
         grid = [int(c) for c in contexts.split(",")]
     except ValueError:
         raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
-    pair = _load(target, draft, device, dtype, threads)
+    pair = load(target, draft, device, dtype, threads, predictor)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(
             pair,
             contexts=grid,
             depth=depth,
             repeats=repeats,
-            choice=Choice(mode.value, temperature, seed),
+            choice=Choice(mode.value, temperature, seed, top_p),
             seed=seed,
             progress=lambda done, total: report("profile", done, total),
         )
@@ -212,12 +236,20 @@ def validate(
     out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
     count: CountOption = 36,
     max_new_tokens: TokensOption = 128,
     depth: DepthOption = 16,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
+    policy: Annotated[
+        list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    also: Annotated[
+        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
+    ] = [],  # noqa: B006
     trials: Annotated[int, typer.Option(help="Configurations tried per policy.", min=1)] = 100,
     repeats: Annotated[int, typer.Option(help="Timed runs of every hold-out prompt and policy.", min=1)] = 3,
     max_error: Annotated[
@@ -240,15 +272,18 @@ def validate(
     from realrun.kernels import use_kernels
     from realrun.main_job import Settings, run_main_job
     from realrun.record import RecordSettings
+    from specsim.policy import POLICIES
+    from specsim.policy.files import find_policies
 
     settings = Settings(
-        record=RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed)),
+        record=RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p)),
+        kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
         trials=trials,
         repeats=repeats,
         seed=seed,
         overwrite=overwrite,
     )
-    pair = _load(target, draft, device, dtype, threads)
+    pair = load(target, draft, device, dtype, threads, predictor)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_main_job(pair, _prompts(pair, prompts, count), settings, out, report)
     if json:
@@ -272,7 +307,7 @@ def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-a
                 interval(row["predicted"]),
                 interval(row["measured"]),
                 f"{row['error_percent']:+.1f}",
-                f"{row['rounds_identical_percent']:.2f}",
+                "approximate" if document["approximate"] else f"{row['rounds_identical_percent']:.2f}",
                 f"{row['tau']:.2f}",
             ]
         )
@@ -339,7 +374,7 @@ def evaluate(
     """Held-out loss of both models in nats per token, and how often their top tokens agree."""
     from realrun.lab.evaluate import evaluate as run_evaluate
 
-    document = run_evaluate(_load(target, draft, device, dtype, threads))
+    document = run_evaluate(load(target, draft, device, dtype, threads))
     if json:
         print_json(document)
     else:

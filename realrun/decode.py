@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from realrun.choice import Choice
 from realrun.drafters.draft_model import Draft, KeepDrafting
 from realrun.open_lm import open_lm
+from realrun.rejection import rejection_verifier
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy, Step
 from specsim.randomness import uniform
@@ -24,10 +25,15 @@ class Drafter(Protocol):
     """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
 
     kind: str
+    # Whether `begin` and `commit` are to be given the target's last state [d_T] at the position
+    # that produced the newest output token (None before there is one); `prepare` decides.
+    wants_target_hidden: bool
 
-    def prepare(self, length: int, choice: Choice, sequence: int, positions: int) -> None: ...
+    def prepare(
+        self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()
+    ) -> None: ...
 
-    def begin(self, context: Sequence[int]) -> None: ...
+    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
 
     def propose(
         self,
@@ -39,30 +45,32 @@ class Drafter(Protocol):
         position: int,
     ) -> Draft: ...
 
-    def commit(self, length: int) -> None: ...
+    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
 
 
 class Verifier(Protocol):
     """Judges a draft by the target's logits."""
 
-    def __call__(
-        self, logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
-    ) -> list[int]:
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
         """The tokens to emit: the accepted ones and one of the target's own.
 
         logits : [k + 1, V], after the pending token and each drafted one
         """
 
 
-def match_verifier(
-    logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
-) -> list[int]:
+def match_verifier(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
     """Accept the leading tokens that equal the target's own choices; greedy or Gumbel, loss-free."""
     chosen: list[int] = choice.tokens(logits, sequence, position).tolist()
+    drafted = draft.tokens
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:
         accepted += 1
     return chosen[: accepted + 1]
+
+
+def verifier_for(choice: Choice) -> Verifier:
+    """The loss-free verifier of this way of choosing tokens."""
+    return rejection_verifier if choice.mode == "rejection" else match_verifier
 
 
 @dataclass(frozen=True)
@@ -124,13 +132,13 @@ class Decoder:
         drafter: Drafter,
         eos_token_ids: Sequence[int],
         choice: Choice,
-        verifier: Verifier = match_verifier,
+        verifier: Verifier | None = None,
     ):
         self.target = open_lm(target)
         self.drafter = drafter
         self.eos_token_ids = frozenset(eos_token_ids)
         self.choice = choice
-        self.verifier = verifier
+        self.verifier = verifier or verifier_for(choice)
         self.clock = device_clock(self.target.device)
 
     @torch.inference_mode()
@@ -158,7 +166,7 @@ class Decoder:
         self.target.reset()
         self.target.prefill(tokens[:-1])
         if policy is not None:
-            self.drafter.begin(tokens[:-1])
+            self.drafter.begin(tokens[:-1], self.produced_by(-1))
         prefill_s = self.clock() - start
         if policy is not None and (state is None or not policy.carries_state):
             state = policy.initial_state(policy.params)
@@ -197,10 +205,11 @@ class Decoder:
             draft = self.drafter.propose(tokens, limit, keep, self.choice, sequence, t)
         proposed = self.clock()
         logits = self.target.forward([tokens[-1], *draft.tokens])
-        emitted = self.verifier(logits, draft.tokens, self.choice, sequence, t)
+        emitted = self.verifier(logits, draft, self.choice, sequence, t)
         verified = self.clock()
         drafted = len(draft.tokens)
         accepted = len(emitted) - 1
+        target_hidden = self.produced_by(accepted)
         for index, token in enumerate(emitted):
             if token in self.eos_token_ids:
                 emitted = emitted[: index + 1]
@@ -209,7 +218,7 @@ class Decoder:
         tokens.extend(emitted)
         self.target.truncate(len(tokens) - 1)
         if policy is not None and drafted:
-            self.drafter.commit(len(tokens) - 1)
+            self.drafter.commit(len(tokens) - 1, target_hidden)
             state = policy.update(state, policy.params, drafted, accepted)
         rounds.append(
             Round(
@@ -224,6 +233,11 @@ class Decoder:
         )
         return state, draft
 
+    def produced_by(self, row: int) -> torch.Tensor | None:
+        """The target's last state at this row of its last pass, if the drafter wants it and there was one."""
+        hidden = self.target.hidden if self.target.keep_hidden else None
+        return None if hidden is None else hidden[row]
+
     def _prepare(self, length: int, max_new_tokens: int, policy: ChainPolicy | None, sequence: int) -> None:
         """What a sequence needs and no clock should see: noise, room in the caches, graphs."""
         positions, model = max_new_tokens + 1, self.target.model
@@ -231,7 +245,8 @@ class Decoder:
         longest = 0 if policy is None else min(policy.max_draft_tokens, max_new_tokens - 1)
         self.target.warm(range(1, longest + 2), length)
         if policy is not None:
-            self.drafter.prepare(length, self.choice, sequence, positions)
+            self.drafter.prepare(length, self.choice, sequence, positions, policy.features)
+        self.target.keep_hidden = policy is not None and self.drafter.wants_target_hidden
 
     def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         if not prompt:

@@ -93,6 +93,7 @@ class LeanLlama(LlamaLM):
             self.keys = torch.empty(shape, dtype=self.model.dtype, device=self.device)
             self.values = torch.empty_like(self.keys)
         self.length = 0
+        self.hidden = None
 
     def _reserve(self, length: int) -> None:
         """Make room for `length` tokens, at least doubling, so that copies stay rare."""
@@ -123,7 +124,10 @@ class LeanLlama(LlamaLM):
             x = x + F.linear(mixed, layer.out)
             gate, up = F.linear(rms_norm(x, layer.norm_mlp, self.eps), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down)
-        return F.linear(rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps), self.head)
+        x = rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps)
+        if self.keep_hidden:
+            self.hidden = x
+        return F.linear(x, self.head)
 
     def _attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None

@@ -21,6 +21,7 @@ from realrun.validate import as_document, rounds_table, validate
 from speckernels import backend_for
 from specsim.cost import ProfileCost, profile_from_json
 from specsim.errors import InputError
+from specsim.policy import ChainPolicy
 from specsim.replay import context_range
 from specsim.trace import Trace, read_trace, write_trace
 
@@ -31,9 +32,10 @@ MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profile
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the main job."""
+    """Settings of the main job. kinds : policies to compare; None: all that the trace can serve."""
 
     record: RecordSettings
+    kinds: tuple[type[ChainPolicy], ...] | None = None
     trials: int = 100
     repeats: int = 3
     seed: int = 0
@@ -76,6 +78,7 @@ def run_main_job(
         trace,
         prompts,
         profile_slice(),
+        kinds=settings.kinds,
         trials=settings.trials,
         repeats=settings.repeats,
         seed=settings.seed,
@@ -106,6 +109,7 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
             "max_new_tokens": settings.record.max_new_tokens,
             "dtype": str(pair.dtype).removeprefix("torch."),
             "prompts": prompt_digest(prompts),
+            "predictor": None if pair.predictor is None else pair.predictor.digest,
         }
         for key, value in wanted.items():
             if trace.meta.get(key) != value:

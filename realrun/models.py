@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from realrun.predictor import FILE, Predictor, load_predictor
 from specsim.errors import InputError
 
 LAB = "lab"
 LAB_WEIGHTS = Path(__file__).parent / "lab" / "weights"
+LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -25,7 +27,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft model, and the tokenizer they share."""
+    """A target, its draft model, the tokenizer they share, and perhaps a predictor of acceptance trained on them."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -33,6 +35,7 @@ class Pair:
     target_name: str
     draft_name: str
     eos_token_ids: tuple[int, ...]
+    predictor: Predictor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -59,11 +62,15 @@ def load_pair(
     device: str = "cpu",
     dtype: str = "float32",
     threads: int | None = None,
+    predictor: str | None = "auto",
 ) -> Pair:
     """Load two models by local folder or hub id; "lab" names the embedded pair.
 
+    predictor : a file made by `realrun train predictor` or its folder, "lab" for the embedded
+    pair's, None or "none" for none, or "auto": the lab's where it was trained on this very pair.
+
     No remote code is run. Raises InputError when a model cannot be loaded, the device or
-    dtype is unknown, or the tokenizers differ.
+    dtype is unknown, the tokenizers differ, or the predictor belongs to another pair.
     """
     number_type = find_dtype(dtype)
     find_device(device)
@@ -77,7 +84,7 @@ def load_pair(
         models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in paths]
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
-    return Pair(
+    pair = Pair(
         target=models[0],
         draft=models[1],
         tokenizer=tokenizers[0],
@@ -85,6 +92,23 @@ def load_pair(
         draft_name=_public_name(draft, "draft"),
         eos_token_ids=_eos_token_ids(models[0]),
     )
+    if predictor == "auto":  # only the embedded pair has one of its own; another number type may be another pair
+        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if target == draft == LAB else pair
+    if predictor is None or predictor == "none":
+        return pair
+    return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
+
+
+def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:
+    """The pair with this predictor; if it does not fit, InputError where strict, else the pair as it is."""
+    try:
+        predictor = load_predictor(path)
+        predictor.check(pair.target, pair.draft, pair.fingerprint)
+    except InputError:
+        if strict:
+            raise
+        return pair
+    return replace(pair, predictor=predictor)
 
 
 def find_dtype(name: str) -> torch.dtype:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 
 from realrun.choice import Choice
-from realrun.decode import Decoder, Round, match_verifier
-from realrun.drafters.draft_model import DraftModel
+from realrun.decode import Decoder, Round, verifier_for
+from realrun.drafters.draft_model import Draft, DraftModel
 from realrun.models import Pair
 from realrun.provenance import provenance
 from speckernels import backend_for
@@ -39,11 +39,9 @@ class ScriptedVerifier:
     def __init__(self) -> None:
         self.accept = 0
 
-    def __call__(
-        self, logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
-    ) -> list[int]:
-        match_verifier(logits, drafted, choice, sequence, position)
-        return [*drafted[: self.accept], 0]
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+        verifier_for(choice)(logits, draft, choice, sequence, position)
+        return [*draft.tokens[: self.accept], 0]
 
 
 @torch.inference_mode()
@@ -65,7 +63,7 @@ def profile(
     one's are added: on a machine that drifts, slices spread over a job tell more than one
     long measurement. Raises InputError for contexts that do not fit the models.
     """
-    drafter, verifier = DraftModel(pair.draft, ()), ScriptedVerifier()
+    drafter, verifier = DraftModel(pair.draft, (), pair.predictor), ScriptedVerifier()
     decoder = Decoder(pair.target, drafter, (), choice or Choice(), verifier)
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
@@ -93,6 +91,8 @@ def profile(
                     # Twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
                     for into in (thrown_away, kept):
                         _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, into)
+            if pair.predictor is not None:
+                _measure_score(decoder, tokens, context, depth, rng, kept)
         if progress:
             progress(done + 1, len(contexts))
     return _document(samples, list(contexts), depth, repeats, pair, seed, decoder.choice.as_dict())
@@ -114,7 +114,7 @@ def _measure_round(
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
     assert isinstance(verifier, ScriptedVerifier)
-    drafter.commit(context - behind)
+    drafter.commit(context - behind, decoder.produced_by(-1))
     verifier.accept = int(rng.integers(size + 1))
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None
     state = policy.initial_state(policy.params) if policy else None
@@ -135,6 +135,24 @@ def _measure_round(
     decoder.target.truncate(context)
     # A round that drafted nothing leaves the draft cache behind.
     drafter.lm.prefill(tokens[drafter.lm.length : context])
+
+
+def _measure_score(
+    decoder: Decoder, tokens: list[int], context: int, size: int, rng: np.random.Generator, samples: Samples
+) -> None:
+    """What the predictor adds to a draft step: rounds of `size` tokens with and without scores, one after the other."""
+    drafter = decoder.drafter
+    assert isinstance(drafter, DraftModel)
+    mean_s = {}
+    for scoring in rng.permutation([False, True]).tolist():
+        drafter.let_score(scoring)
+        decoder.target.keep_hidden = scoring
+        steps: Samples = defaultdict(list)
+        _measure_round(decoder, tokens, context, size, 0, rng, steps)
+        mean_s[scoring] = float(np.mean(steps["draft_first", 0, context] + steps["draft_later", context]))
+    drafter.let_score(False)
+    decoder.target.keep_hidden = False
+    samples["score"].append(mean_s[True] - mean_s[False])
 
 
 def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
@@ -165,6 +183,8 @@ def _document(
             "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
             # A difference of medians may be negative by noise, a time may not.
             "round_overhead": max(0.0, float(np.quantile(samples["overhead"], q)) + start_up),
+            # To be added to the draft steps of policies that read the score, and of no others.
+            "score_step": max(0.0, float(np.quantile(samples["score"], q))) if samples["score"] else 0.0,
         }
 
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from realrun.lab.corpus import docstring_spans, library_files
+from realrun.lab.corpus import Split, docstring_spans, library_files
 from specsim.errors import InputError
 
 
@@ -46,16 +46,18 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     return prompts[:limit]
 
 
-def lab_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
-    """Prompts from held-out library files: program code, documentation prose, and tests.
+def lab_prompts(
+    tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64, split: Split = "held_out"
+) -> list[Prompt]:
+    """Prompts from library files, held-out ones unless told: program code, documentation prose, and tests.
 
     Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module
     (code) or of a test file (tests), or 40 % into a long docstring (prose). One prompt a
-    file, files spread evenly over the held-out split. Some distributions of Python leave
+    file, files spread evenly over the split. Some distributions of Python leave
     the test files out; the other domains then share the count.
     """
     pools: dict[str, list[str]] = {"code": [], "prose": [], "tests": []}
-    for source in library_files("held_out"):
+    for source in library_files(split):
         text = source.text
         line_end = text.find("\n", len(text) // 2) + 1
         spans = docstring_spans(text)
@@ -76,11 +78,11 @@ def lab_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: i
         wanted = count // len(usable) + (number < count % len(usable))
         if len(kept) < wanted:
             raise InputError(
-                f"the library's held-out files give {len(kept)} prompts of domain {domain}, {wanted} were asked "
+                f"the library's {split} files give {len(kept)} prompts of domain {domain}, {wanted} were asked "
                 f"for; ask for fewer prompts"
             )
         stride = len(kept) / max(wanted, 1)
         prompts.extend(Prompt(domain, kept[int(i * stride)]) for i in range(wanted))
     if not prompts:
-        raise InputError("the library has no held-out source files; give prompts with --prompts")
+        raise InputError(f"the library has no {split} source files; give prompts with --prompts")
     return prompts

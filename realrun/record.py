@@ -15,6 +15,7 @@ from realrun.choice import Choice
 from realrun.decode import Decoder
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
+from realrun.predictor import Scorer, producing_states
 from realrun.prompts import Prompt
 from realrun.provenance import provenance
 from speckernels import backend_for
@@ -45,7 +46,13 @@ class RecordSettings:
 
 @torch.inference_mode()
 def dense_columns(
-    lm: CachedLM, prompt: Sequence[int], output: Sequence[int], depth: int, choice: Choice, sequence: int
+    lm: CachedLM,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    choice: Choice,
+    sequence: int,
+    scorer: Scorer | None = None,
 ) -> Columns:
     """What the draft model proposes after prompt + output[:t], for every t at once.
 
@@ -53,13 +60,19 @@ def dense_columns(
     position grows by a token: all branches share the prefix's cache, and a mask lets a
     branch see the prefix up to its position and its own earlier tokens. Columns as in
     `specsim.trace`, [T] or [T, depth].
+
+    scorer : the predictor's, after the target's states of T rounds; gives the column of scores
     """
     total, first = len(output), len(prompt)
     statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
+    scores = torch.zeros(total, depth, dtype=torch.float64)
     lm.reset()
+    lm.keep_hidden = scorer is not None
     logits = lm.forward([*prompt, *output[:-1]])[first - 1 :]
     drafted = choice.statistics(logits, sequence, 0)
     statistics[:, 0] = drafted.cpu()
+    if scorer is not None and lm.hidden is not None:
+        scores[:, 0] = scorer(lm.hidden[first - 1 :], 1).cpu()
     truth = torch.tensor(output, device=logits.device)
     rank = (logits > logits.gather(-1, truth[:, None])).sum(-1).cpu().numpy()
     tokens = drafted[:, 0].long()
@@ -69,18 +82,17 @@ def dense_columns(
         branch = tokens[rows]
         for step in range(1, depth):
             mask = _branch_mask(rows + first, prefix, step, lm.model.dtype)
-            logits = lm.model(
-                input_ids=branch[None],
-                position_ids=(rows + first + step - 1)[None],
-                past_key_values=lm.cache,
-                attention_mask=mask,
-                use_cache=True,
-            ).logits[0]
+            logits = lm.run_model(
+                input_ids=branch[None], position_ids=(rows + first + step - 1)[None], attention_mask=mask
+            )
             drafted = choice.statistics(logits, sequence, begin + step)
             statistics[begin : begin + len(rows), step] = drafted.cpu()
+            if scorer is not None and lm.hidden is not None:
+                scores[begin : begin + len(rows), step] = scorer(lm.hidden, step + 1, begin).cpu()
             branch = drafted[:, 0].long()
         lm.cache.crop(-(depth - 1) * len(rows))
-    return _columns(statistics.numpy(), rank, np.asarray(output), depth)
+    columns = _columns(statistics.numpy(), rank, np.asarray(output), depth)
+    return columns if scorer is None else {**columns, "score": scores.numpy().astype(np.float32)}
 
 
 def _branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dtype) -> torch.Tensor:
@@ -124,15 +136,22 @@ def record(
     settings: RecordSettings,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
-    """Decode every prompt with the target alone and record the draft model densely."""
+    """Decode every prompt with the target alone and record the draft model densely.
+
+    In rejection mode the target judges the drafts as well (`realrun.record_rejection`).
+    """
+    from realrun.record_rejection import rejection_columns  # which imports this file
+
     decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, settings.choice)
     lm = CachedLM(pair.draft)
+    judge = CachedLM(pair.target) if settings.choice.mode == "rejection" else None
     room = min(decoder.target.max_positions, lm.max_positions)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
     if longest > room:
         raise InputError(
             f"longest prompt, output and depth make {longest} tokens, the models have {room} positions; shorten them"
         )
+    predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
     outputs: list[npt.NDArray[np.int64]] = []
     columns: list[Columns] = []
     generate_s = dense_s = 0.0
@@ -140,7 +159,11 @@ def record(
         start = decoder.clock()
         decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
         generated = decoder.clock()
-        columns.append(dense_columns(lm, prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence))
+        scorer = None
+        if predictor is not None:
+            scorer = predictor.after(producing_states(pair.target, prompt.tokens, decoded.tokens))
+        asked = (prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence, scorer)
+        columns.append(dense_columns(lm, *asked) if judge is None else rejection_columns(lm, judge, *asked))
         dense_s += decoder.clock() - generated
         generate_s += generated - start
         outputs.append(np.asarray(decoded.tokens))
@@ -153,6 +176,7 @@ def record(
         "drafter": pair.draft_name,
         "drafter_kind": DraftModel.kind,
         "weights": pair.fingerprint,
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.choice.as_dict(),
         "depth": settings.depth,
         "eos_token_id": list(pair.eos_token_ids),

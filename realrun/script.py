@@ -52,11 +52,12 @@ class ScriptedDrafter:
 
     def __init__(self, drafter: Drafter, script: Script):
         self.drafter, self.script, self.kind = drafter, script, drafter.kind
+        self.wants_target_hidden = False  # scores come from the trace
 
-    def prepare(self, length: int, choice: Choice, sequence: int, positions: int) -> None:
+    def prepare(self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()) -> None:
         self.drafter.prepare(length, choice, sequence, positions)
 
-    def begin(self, context: Sequence[int]) -> None:
+    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.begin(context)
 
     def propose(
@@ -78,7 +79,7 @@ class ScriptedDrafter:
 
         return self.drafter.propose(tokens, limit, scripted, choice, sequence, position)
 
-    def commit(self, length: int) -> None:
+    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.commit(length)
 
 
@@ -89,11 +90,9 @@ class TraceVerifier(ScriptedVerifier):
         super().__init__()
         self.script = script
 
-    def __call__(
-        self, logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
-    ) -> list[int]:
-        self.accept = min(len(drafted), self.script.match_len[self.script.row(sequence, position)])
-        return super().__call__(logits, drafted, choice, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+        self.accept = min(len(draft.tokens), self.script.match_len[self.script.row(sequence, position)])
+        return super().__call__(logits, draft, choice, sequence, position)
 
 
 class ScriptedDecoder:

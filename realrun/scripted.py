@@ -30,6 +30,7 @@ from specsim.cost import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy
 from specsim.prediction import ladder, summarise
+from specsim.rejection import as_recorded
 from specsim.replay import check_replayable, compile_for, context_range, replay
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
@@ -86,15 +87,17 @@ def scripted_validation(
     if repeats < 1 or context < 0:
         raise InputError(f"repeats={repeats}, context={context}; give at least 1 and 0")
     vocabulary(pair)
-    trace = with_prefix(trace, context)
+    trace = as_recorded(with_prefix(trace, context))  # runs take what was accepted from the trace
     for policy in policies or ():
         check_replayable(trace, policy)
+        if policy.carries_state:  # sequences are run in random order, and not always all of them
+            raise InputError(f"policy {policy} carries its state over sequences; let it start anew with each")
     slices = _Slices(pair, trace, choice, seed, repeats, report)
     cost = slices.measure()
     if policies is None:
         tuning, held = split_sequences(trace, seed=seed)
         train, holdout = trace.select(tuning), trace.select(held)
-        chosen = candidates(train, holdout, cost, trials=trials, seed=seed, progress=progress)
+        chosen = candidates(train, cost, trials=trials, seed=seed, progress=progress)
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in policies]

@@ -43,6 +43,7 @@ class _Size:
     rows: torch.Tensor  # int64 [B * n], the sequence of every new token
     mask_bits: torch.Tensor  # int32 [B, n, ceil(n / 32)], a chain's
     replay: Replay | None = None
+    hidden: torch.Tensor | None = None  # [B * n, hidden] of the last pass; held, so that no other graph takes its place
 
 
 class StaticLlama(LlamaLM):
@@ -89,6 +90,7 @@ class StaticLlama(LlamaLM):
     def reset(self) -> None:
         """Forget everything; buffers and graphs stay."""
         self.length = 0
+        self.hidden = None
 
     @torch.inference_mode()
     def reserve(self, length: int) -> None:
@@ -142,7 +144,9 @@ class StaticLlama(LlamaLM):
             size.numbers[0] = [*tokens, self.length]
             size.packed.copy_(size.host, non_blocking=True)
             size.copied.record(torch.cuda.current_stream(self.device))
-        return self._run(size)[0]
+        logits = self._run(size)[0]
+        self.hidden = size.hidden  # it exists anyway, so `keep_hidden` plays no part here
+        return logits
 
     def _run(self, size: _Size) -> torch.Tensor:
         if self._graphs is None:
@@ -161,6 +165,7 @@ class StaticLlama(LlamaLM):
             return speckernels.tree_attention(query, keys, values, size.mask_bits, context, self.scaling)
 
         x = self._hidden(tokens, (lengths[:, None] + size.offsets).flatten(), size.rows, attend)
+        size.hidden = x
         return F.linear(x, self.head).view(*tokens.shape, -1)
 
     def _hidden(
@@ -186,7 +191,7 @@ class StaticLlama(LlamaLM):
     def _prompt(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         """The pass for prompts: any length, no graph. Logits after the last `keep` tokens, or all if 0."""
         ids = torch.tensor([tokens], device=self.device)
-        logits = []
+        hidden = []
         # From an empty cache all at once, as causal attention then needs no mask.
         pieces = ids.split(PIECE_TOKENS if self.length else len(tokens), dim=1)
         start = self.length
@@ -195,9 +200,10 @@ class StaticLlama(LlamaLM):
             positions = torch.arange(start, end, device=self.device)
             x = self._hidden(piece, positions, torch.zeros_like(positions), self._attend_from(start, end))
             if not keep or piece is pieces[-1]:
-                logits.append(F.linear(x[-keep:], self.head))
+                hidden.append(x[-keep:].clone() if keep else x)
             start = end
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
+        self.hidden = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+        return F.linear(self.hidden, self.head)
 
     def _attend_from(self, start: int, end: int) -> Attend:
         """Causal attention of the tokens from `start` to `end` over the cache before and themselves."""

@@ -21,16 +21,18 @@ from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim import metrics
 from specsim.bootstrap import Estimate, ratio_interval
+from specsim.calibration import judged_tokens
 from specsim.cost import ProfileCost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, ChainPolicy, make_policy
+from specsim.oracle import oracle_seconds
+from specsim.policy import POLICIES, ChainPolicy, FixedK, make_policy
 from specsim.prediction import Ladder, Prediction, ladder, predict, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
-from specsim.tuning import split_sequences, tune
+from specsim.tuning import split_sequences
+from specsim.tuning.variants import forms, settle
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
-SHORT_DRAFT = 4  # tokens; AdaEDL's Table 1 also compares caps on the draft length
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Row:
     ladder: Ladder
     speculative_s: npt.NDArray[np.float64]  # measured, per sequence
     runs: list[Decoded]  # the last run of every sequence
-    rounds_identical: float
-    output_identical: float
+    rounds_identical: float | None  # None where the replay draws its own acceptance
+    output_identical: float | None
 
     @property
     def error_percent(self) -> float:
@@ -78,39 +80,23 @@ class Validation:
 
 def candidates(
     train: Trace,
-    holdout: Trace,
     cost: ProfileCost,
     *,
+    kinds: Sequence[type[ChainPolicy]] | None = None,
     trials: int,
     seed: int,
     progress: Progress | None = None,
 ) -> list[Candidate]:
-    """What to validate: every policy tuned on `train`, its defaults, and fixed K at 1, 2, 4, 8.
-
-    Policies with a moving threshold are tuned with it moving, with it fixed, and with a
-    lower cap on the draft length.
-    """
-    depth = train.depth
-    specs: list[tuple[str, dict[str, Any]]] = []
-    for name, kind in POLICIES.items():
-        if hasattr(kind, "dynamic"):
-            specs += [(name, {"dynamic": True}), (name, {"dynamic": False})]
-            specs.append((name, {"dynamic": True, "max_draft": min(SHORT_DRAFT, depth)}))
-        else:
-            specs.append((name, {}))
-    found = []
-    for done, (name, fixed) in enumerate(specs):
-        result = tune(POLICIES[name], train, holdout, cost, fixed=fixed, trials=trials, seed=seed)
-        found.append(Candidate(result.best, "tuned"))
+    """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`."""
+    found: list[Candidate] = []
+    served, _ = forms(train, POLICIES.values() if kinds is None else kinds)
+    for done, (kind, variant) in enumerate(served):
+        policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
+        role = "tuned" if variant.tuned else "fixed_k" if isinstance(policy, FixedK) else "default"
+        if all(policy != candidate.policy for candidate in found):
+            found.append(Candidate(policy, role))
         if progress:
-            progress("tune", done + 1, len(specs))
-    for name, kind in POLICIES.items():
-        if hasattr(kind, "dynamic"):
-            found.append(Candidate(make_policy(name, {"max_draft": min(7, depth)}), "default"))
-    tuned_k = {c.policy.settings["k"] for c in found if c.policy.name == "fixed_k"}
-    for k in (1, 2, 4, 8):
-        if k <= depth and k not in tuned_k:
-            found.append(Candidate(make_policy("fixed_k", {"k": k}), "fixed_k"))
+            progress("tune", done + 1, len(served))
     return found
 
 
@@ -120,6 +106,7 @@ def validate(
     prompts: Sequence[Prompt],
     cost: ProfileCost,
     *,
+    kinds: Sequence[type[ChainPolicy]] | None = None,
     trials: int = 100,
     repeats: int = 3,
     tuning_share: float = 0.5,
@@ -133,15 +120,17 @@ def validate(
     anew each time. Policies are tuned under `cost`; `reprofile`, if given, is called after
     every repeat and returns the profile refined by what it measured, and predictions use its
     last answer, since a shared machine drifts. A sequence's time is the median of its
-    repeats. prompts[i] must be the prompt of the trace's sequence i.
+    repeats. prompts[i] must be the prompt of the trace's sequence i. kinds : policies to
+    compare, default all.
     """
     if repeats < 1:
         raise InputError(f"repeats={repeats}; give at least 1")
     choice = Choice(**trace.meta["decoding"])
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
-    chosen = candidates(train, holdout, cost, trials=trials, seed=seed, progress=progress)
-    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, choice)
+    chosen = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
+    drafter = DraftModel(pair.draft, pair.eos_token_ids, pair.predictor)
+    decoder = Decoder(pair.target, drafter, pair.eos_token_ids, choice)
     arms: list[ChainPolicy | None] = [None, *(candidate.policy for candidate in chosen)]
     for arm in arms:  # compile and warm up before the clock counts
         decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
@@ -182,9 +171,10 @@ def validate(
         return np.asarray(spent * wanted / emitted)
 
     baseline_s = arm_seconds(0)
-    table = compile_for(holdout, cost)
+    oracle_s = oracle_seconds(holdout, compile_for(holdout, cost))
     rows = []
     for number, candidate in enumerate(chosen, start=1):
+        table = compile_for(holdout, cost, candidate.policy)
         replayed = replay(holdout, candidate.policy, table, seed=seed, log=True)
         own_s = arm_seconds(number)
         own_runs = [runs[number, i] for i in range(len(held))]
@@ -192,13 +182,13 @@ def validate(
             Row(
                 candidate=candidate,
                 replayed=replayed,
-                predicted=summarise(replayed),
+                predicted=summarise(replayed, oracle_s),
                 measured=ratio_interval(baseline_s, own_s),
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
                 speculative_s=own_s,
                 runs=own_runs,
-                rounds_identical=rounds_identical(replayed, own_runs),
-                output_identical=output_identical(holdout, own_runs),
+                rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
+                output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
             )
         )
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
@@ -243,6 +233,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "device": validation.environment["device"],
         "dtype": validation.environment["dtype"],
         "decoding": holdout.meta["decoding"],
+        "approximate": holdout.approximate,
         "environment": validation.environment,
         "sequences": {"tuning": validation.train.sequences, "holdout": holdout.sequences},
         "output_tokens": int(holdout.output_tokens.sum()),
@@ -276,15 +267,6 @@ def as_document(validation: Validation) -> dict[str, Any]:
     }
 
 
-def judged_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Confidence and acceptance of every drafted token whose draft prefix was right, so that
-    the target judged it."""
-    depth = np.arange(trace.depth)[None]
-    judged = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
-    hit = depth < trace.match_len[:, None]
-    return trace.confidence[judged], hit[judged]
-
-
 def row_document(row: Row) -> dict[str, Any]:
     predicted = row.predicted
     return {
@@ -295,8 +277,8 @@ def row_document(row: Row) -> dict[str, Any]:
         "predicted": predicted.speedup.as_dict(),
         "measured": row.measured.as_dict(),
         "error_percent": row.error_percent,
-        "rounds_identical_percent": 100 * row.rounds_identical,
-        "output_identical_percent": 100 * row.output_identical,
+        "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
+        "output_identical_percent": None if row.output_identical is None else 100 * row.output_identical,
         "ladder": {
             "eq14": row.ladder.eq14,
             "constant": row.ladder.constant,
@@ -307,6 +289,7 @@ def row_document(row: Row) -> dict[str, Any]:
         "r_d": predicted.r_d,
         "hm": predicted.hm,
         "tau": predicted.tau,
+        "oracle_regret": predicted.oracle_regret,
         "sequence_seconds": row.speculative_s.tolist(),
         "sequence_tokens": [len(run.tokens) for run in row.runs],
     }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from enum import StrEnum
+import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.console import parse_settings, print_json, print_table, progress_bar, run
+from specsim.acceptance.command import acceptance
+from specsim.console import parse_settings, print_json, print_table, run
+from specsim.leaderboard_command import leaderboard
 from specsim.options import (
     BatchOption,
     CostOption,
@@ -21,9 +23,13 @@ from specsim.options import (
     TraceArgument,
     read_costs,
 )
+from specsim.tuning.command import tune
+
+if TYPE_CHECKING:
+    from specsim.policy import ChainPolicy
 
 app = typer.Typer(
-    help="Simulate speculative decoding: replay a recorded trace under any policy, and tune it.\n\n"
+    help="Simulate speculative decoding: replay a recorded trace under any policy, tune it, rank them all.\n\n"
     "Traces come from `realrun record`, costs from `realrun profile`.",
     no_args_is_help=True,
     add_completion=False,
@@ -32,13 +38,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Results of campaigns that ship with specsim, or lie in a folder.", no_args_is_help=True)
 app.add_typer(data, name="data")
-
-
-class SearchKind(StrEnum):
-    """How `tune` searches."""
-
-    grid = "grid"
-    optuna = "optuna"
+app.add_typer(acceptance, name="acceptance")
 
 
 @app.command()
@@ -49,100 +49,84 @@ def replay(
     draft_cost: DraftCostOption = None,
     batch: BatchOption = None,
     set_: SetOption = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    tuning_share: Annotated[
+        float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
+    ] = 0.5,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Replay a trace under one policy and predict its speedup.
 
+    A policy that learns from data or costs what --set does not give (renewal_stop,
+    time_gain) learns on one part of the sequences and is reported on the other. Regret is
+    the time beyond that of the oracle, which knows what will be accepted.
+
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
     from specsim.policy import make_policy
     from specsim.prediction import predict
+    from specsim.replay import compile_for
     from specsim.trace import read_trace
 
-    chosen = make_policy(policy, parse_settings(set_))
-    prediction = predict(read_trace(trace), chosen, read_costs(cost, draft_cost, batch), seed=seed)
+    settings = parse_settings(set_)
+    chosen = make_policy(policy, settings)
+    whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
+    part, learned_on = whole, 0
+    if learns(type(chosen)):
+        from specsim.tuning import split_sequences
+
+        tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
+        train = whole.select(tuning)
+        learned = type(chosen).fit(settings, train, compile_for(train, model))
+        if learned != chosen:  # not all was given
+            chosen, part, learned_on = learned, whole.select(held), len(tuning)
+    prediction = predict(part, chosen, model, seed=seed)
     document = prediction.as_dict()
     if json:
-        print_json(document)
+        sizes = {"learned_on": learned_on, "sequences": part.sequences, "approximate": whole.approximate}
+        print_json({**document, **sizes})
         return
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
     for key in ("v_d", "r_d", "hm", "tau", "seconds", "ar_seconds"):
         rows.append([key, f"{document[key]:.3f}"])
     for key in ("rounds", "drafted", "accepted", "output_tokens"):
         rows.append([key, f"{document[key]:,}"])
-    print_table(str(chosen), ["quantity", "value"], rows)
+    rows.append(["oracle regret", percent_text(prediction.oracle_regret)])
+    notes = [f"learned on {learned_on} sequences, reported on {part.sequences} others"] if learned_on else []
+    if whole.approximate:
+        notes.append("approximate: rejection sampling")
+    print_table("; ".join([str(chosen), *notes]), ["quantity", "value"], rows)
+
+
+app.command()(tune)
+app.command()(leaderboard)
+
+
+def learns(kind: type[ChainPolicy]) -> bool:
+    """Whether policies of this kind learn from data or costs."""
+    from specsim.policy import ChainPolicy
+
+    return inspect.getattr_static(kind, "fit") is not inspect.getattr_static(ChainPolicy, "fit")
+
+
+def percent_text(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
 
 
 @app.command()
-def tune(
-    trace: TraceArgument,
-    policy: PolicyOption,
-    cost: CostOption,
-    draft_cost: DraftCostOption = None,
-    batch: BatchOption = None,
-    set_: SetOption = [],  # noqa: B006
-    search: Annotated[SearchKind, typer.Option(help="Even grid, or Optuna's TPE.")] = SearchKind.optuna,
-    trials: Annotated[int, typer.Option(help="Configurations to try.", min=1)] = 100,
-    tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
-    seed: SeedOption = 0,
+def policies(
+    also: Annotated[
+        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
+    ] = [],  # noqa: B006
     json: JsonOption = False,
 ) -> None:
-    """Find a policy's best settings on one part of the trace, report them on the other.
+    """List the policies with their settings, defaults and ranges.
 
-    Settings given with --set are held fixed. Beside the result stand the autoregressive
-    baseline, the policy's default settings and the best fixed K.
+    --policy and --also of other commands take these names, and a FILE.py of your own.
     """
-    from specsim.policy import POLICIES, make_policy
-    from specsim.prediction import predict
-    from specsim.trace import read_trace
-    from specsim.tuning import split_sequences
-    from specsim.tuning import tune as run_tune
+    from specsim.policy import POLICIES, find_policies
 
-    fixed = {key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()}
-    kind = type(make_policy(policy))
-    whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
-    tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
-    train, holdout = whole.select(tuning), whole.select(held)
-    with progress_bar() as report:
-        result = run_tune(
-            kind,
-            train,
-            holdout,
-            model,
-            fixed=fixed,
-            search=search.value,
-            trials=trials,
-            seed=seed,
-            progress=lambda done, total: report("tune", done, total),
-        )
-    untuned = dict(fixed)
-    if kind is POLICIES["fixed_k"]:
-        untuned.setdefault("k", min(kind().settings["k"], whole.depth))
-    else:
-        untuned.setdefault("max_draft", whole.depth)
-    default = predict(holdout, make_policy(policy, untuned), model, seed=seed)
-    fixed_k = run_tune(POLICIES["fixed_k"], train, holdout, model, search="grid", seed=seed).holdout
-    if json:
-        references = {"default": default.as_dict(), "best_fixed_k": fixed_k.as_dict()}
-        print_json({**result.as_dict(), "references": references})
-        return
-    rows = [["autoregressive", "", "1.000", "", ""]]
-    for label, train_speedup, prediction in (
-        ("tuned", f"{result.train.speedup.estimate:.3f}", result.holdout),
-        ("default settings", "", default),
-        ("best fixed K", "", fixed_k),
-    ):
-        rows.append([label, train_speedup, str(prediction.speedup), f"{prediction.tau:.2f}", str(prediction.policy)])
-    title = f"{policy}: {result.trials} trials on {len(tuning)} sequences, reported on {len(held)} others"
-    print_table(title, ["", "tuning speedup", "hold-out speedup [95 % interval]", "tau", "policy"], rows)
-
-
-@app.command()
-def policies(json: JsonOption = False) -> None:
-    """List the policies with their settings, defaults and ranges."""
-    from specsim.policy import POLICIES
-
+    kinds = find_policies([*POLICIES, *also])
     if json:
         print_json(
             {
@@ -152,17 +136,28 @@ def policies(json: JsonOption = False) -> None:
                         field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(kind)
                     },
                 }
-                for name, kind in POLICIES.items()
+                for name, kind in kinds.items()
             }
         )
         return
-    for name, kind in POLICIES.items():
-        rows = []
-        for field in dataclasses.fields(kind):
-            meta = field.metadata
-            tuned = f"{meta['tune'][0]:g} to {meta['tune'][1]:g}" if meta["tune"] else "held"
-            rows.append([field.name, str(field.default), f"{meta['low']:g} to {meta['high']:g}", tuned, meta["doc"]])
+    for name, kind in kinds.items():
+        rows = [setting_texts(field) for field in dataclasses.fields(kind)]
         print_table(f"{name}: {kind.source}", ["setting", "default", "legal", "search", "meaning"], rows)
+
+
+def setting_texts(field: dataclasses.Field[Any]) -> list[str]:
+    """A setting's line in `policies`: name, default, legal values, search range, meaning."""
+    meta, default = field.metadata, field.default
+    low, high = f"{meta['low']:g}", f"{meta['high']:g}"
+    shown, legal = str(default), f"{low} to {high}"
+    searched = f"{meta['tune'][0]:g} to {meta['tune'][1]:g}{', log' if meta['log'] else ''}" if meta["tune"] else "held"
+    if isinstance(default, (bool, str)):
+        choices = meta["choices"] or ("true", "false")
+        shown, legal, searched = str(default).lower(), ", ".join(choices), "all" if meta["tune"] else "held"
+    elif isinstance(default, tuple):
+        shown = ",".join(f"{number:g}" for number in default) if len(default) <= 4 else f"{len(default)} numbers"
+        legal, searched = f"numbers, {low} to {high}", "learned" if not meta["tune"] else searched
+    return [field.name, shown, legal, searched, meta["doc"]]
 
 
 @app.command()

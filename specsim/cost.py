@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,6 +124,7 @@ class ProfileCost:
     autoregressive_s: Seconds
     policy_step_s: float
     round_overhead_s: float
+    score_step_s: float = 0.0  # what a predictor's score adds to a draft step, where the policy reads it
 
     def _along_context(self, values: Seconds, context: npt.ArrayLike) -> Seconds:
         asked = np.asarray(context, dtype=np.float64)
@@ -190,6 +191,13 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
     return profile_from_json(data, str(path))
 
 
+def with_scores(model: CostModel) -> CostModel:
+    """What rounds cost where a predictor scores every drafted token; only a profile knows the difference."""
+    if not isinstance(model, ProfileCost):
+        return model
+    return replace(model, draft_s=model.draft_s + model.score_step_s, score_step_s=0.0)
+
+
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     """The cost model of a parsed profile document; InputError where it is malformed."""
     try:
@@ -202,6 +210,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
             autoregressive_s=np.asarray(median["autoregressive"], dtype=np.float64),
             policy_step_s=float(median["policy_step"]),
             round_overhead_s=float(median["round_overhead"]),
+            score_step_s=float(median.get("score_step", 0.0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"cost profile {where} is malformed ({error!r}); profile again") from None
@@ -210,7 +219,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         raise InputError(f"cost profile {where}: contexts are not an increasing list; profile again")
     if [a.shape for a in arrays] != [(2, count), (*profile.verify_s.shape[:1], count), (count,)]:
         raise InputError(f"cost profile {where}: an array does not fit contexts; profile again")
-    times = (*arrays, np.array([profile.policy_step_s, profile.round_overhead_s]))
+    times = (*arrays, np.array([profile.policy_step_s, profile.round_overhead_s, profile.score_step_s]))
     if not all(np.isfinite(a).all() and (a >= 0).all() for a in times):
         raise InputError(f"cost profile {where}: a time is negative or not finite; profile again")
     return profile

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from specsim.cost import CostModel
 
 TraceArgument = Annotated[Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)]
-PolicyOption = Annotated[str, typer.Option(help="Policy; `specsim policies` lists them.", show_default=False)]
+PolicyOption = Annotated[
+    str,
+    typer.Option(help="Policy: a name that `specsim policies` lists, or a FILE.py of your own.", show_default=False),
+]
 SetOption = Annotated[
     list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
 ]

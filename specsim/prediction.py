@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from specsim import metrics
 from specsim.bootstrap import Estimate, ratio_interval
 from specsim.cost import ConstantCost, CostModel, ProfileCost
+from specsim.oracle import oracle_seconds
 from specsim.policy import ChainPolicy
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
@@ -17,7 +19,15 @@ from specsim.trace import Trace
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one policy would do on one trace under one cost model."""
+    """What one policy would do on one trace under one cost model.
+
+    Counts and seconds are those of all sequences, once; where a replay summed over several
+    outcomes of each (approximate), their means, counts to the nearest whole number.
+
+    oracle_regret : seconds over those of the oracle (`specsim.oracle`) less 1, all sequences
+        together, under the cost model as it is; None where no oracle was asked. Below 0 only
+        for a policy that reshapes the cost of a round.
+    """
 
     policy: ChainPolicy
     speedup: Estimate
@@ -31,6 +41,8 @@ class Prediction:
     output_tokens: int
     seconds: float
     ar_seconds: float
+    oracle_regret: float | None = None
+    approximate: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: plain numbers, units as in the attribute names."""
@@ -51,13 +63,18 @@ class Prediction:
                     "output_tokens",
                     "seconds",
                     "ar_seconds",
+                    "oracle_regret",
+                    "approximate",
                 )
             },
         }
 
 
-def summarise(result: Replay) -> Prediction:
-    """Totals, rates and the bootstrap interval of one replay."""
+def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -> Prediction:
+    """Totals, rates and the bootstrap interval of one replay.
+
+    oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
+    """
     drafted, accepted = int(result.drafted.sum()), int(result.accepted.sum())
     output, rounds = int(result.output_tokens.sum()), int(result.rounds.sum())
     v_d = float(metrics.draft_precision(accepted, drafted))
@@ -69,18 +86,21 @@ def summarise(result: Replay) -> Prediction:
         r_d=r_d,
         hm=float(metrics.harmonic_mean(v_d, r_d)),
         tau=float(metrics.tokens_per_round(output, rounds)),
-        rounds=rounds,
-        drafted=drafted,
-        accepted=accepted,
-        output_tokens=output,
-        seconds=float(result.seconds.sum()),
-        ar_seconds=float(result.autoregressive_s.sum()),
+        rounds=round(rounds / result.draws),
+        drafted=round(drafted / result.draws),
+        accepted=round(accepted / result.draws),
+        output_tokens=round(output / result.draws),
+        seconds=float(result.seconds.sum() / result.draws),
+        ar_seconds=float(result.autoregressive_s.sum() / result.draws),
+        oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
+        approximate=result.approximate,
     )
 
 
 def predict(trace: Trace, policy: ChainPolicy, cost: CostModel, *, seed: int = 0) -> Prediction:
-    """Replay one policy and summarise it."""
-    return summarise(replay(trace, policy, compile_for(trace, cost), seed=seed))
+    """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
+    result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
+    return summarise(result, oracle_seconds(trace, compile_for(trace, cost), seed=seed))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,8 @@ from specsim.policy.base import ChainPolicy, Step
 # `specialise` rebinds these three names to each policy's own functions.
 from specsim.policy.fixed_k import initial_state, keep_drafting, update
 from specsim.randomness import uniform
-from specsim.trace import Trace
+from specsim.rejection import outcomes
+from specsim.trace import IntArray, Trace
 
 ROUNDS, DRAFTED, ACCEPTED, POLICY_STEPS = range(4)
 DRAFT_S, POLICY_S, VERIFY_S, OTHER_S = range(4)
@@ -33,6 +33,7 @@ def _replay(  # type: ignore[no-untyped-def]
     carries_state,
     max_draft,
     seed,
+    which,
     offsets,
     sequence_id,
     prompt_tokens,
@@ -51,11 +52,14 @@ def _replay(  # type: ignore[no-untyped-def]
     seconds,
     rounds_log,
 ):
-    """The loop of one policy over all sequences; `specialise` binds the policy's functions."""
+    """The loop of one policy over the sequences `which`; `specialise` binds the policy's functions.
+
+    Row i of counts and seconds grows by what sequence which[i] took.
+    """
     log_row = 0
     logging = rounds_log.shape[0] > 0
     state = initial_state(params)
-    for s in range(len(sequence_id)):
+    for i, s in enumerate(which):
         if not carries_state:
             state = initial_state(params)
         start, end = offsets[s], offsets[s + 1]
@@ -99,14 +103,14 @@ def _replay(  # type: ignore[no-untyped-def]
                 rounds_log[log_row, 3] = accepted
                 log_row += 1
             t += accepted + 1
-        counts[s, ROUNDS] = rounds
-        counts[s, DRAFTED] = all_drafted
-        counts[s, ACCEPTED] = all_accepted
-        counts[s, POLICY_STEPS] = all_asked
-        seconds[s, DRAFT_S] = draft_time
-        seconds[s, POLICY_S] = all_asked * policy_step_s
-        seconds[s, VERIFY_S] = verify_time
-        seconds[s, OTHER_S] = rounds * round_overhead_s
+        counts[i, ROUNDS] += rounds
+        counts[i, DRAFTED] += all_drafted
+        counts[i, ACCEPTED] += all_accepted
+        counts[i, POLICY_STEPS] += all_asked
+        seconds[i, DRAFT_S] += draft_time
+        seconds[i, POLICY_S] += all_asked * policy_step_s
+        seconds[i, VERIFY_S] += verify_time
+        seconds[i, OTHER_S] += rounds * round_overhead_s
     return log_row
 
 
@@ -116,8 +120,9 @@ def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
 
     The policy's functions become globals of a copy of `_replay`, so that numba can keep
     the compiled code on disk; the copy's name carries a hash of the policy's file and of the
-    policy folder, so that an edited policy is compiled anew. A policy whose module cannot be
-    imported again is not kept: its code could not be loaded.
+    policy folder, so that an edited policy is compiled anew. Only specsim's own policies are
+    kept: what a user's file calls elsewhere may change without the file, and numba loads kept
+    code only where the file's module can be imported by name.
     """
     functions = {name: getattr(kind, name) for name in ("initial_state", "keep_drafting", "update")}
     sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
@@ -127,8 +132,8 @@ def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
     bound.__module__ = __name__
     bound.__qualname__ = bound.__name__
     compile_kernel: Callable[[Callable[..., int]], Callable[..., int]]
-    importable = all(f.py_func.__module__ in sys.modules for f in functions.values())
-    compile_kernel = nb.njit(cache=importable, nogil=True, error_model="numpy")
+    own = all(f.py_func.__module__.startswith("specsim.") for f in functions.values())
+    compile_kernel = nb.njit(cache=own, nogil=True, error_model="numpy")
     return compile_kernel(bound)
 
 
@@ -140,6 +145,7 @@ class Replay:
     seconds : float64 [S, 4], in draft, policy, verify, other
     autoregressive_s : float64 [S], the baseline on the same sequences
     log : int64 [R, 4] of (sequence index, t, drafted, accepted) per round, or None
+    draws : outcomes of every sequence that all but the log sum over; 1 on an exact trace
     """
 
     policy: ChainPolicy
@@ -151,6 +157,12 @@ class Replay:
     seconds: npt.NDArray[np.float64]
     autoregressive_s: npt.NDArray[np.float64]
     log: npt.NDArray[np.int64] | None
+    draws: int = 1
+
+    @property
+    def approximate(self) -> bool:
+        """Whether acceptance was drawn, so that rounds chain approximately."""
+        return self.draws > 1
 
     @property
     def speculative_s(self) -> npt.NDArray[np.float64]:
@@ -197,48 +209,82 @@ def check_covered(trace: Trace, policy: ChainPolicy, table: CostTable) -> None:
         )
 
 
+def compiled(policy: ChainPolicy) -> Callable[..., int]:
+    """The kernel bound to one policy: `run(trace, table, outcome, which, counts, seconds, rounds_log)`.
+
+    `which` holds sequence indices [M] in the order to take them; counts int64 and seconds
+    float64 [M, 4] grow by what each took. Nothing is checked: see `check_replayable`,
+    `check_covered`. Safe in threads that write to different arrays.
+    """
+    kernel = specialise(type(policy))  # type: ignore[arg-type]  # a class hashes well
+    params, carries_state, max_draft = policy.params, policy.carries_state, policy.max_draft_tokens
+
+    def run(
+        trace: Trace,
+        table: CostTable,
+        outcome: tuple[IntArray, int],
+        which: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.float64],
+        rounds_log: npt.NDArray[np.int64],
+    ) -> int:
+        match_len, seed = outcome
+        return kernel(
+            params,
+            carries_state,
+            max_draft,
+            seed,
+            which,
+            trace.offsets,
+            trace.sequence_id,
+            trace.prompt_tokens,
+            match_len,
+            trace.draft_limit,
+            trace.prob,
+            trace.confidence,
+            trace.entropy_nats,
+            trace.confidence if trace.score is None else trace.score,  # unread unless required
+            table.bucket_bits,
+            table.draft_s,
+            table.verify_s,
+            table.policy_step_s,
+            table.round_overhead_s,
+            counts,
+            seconds,
+            rounds_log,
+        )
+
+    return run
+
+
 def replay(trace: Trace, policy: ChainPolicy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
-    """Run one policy over a trace. Exact where the trace is (greedy or Gumbel-coupled)."""
+    """Run one policy over a trace. Exact where the trace is (greedy or Gumbel-coupled).
+
+    On a trace of rejection sampling all of the result sums over DRAWS outcomes of every
+    sequence, but for the log, which is the first's; a policy's state starts anew with each
+    outcome (`specsim.rejection`).
+    """
     check_replayable(trace, policy)
     check_covered(trace, policy, table)
     counts = np.zeros((trace.sequences, 4), dtype=np.int64)
     seconds = np.zeros((trace.sequences, 4))
     rounds_log = np.zeros((len(trace.token) if log else 0, 4), dtype=np.int64)
-    score = trace.confidence if trace.score is None else trace.score  # unread unless required
-    kernel = specialise(type(policy))  # type: ignore[arg-type]  # a class hashes well
-    written = kernel(
-        policy.params,
-        policy.carries_state,
-        policy.max_draft_tokens,
-        seed,
-        trace.offsets,
-        trace.sequence_id,
-        trace.prompt_tokens,
-        trace.match_len,
-        trace.draft_limit,
-        trace.prob,
-        trace.confidence,
-        trace.entropy_nats,
-        score,
-        table.bucket_bits,
-        table.draft_s,
-        table.verify_s,
-        table.policy_step_s,
-        table.round_overhead_s,
-        counts,
-        seconds,
-        rounds_log,
-    )
+    run, which = compiled(policy), np.arange(trace.sequences)
+    draws, written = 0, 0
+    for draws, outcome in enumerate(outcomes(trace, seed), start=1):
+        logged = run(trace, table, outcome, which, counts, seconds, rounds_log if draws == 1 else rounds_log[:0])
+        written = written or logged
     return Replay(
         policy=policy,
         rounds=counts[:, ROUNDS],
         drafted=counts[:, DRAFTED],
         accepted=counts[:, ACCEPTED],
         policy_steps=counts[:, POLICY_STEPS],
-        output_tokens=trace.output_tokens.astype(np.int64),
+        output_tokens=draws * trace.output_tokens.astype(np.int64),
         seconds=seconds,
-        autoregressive_s=autoregressive_seconds(trace, table),
+        autoregressive_s=draws * autoregressive_seconds(trace, table),
         log=rounds_log[:written] if log else None,
+        draws=draws,
     )
 
 

@@ -112,6 +112,18 @@ class Trace:
         return np.minimum(limit, first_end).astype(np.uint8)
 
     @property
+    def approximate(self) -> bool:
+        """Whether a replay draws acceptance from accept_prob, so that rounds chain approximately."""
+        decoding = self.meta["decoding"]
+        mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
+        return mode == "rejection" and self.accept_prob is not None
+
+    @cached_property
+    def drawn(self) -> dict[tuple[int, int], IntArray]:
+        """Match lengths that `specsim.rejection` has drawn so far, by (seed, draw)."""
+        return {}
+
+    @property
     def eos_token_ids(self) -> list[int]:
         ids = self.meta["eos_token_id"]
         return [ids] if isinstance(ids, int) else list(ids or [])
@@ -316,6 +328,9 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
         raise InputError(f"{folder / SEQUENCES}: an output is longer than its budget; record it again")
     if trace.match_len.max() > trace.depth:
         raise InputError(f"{folder / STEPS}: match_len exceeds the depth {trace.depth}; record it again")
+    chance = trace.accept_prob
+    if chance is not None and not ((chance >= 0) & (chance <= 1)).all():
+        raise InputError(f"{folder / STEPS}: accept_prob leaves [0, 1]; record it again")
 
 
 def _sequence_table(trace: Trace) -> pa.Table:

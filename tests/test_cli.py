@@ -30,16 +30,39 @@ from specsim.trace import checksum
 
 PREDICTION = {
     "policy", "params", "speedup", "v_d", "r_d", "hm", "tau",
-    "rounds", "drafted", "accepted", "output_tokens", "seconds", "ar_seconds",
+    "rounds", "drafted", "accepted", "output_tokens", "seconds", "ar_seconds", "oracle_regret",
 }  # fmt: skip
+SERVED = [  # by a draft model's trace without a predictor
+    name for name, kind in POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds
+]
+OWN = """
+from dataclasses import dataclass
+
+from specsim.policy import ChainPolicy, setting
+from specsim.policy.fixed_k import initial_state, keep_drafting, update
+
+
+@dataclass(frozen=True)
+class Mine(ChainPolicy):
+    length: int = setting(2, 1, 64, tune=(1, 8), doc="draft length")
+    max_draft: int = setting(6, 1, 256, doc="longest draft")
+
+    name = "mine"
+    source = "test"
+    initial_state = staticmethod(initial_state)
+    keep_drafting = staticmethod(keep_drafting)
+    update = staticmethod(update)
+"""
 COMMANDS = {
-    "specsim": (specsim.cli.main, ["replay", "tune", "policies", "info"]),
+    "specsim": (specsim.cli.main, ["replay", "tune", "leaderboard", "policies", "info"]),
     "realrun": (realrun.cli.main, ["record", "profile", "validate", "lab", "lab train", "lab evaluate"]),
 }
 OPTIONS = {
-    "specsim replay": "--policy --set --cost --seed --json",
+    "specsim replay": "--policy --set --cost --tuning-share --seed --json",
+    "specsim leaderboard": "--cost --draft-cost --batch --policy --also --max-draft --trials --tuning-share "
+    "--seeds --sensitivity --out --seed --json",
     "specsim tune": "--policy --set --cost --search --trials --tuning-share --seed --json",
-    "specsim policies": "--json",
+    "specsim policies": "--also --json",
     "specsim info": "--json",
     "realrun record": "--target --draft --prompts --count --max-new-tokens --depth --mode --temperature "
     "--seed --device --dtype --threads --kernels --overwrite --json",
@@ -166,10 +189,10 @@ def test_profile_prints_what_it_writes(files: Files) -> None:
     assert json_of(files.profiled) == json.loads(files.profile.read_text())
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SERVED)
 @pytest.mark.parametrize("cost", ["profile", "constant"])
 def test_replay_prints_one_object(files: Files, policy: str, cost: str) -> None:
-    limit = "k=4" if policy == "fixed_k" else "max_draft=6"
+    limit = "max_draft=6" if "max_draft" in POLICIES[policy]().settings else "k=4"
     document = json_of(
         call("specsim", "replay", files.trace, "--policy", policy, "--set", limit, "--cost",
              getattr(files, cost), "--json")
@@ -187,7 +210,7 @@ def test_replay_prints_one_object(files: Files, policy: str, cost: str) -> None:
 
 
 @pytest.mark.parametrize("search", ["grid", "optuna"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SERVED)
 def test_tune_prints_one_object(files: Files, policy: str, search: str) -> None:
     args = ["tune", files.trace, "--policy", policy, "--cost", files.constant, "--search", search]
     document = json_of(call("specsim", *args, "--trials", 4, "--json"))
@@ -207,12 +230,106 @@ def test_tune_holds_what_it_is_told_and_repeats_itself(files: Files) -> None:
     assert call("specsim", *args, *fixed) == first
 
 
-def test_policies_lists_every_policy_and_setting() -> None:
+def test_policies_lists_every_policy_and_setting(own: Path) -> None:
     document = json_of(call("specsim", "policies", "--json"))
     assert document.keys() == POLICIES.keys()
     for name, kind in POLICIES.items():
         assert document[name]["settings"].keys() == kind().settings.keys()
         assert all(s["doc"] and s["low"] <= s["high"] for s in document[name]["settings"].values())
+    assert json_of(call("specsim", "policies", "--also", own, "--json")).keys() == {*POLICIES, "mine"}
+    table = call("specsim", "policies").out
+    assert "constant, heuristic_transient, heuristic" in table and "true, false" in table and "(" not in table[:500]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own policy file: fixed_k under another name."""
+    path = tmp_path_factory.mktemp("own") / "my_policy.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_policy_file_replays_and_is_tuned(files: Files, own: Path) -> None:
+    args = [files.trace, "--cost", files.constant, "--json"]
+    mine = json_of(call("specsim", "replay", *args, "--policy", own, "--set", "length=3"))
+    built_in = json_of(call("specsim", "replay", *args, "--policy", "fixed_k", "--set", "k=3"))
+    assert mine["policy"] == "mine" and mine["speedup"] == built_in["speedup"]
+    tuned = json_of(call("specsim", "tune", *args, "--policy", f"{own}:mine", "--trials", 8))
+    assert tuned["best_params"].keys() == {"length", "max_draft"}
+    assert_refused(call("specsim", "replay", *args, "--policy", own.parent / "no.py"), "no.py", "does not exist")
+    assert_refused(call("specsim", "replay", *args, "--policy", f"{own}:yours"), "no policy 'yours'", "mine")
+
+
+def test_replay_reports_a_policy_that_learns_on_other_sequences(files: Files) -> None:
+    args = ["replay", files.trace, "--policy", "time_gain", "--set", "max_draft=6", "--cost", files.profile]
+    learned = json_of(call("specsim", *args, "--json"))
+    assert learned["learned_on"] == learned["sequences"] == 4
+    assert learned["params"]["cost_ratio"] != POLICIES["time_gain"]().settings["cost_ratio"]
+    assert "learned on 4 sequences, reported on 4 others" in " ".join(call("specsim", *args).out.split())
+    given = json_of(call("specsim", *args, "--set", "cost_ratio=0.3", "--json"))
+    assert given["learned_on"] == 0 and given["sequences"] == 8
+    assert json_of(call("specsim", *args, "--tuning-share", "0.75", "--json"))["learned_on"] == 6
+    shape = ["--policy", "space_k", "--set", "k=4", "--cost", files.constant, "--json"]
+    own_cost = json_of(call("specsim", "replay", files.trace, *shape))
+    assert own_cost["seconds"] == pytest.approx(0.01 * own_cost["rounds"])  # its drafts ride in the verification
+
+
+def test_leaderboard_prints_one_object_and_writes_it(files: Files, own: Path, tmp_path: Path) -> None:
+    args = ["leaderboard", files.trace, "--cost", files.constant, "--also", own, "--trials", 4, "--seeds", 2]
+    out = tmp_path / "board"
+    document = json_of(call("specsim", *args, "--out", out, "--json"))
+    assert json.loads((out / "leaderboard.json").read_text()) == document
+    assert {path.name for path in out.iterdir()} == {"leaderboard.json", "leaderboard.csv", "report.html"}
+    (board,) = document["boards"]
+    assert {row["policy"] for row in board["rows"]} == {*SERVED, "mine"}
+    assert {skipped["policy"] for skipped in board["skipped"]} >= {"space_k"}
+    for row in board["rows"]:
+        assert row["speedup"]["estimate"] <= board["oracle"]["estimate"]
+    page = (out / "report.html").read_text()
+    assert "mine, tuned" in page and str(files.trace.parent) not in page  # no path of this machine
+    again = json_of(call("specsim", *args, "--json"))
+    assert again == document
+
+
+def test_leaderboard_of_several_traces_and_lengths_for_people(files: Files, own: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(files.trace, other)
+    args = ["leaderboard", files.trace, other, "--cost", files.constant, "--cost", files.profile]
+    args += ["--policy", "fixed_k", "--policy", own, "--max-draft", "3,6", "--trials", 4]
+    shown = call("specsim", *args)
+    assert shown.code == 0 and shown.err == ""
+    for text in ("trace: drafts up to 3", "other: drafts up to 6", "all 2 traces", "mine, tuned", "oracle", "worth"):
+        assert text in shown.out, text
+    document = json_of(call("specsim", *args, "--no-sensitivity", "--json"))
+    assert [(b["trace"], b["max_draft"]) for b in document["boards"]] == [
+        ("trace", 3), ("trace", 6), ("other", 3), ("other", 6)
+    ]  # fmt: skip
+    assert [group["max_draft"] for group in document["combined"]] == [3, 6]
+    assert all(not board["sensitivity"] for board in document["boards"])
+
+
+BAD_BOARD: dict[str, tuple[str, str]] = {
+    "unknown policy": ("--policy oracle9", "oracle9"),
+    "no such file": ("--also nowhere.py", "nowhere.py"),
+    "no number": ("--max-draft deep", "deep"),
+    "deeper than recorded": ("--max-draft 7", "depth 6"),
+    "no length": ("--max-draft 0", "depth 6"),
+    "no trial": ("--trials 0", "--trials"),
+    "no seed": ("--seeds 0", "--seeds"),
+    "share of all": ("--tuning-share 1", "tuning_share"),
+    "too many costs": ("--cost again.json --cost again.json", "again.json"),
+    "nothing to rank": ("--policy space_k", "serves none"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), BAD_BOARD.values(), ids=BAD_BOARD.keys())
+def test_a_bad_board_is_refused(files: Files, options: str, says: str) -> None:
+    args = [files.trace, "--cost", files.constant, *options.split()]
+    assert_refused(call("specsim", "leaderboard", *args), says)
+
+
+def test_a_trace_given_twice_is_refused(files: Files) -> None:
+    assert_refused(call("specsim", "leaderboard", files.trace, files.trace, "--cost", files.constant), "given twice")
 
 
 def test_output_of_one_token_is_still_json(files: Files, tmp_path: Path) -> None:

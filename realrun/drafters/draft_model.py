@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from realrun.choice import Choice
 from realrun.open_lm import open_lm
+from realrun.predictor import Predictor
+from specsim.errors import InputError
 from specsim.policy import Step
 
 KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)
@@ -22,35 +25,59 @@ class Draft:
 
     tokens, parents : [k], the parent of node i is node parents[i], or -1 for the pending token
     steps : [k], features of each token
+    probs : [k] of [V], the distribution each was drawn from; in rejection mode only
     policy_s : seconds spent in the stopping policy; step_s : [k], seconds of each draft step
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    probs: list[torch.Tensor] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     policy_s: float = 0.0
 
 
 class DraftModel:
-    """An independent model with the target's tokenizer (Leviathan et al. 2023)."""
+    """An independent model with the target's tokenizer (Leviathan et al. 2023).
+
+    predictor : gives every drafted token its score, for policies that read it
+    wants_target_hidden : whether scores are being made, so that `begin` and `commit` need the
+        target's last state [d_T] at the position that produced the newest output token
+    """
 
     kind = "chain"
 
-    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int]):
+    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int], predictor: Predictor | None = None):
         self.lm = open_lm(model)
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.predictor = None if predictor is None else predictor.cast(self.lm.device, model.dtype)
+        self.wants_target_hidden = False
+        self._target_hidden: torch.Tensor | None = None
 
-    def prepare(self, length: int, choice: Choice, sequence: int, positions: int) -> None:
-        """Do ahead of the clock what sequences of `length` tokens, `positions` of them output, will need."""
+    def prepare(self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()) -> None:
+        """Do ahead of the clock what sequences of `length` tokens, `positions` of them output, will need.
+
+        features : what the policy will read; scores are made only if "score" is among it
+        """
+        if "score" in features and self.predictor is None:
+            raise InputError(
+                "the policy reads the score of an acceptance predictor and this drafter has none; give one with "
+                "--predictor, made by `realrun train predictor`"
+            )
+        self.let_score("score" in features)
         self.lm.warm((1, 2), length)  # a fully accepted draft leaves two tokens to feed
         model = self.lm.model
         choice.prepare(sequence, positions, int(model.config.vocab_size), self.lm.device, model.dtype)
 
-    def begin(self, context: Sequence[int]) -> None:
+    def let_score(self, scoring: bool) -> None:
+        """Make scores from now on, or none."""
+        self.wants_target_hidden = self.lm.keep_hidden = scoring
+
+    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Start a sequence whose tokens but the pending one are given."""
         self.lm.reset()
         self.lm.prefill(context)
+        self._target_hidden = target_hidden
 
     def propose(
         self,
@@ -70,13 +97,18 @@ class DraftModel:
         while True:
             start = time.perf_counter()
             logits = self.lm.forward(feed)[-1:]
+            (described,), probs = choice.draft(logits, sequence, position, len(draft.tokens) + 1)
+            if probs is not None:
+                draft.probs.append(probs[0])
+            if self.wants_target_hidden:
+                described = torch.cat([described, self._score(len(draft.tokens) + 1)])
             # The only copy from the device to the host in a draft step.
-            token, *features = choice.statistics(logits, sequence, position + len(draft.tokens))[0].tolist()
+            token, *features = described.tolist()
             draft.parents.append(len(draft.tokens) - 1)
             draft.tokens.append(int(token))
             # Traces hold float32, and both worlds must decide on the same numbers.
-            prob, confidence, entropy_nats = (float(np.float32(x)) for x in features)
-            step = Step(prob, confidence, entropy_nats, score=0.0)
+            prob, confidence, entropy_nats, *scored = (float(np.float32(x)) for x in features)
+            step = Step(prob, confidence, entropy_nats, score=scored[0] if scored else 0.0)
             draft.steps.append(step)
             drafted = time.perf_counter()
             draft.step_s.append(drafted - start)
@@ -88,6 +120,15 @@ class DraftModel:
                 return draft
             feed = draft.tokens[-1:]
 
-    def commit(self, length: int) -> None:
+    def _score(self, depth: int) -> torch.Tensor:
+        """The score [1] of the token that the last pass drafted, at this depth of the round, from 1."""
+        assert self.predictor is not None and self.lm.hidden is not None
+        if depth == 1:
+            hidden = self._target_hidden
+            self._scorer = self.predictor.after(None if hidden is None else hidden[None])
+        return self._scorer(self.lm.hidden[-1:], depth)
+
+    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the first `length` tokens, which are now part of the output."""
         self.lm.truncate(length)
+        self._target_hidden = target_hidden

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.errors import InputError
 from specsim.policy.adaedl import AdaEDL
 from specsim.policy.base import ChainPolicy, Step, Variant, build_policy, setting
+from specsim.policy.beta_ts import BetaTS
+from specsim.policy.cali_ts import CaliTS
+from specsim.policy.files import find_policies, find_policy, load_policy_file
 from specsim.policy.fixed_k import FixedK
 from specsim.policy.hugging_face import HuggingFace
 from specsim.policy.max_confidence import MaxConfidence
 from specsim.policy.p_min import PMin
+from specsim.policy.renewal_stop import RenewalStop
 from specsim.policy.space_k import SpaceK
 from specsim.policy.time_gain import TimeGain
 
@@ -19,7 +22,10 @@ KINDS: tuple[type[ChainPolicy], ...] = (
     FixedK,
     MaxConfidence,
     AdaEDL,
+    BetaTS,
+    CaliTS,
     TimeGain,
+    RenewalStop,
     HuggingFace,
     PMin,
     SpaceK,
@@ -28,25 +34,29 @@ POLICIES: dict[str, type[ChainPolicy]] = {kind.name: kind for kind in KINDS}
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> ChainPolicy:
-    """The policy of that name with these settings; InputError names the known ones."""
-    if name not in POLICIES:
-        raise InputError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
-    return build_policy(POLICIES[name], settings or {})
+    """The policy of that name, built in or FILE.py, with these settings; InputError names the known ones."""
+    return build_policy(find_policy(name), settings or {})
 
 
 __all__ = [
     "POLICIES",
     "AdaEDL",
+    "BetaTS",
+    "CaliTS",
     "ChainPolicy",
     "FixedK",
     "HuggingFace",
     "MaxConfidence",
     "PMin",
+    "RenewalStop",
     "SpaceK",
     "Step",
     "TimeGain",
     "Variant",
     "build_policy",
+    "find_policies",
+    "find_policy",
+    "load_policy_file",
     "make_policy",
     "setting",
 ]

@@ -1,34 +1,39 @@
 """Figures of a validation report, each a function from plain data to inline SVG.
 
-Blue is predicted, orange is measured, green is the best tuned adaptive policy, in every
-figure (Okabe and Ito's palette, safe for colour-blind readers). Text stays text, so the
-page's own font shows it and labels can be searched.
+Blue is predicted, orange is measured, green is the best tuned adaptive policy, in every figure.
 """
 
 from __future__ import annotations
 
-import html
-import io
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-Row = Mapping[str, Any]
-Floats = npt.NDArray[np.float64]
+from specsim.report.drawing import (
+    ADAPTIVE,
+    DOT,
+    INK,
+    MEASURED,
+    MUTED,
+    PREDICTED,
+    Floats,
+    estimates,
+    margin_notes,
+    note_above,
+    spans,
+    spread,
+    styled,
+    svg,
+)
 
-PREDICTED, MEASURED, ADAPTIVE = "#0072b2", "#d55e00", "#007a5a"
+Row = Mapping[str, Any]
+
 EQ14, CONSTANT = "#7a6fac", "#56b4e9"
-INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"
 ACCEPTABLE_ERROR = 0.05  # half-width of the band around perfect prediction
-DOT: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.8}
 HALF_PAGE = (6.0, 4.5)  # inches
 COUNT_LABELS_UP_TO = 13  # more bars than this leave no room for a number on each
 
@@ -44,45 +49,12 @@ SCATTER_GROUPS = (  # role, legend, line, face
     ("fixed_k", "fixed K", PREDICTED, PREDICTED),
 )
 
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # labels are data: a dollar sign is a dollar sign
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": "#b6bcc4",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": RULE,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-}
 
-
-@contextmanager
-def _styled() -> Iterator[None]:
-    """The report's own style, whatever the user's matplotlibrc says, and only in here."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
-
-
-@_styled()
+@styled()
 def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Predicted curve over K with its interval; measured fixed-K points; the best adaptive line."""
     k = np.asarray(curve["k"])
-    value, low, high = _estimates(curve["predicted"])
+    value, low, high = estimates(curve["predicted"])
     fixed = sorted((r for r in rows if r["policy"] == "fixed_k"), key=lambda r: r["params"]["k"])
     adaptive = best_adaptive(rows)
     figure = Figure(figsize=HALF_PAGE, layout="constrained")
@@ -99,20 +71,21 @@ def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
     notes.append((float(value[-1]), "fixed K, predicted", PREDICTED))
     if fixed:
         at = [r["params"]["k"] for r in fixed]
-        mid, *ends = _estimates([r["measured"] for r in fixed])
-        spans = _spans(mid, *ends)
-        axes.errorbar(at, mid, spans, fmt="o", color=MEASURED, markersize=6, elinewidth=1.5, zorder=4, **DOT)
+        mid, *ends = estimates([r["measured"] for r in fixed])
+        axes.errorbar(
+            at, mid, spans(mid, *ends), fmt="o", color=MEASURED, markersize=6, elinewidth=1.5, zorder=4, **DOT
+        )
         notes.append((float(mid[-1]), "fixed K, measured", MEASURED))
     axes.set_xlim(k[0] - 0.4, k[-1] + 0.4)
     axes.margins(y=0.10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("draft length K (tokens)")
     axes.set_ylabel("speedup (ratio, autoregressive = 1)")
-    _margin_notes(axes, notes)
-    return _svg(figure, "k-curve", "Speedup against draft length K")
+    margin_notes(axes, notes)
+    return svg(figure, "k-curve", "Speedup against draft length K")
 
 
-@_styled()
+@styled()
 def accepted_histogram(histogram: Mapping[str, Any]) -> str:
     """Rounds by accepted draft tokens, predicted beside measured, in percent of rounds."""
     counts = np.array([histogram["predicted"], histogram["measured"]], dtype=np.float64)
@@ -126,17 +99,17 @@ def accepted_histogram(histogram: Mapping[str, Any]) -> str:
     if len(accepted) <= COUNT_LABELS_UP_TO:
         for x in np.flatnonzero(counts[1]):
             text = f"{share[1, x]:.0f}" if share[1, x] >= 0.5 else "<1"
-            _note_above(axes, text, float(x), share[:, x].max())
+            note_above(axes, text, float(x), share[:, x].max())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.12)
     axes.set_xlabel("accepted draft tokens in a round")
     axes.set_ylabel("share of rounds (%)")
     axes.set_title(histogram["label"])
     axes.legend(loc="upper right", handlelength=1, handleheight=1)
-    return _svg(figure, "histogram", "Accepted draft tokens per round")
+    return svg(figure, "histogram", "Accepted draft tokens per round")
 
 
-@_styled()
+@styled()
 def reliability_diagram(bins: Mapping[str, Any]) -> str:
     """Acceptance against confidence, with the gap to the diagonal and tokens per bin below."""
     edges = np.asarray(bins["edges"], dtype=np.float64)
@@ -157,22 +130,22 @@ def reliability_diagram(bins: Mapping[str, Any]) -> str:
     middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     below.bar(middle, count, width * 0.92, color="#aab2bd")
     for x, n in zip(middle, count, strict=True):
-        _note_above(below, f"{n:.0f}" if n < 1000 else f"{n / 1000:.1f}k", x, n)
+        note_above(below, f"{n:.0f}" if n < 1000 else f"{n / 1000:.1f}k", x, n)
     below.grid(visible=False)
     below.margins(y=0.35)
     below.set_yticks([])
     below.spines["left"].set_visible(False)
     below.set_ylabel("tokens")
     below.set_xlabel("drafter's confidence (probability of its top token)")
-    return _svg(figure, "reliability", "Confidence against acceptance")
+    return svg(figure, "reliability", "Confidence against acceptance")
 
 
-@_styled()
+@styled()
 def error_ladder(rows: Sequence[Row]) -> str:
     """Signed error of each rung against the measured speedup, one line per policy."""
     truth = np.array([r["ladder"]["measured"] for r in rows])
     errors = 100 * (np.array([[r["ladder"][name] for r in rows] for name, *_ in RUNGS]) / truth - 1)
-    _, low, high = _estimates([r["measured"] for r in rows])
+    _, low, high = estimates([r["measured"] for r in rows])
     y = np.arange(len(rows))[::-1]
     figure = Figure(figsize=(12.4, 1.3 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
@@ -191,14 +164,14 @@ def error_ladder(rows: Sequence[Row]) -> str:
     axes.xaxis.set_major_formatter("{x:+g}")
     axes.set_xlabel("error of the predicted speedup (%): left too pessimistic, right too optimistic")
     figure.legend(loc="outside upper right", ncols=5, handletextpad=0.4, columnspacing=1.4)
-    return _svg(figure, "ladder", "Error of each simplification")
+    return svg(figure, "ladder", "Error of each simplification")
 
 
-@_styled()
+@styled()
 def predicted_against_measured(rows: Sequence[Row]) -> str:
     """One cross per policy: measured on x, predicted on y, with the identity and a 5 % band."""
-    x, *x_ends = _estimates([r["measured"] for r in rows])
-    y, *y_ends = _estimates([r["predicted"] for r in rows])
+    x, *x_ends = estimates([r["measured"] for r in rows])
+    y, *y_ends = estimates([r["predicted"] for r in rows])
     everything = np.concatenate([x, y, *x_ends, *y_ends])
     pad = 0.22 * max(float(np.ptp(everything)), 0.05)
     span = np.array([everything.min() - pad, everything.max() + pad])
@@ -208,7 +181,7 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
     axes.grid(visible=True, axis="both")
     axes.fill_between(span, *band, color="#8c959f", alpha=0.14, linewidth=0)
     axes.plot(span, span, color=MUTED, linewidth=1)
-    x_spans, y_spans = _spans(x, *x_ends), _spans(y, *y_ends)
+    x_spans, y_spans = spans(x, *x_ends), spans(y, *y_ends)
     for role, label, color, face in SCATTER_GROUPS:
         at = np.flatnonzero([row["role"] == role for row in rows])
         if not len(at):
@@ -233,7 +206,7 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
     axes.set_xlabel("measured speedup (ratio)")
     axes.set_ylabel("predicted speedup (ratio)")
     axes.legend(loc="upper left", handletextpad=0.2)
-    return _svg(figure, "scatter", "Predicted against measured speedup")
+    return svg(figure, "scatter", "Predicted against measured speedup")
 
 
 def best_adaptive(rows: Sequence[Row]) -> Row | None:
@@ -242,56 +215,12 @@ def best_adaptive(rows: Sequence[Row]) -> Row | None:
     return max(tuned, key=lambda row: row["measured"]["estimate"], default=None)
 
 
-def _estimates(values: Iterable[Mapping[str, float]]) -> tuple[Floats, Floats, Floats]:
-    """Estimates, lower and upper ends, each [n]."""
-    table = np.array([(v["estimate"], v["low"], v["high"]) for v in values], dtype=np.float64)
-    return table[:, 0], table[:, 1], table[:, 2]
-
-
-def _spans(value: Floats, low: Floats, high: Floats) -> Floats:
-    """Distances to both ends [2, n]; a percentile interval may exclude its own estimate."""
-    return np.maximum([value - low, high - value], 0)
-
-
-def _spread(values: npt.ArrayLike, gap: float) -> Floats:
-    """Places near these values, in the same order, about `gap` or more apart."""
-    order = np.argsort(values, kind="stable")
-    placed = np.asarray(values, dtype=np.float64)[order]
-    for _ in range(200):  # neighbours push each other apart
-        push = np.maximum(gap - np.diff(placed), 0) / 2
-        placed[:-1] -= push
-        placed[1:] += push
-    return placed[np.argsort(order)]
-
-
-def _note_above(axes: Axes, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", color=MUTED, fontsize=8.5)
-
-
-def _margin_notes(axes: Axes, notes: Sequence[tuple[float, str, str]]) -> None:
-    """Label horizontal things (value, text, color) in the right margin, where they end."""
-    low, high = axes.get_ylim()
-    places = _spread([value for value, *_ in notes], (high - low) * 0.06)
-    for (value, text, color), y in zip(notes, places, strict=True):
-        axes.annotate(
-            text,
-            (1, value),
-            (1.03, y),
-            xycoords=axes.get_yaxis_transform(),
-            textcoords=axes.get_yaxis_transform(),
-            va="center",
-            color=color,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
-        )
-
-
 def _leader_notes(axes: Axes, x: Floats, y: Floats, texts: Sequence[str], span: float) -> None:
     """Label points along a diagonal, by turns above left and below right of it."""
     order = np.argsort(x, kind="stable")
     for side, align in ((-1, "right"), (1, "left")):
         at = order[(1 - side) // 2 :: 2]
-        for i, height in zip(at, _spread(y[at] - side * 0.10 * span, 0.045 * span), strict=True):
+        for i, height in zip(at, spread(y[at] - side * 0.10 * span, 0.045 * span), strict=True):
             axes.annotate(
                 texts[i],
                 (x[i], y[i]),
@@ -306,14 +235,3 @@ def _leader_notes(axes: Axes, x: Floats, y: Floats, texts: Sequence[str], span: 
 
 def _short_name(row: Row) -> str:
     return f"K = {row['params']['k']}" if row["policy"] == "fixed_k" else f"{row['policy']}, {row['role']}"
-
-
-def _svg(figure: Figure, name: str, title: str) -> str:
-    """The figure as an inline <svg>: same bytes every time, ids that no other figure shares."""
-    buffer = io.StringIO()
-    matplotlib.rcParams["svg.hashsalt"] = name
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    _, _, svg = buffer.getvalue().partition("<svg ")  # leaves the XML prolog out
-    svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    size_free = re.sub(r'^width="[^"]*" height="[^"]*" ', "", svg)
-    return f'<svg role="img" aria-label="{html.escape(title)}" {size_free}'

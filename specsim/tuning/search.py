@@ -1,35 +1,95 @@
-"""Search of a policy's declared space for the largest predicted speedup."""
+"""Tuning: search on one part of a trace, report on the other."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from specsim.cost import CostModel, CostTable
+from specsim.bootstrap import Comparison, paired_difference
+from specsim.cost import CostModel
 from specsim.errors import InputError
-from specsim.policy import ChainPolicy, build_policy
+from specsim.oracle import oracle_seconds
+from specsim.policy import ChainPolicy, FixedK, build_policy
 from specsim.prediction import Prediction, summarise
-from specsim.replay import compile_for, replay
+from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
+from specsim.tuning.evaluate import Evaluator, evaluate_many
+from specsim.tuning.grid import try_all
+from specsim.tuning.journal import Journal, describe_job
+from specsim.tuning.optuna_search import search_optuna
+from specsim.tuning.race import race
+from specsim.tuning.space import Settings, Space, search_space
+from specsim.tuning.trials import Progress, Task, Trials, no_progress
 
-Search = Literal["grid", "optuna"]
-Progress = Callable[[int, int], None]  # (trials done, trials in all)
+Search = Literal["grid", "race", "optuna"]
+OPTUNA_TRIALS = 500
+RUNNER_UP, DEFAULT, BEST_FIXED_K = "runner_up", "default", "best_fixed_k"
+CALLED = {RUNNER_UP: "the runner-up", DEFAULT: "the default settings", BEST_FIXED_K: "the best fixed K"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ended with.
+
+    runner_up : the best that differs from the best by more than a shade; None if there is none
+    trials, refused : points tried, and those of them that trace or costs cannot serve
+    work : positions replayed, as a share of all points on all sequences
+    interrupted : the search was stopped; these are the best so far
+    """
+
+    best: ChainPolicy
+    runner_up: ChainPolicy | None
+    search: str
+    trials: int
+    refused: int
+    work: float
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A policy to compare the tuned one with, on the sequences that did not tune.
+
+    comparison : speedup of the tuned one less this one's
+    """
+
+    prediction: Prediction
+    comparison: Comparison
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.prediction.as_dict(), "comparison": self.comparison.as_dict()}
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The best settings found, with their prediction on both parts."""
+    """The best settings found, with their prediction on both parts.
+
+    references : the runner-up of the search, the policy's defaults and the best fixed K, each
+        chosen on the tuning part and compared on the other; without those that do not apply
+    warnings : what these data cannot tell, a sentence each
+    """
 
     best: ChainPolicy
     train: Prediction
     holdout: Prediction
     trials: int
+    refused: int = 0
+    search: str = "grid"
+    work: float = 1.0
+    interrupted: bool = False
+    references: Mapping[str, Reference] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def runner_up(self) -> ChainPolicy | None:
+        """The second best of the search that differs from the best by more than a shade."""
+        return self.references[RUNNER_UP].prediction.policy if RUNNER_UP in self.references else None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -38,12 +98,13 @@ class TuneResult:
             "train": self.train.as_dict(),
             "holdout": self.holdout.as_dict(),
             "trials": self.trials,
+            "refused": self.refused,
+            "search": self.search,
+            "work": self.work,
+            "interrupted": self.interrupted,
+            "references": {name: reference.as_dict() for name, reference in self.references.items()},
+            "warnings": list(self.warnings),
         }
-
-
-def tuned_fields(kind: type[ChainPolicy]) -> list[dataclasses.Field[Any]]:
-    """The settings that the policy declares a search range for."""
-    return [field for field in dataclasses.fields(kind) if field.metadata["tune"]]
 
 
 def tune(
@@ -56,115 +117,209 @@ def tune(
     search: Search | None = None,
     trials: int = 100,
     seed: int = 0,
+    jobs: int | None = None,
+    storage: Path | None = None,
+    compare: bool = True,
     progress: Progress | None = None,
 ) -> TuneResult:
     """Find the settings with the largest predicted speedup on `train`, report on `holdout`.
 
-    fixed : settings held at a value. `max_draft` is held at the recorded depth if absent.
-    search : "grid" spends at most `trials` points on an even grid; "optuna" starts from
-        the policy's defaults and searches with TPE. A space of at most `trials` whole
-        numbers is enumerated either way. Default: "optuna", or "grid" in a source tree
-        on a machine without Optuna.
+    Parameters as in `find_best`. compare : replay the references as well. Raises InputError
+    where no point can be served, with the first one's reason.
     """
-    if trials < 1:
-        raise InputError(f"trials={trials}; give at least 1")
-    held = dict(fixed or {})
-    if "max_draft" in {field.name for field in dataclasses.fields(kind)}:
-        held.setdefault("max_draft", train.depth)
-    build_policy(kind, held)  # names an unknown or illegal setting before any work
-    free = [field for field in tuned_fields(kind) if field.name not in held]
-    table = compile_for(train, cost)
-
-    def speedup(settings: Mapping[str, Any]) -> float:
-        return replay(train, build_policy(kind, {**held, **settings}), table, seed=seed).speedup
-
-    countable = all(isinstance(field.default, int) for field in free)
-    size = int(np.prod([len(_whole_numbers(field, train.depth)) for field in free])) if countable else 0
-    search = search or ("optuna" if find_spec("optuna") else "grid")
-    if search == "grid" or (countable and size <= trials):
-        points = list(_grid(free, trials, train.depth))
-        best, count = _best_of(points, speedup, progress), len(points)
-    else:
-        best, count = _optuna(kind, free, train.depth, speedup, trials, seed, progress), trials
-    policy = build_policy(kind, {**held, **best})
-    holdout_table: CostTable = compile_for(holdout, cost)
+    found = find_best(
+        kind,
+        train,
+        cost,
+        fixed=fixed,
+        search=search,
+        trials=trials,
+        seed=seed,
+        jobs=jobs,
+        storage=storage,
+        progress=progress,
+    )
+    _, on_train = replayed(train, found.best, cost, seed)
+    result, on_holdout = replayed(holdout, found.best, cost, seed)
+    references = {}
+    if compare:
+        for name, policy in reference_policies(kind, train, cost, fixed, found, seed, jobs).items():
+            other, prediction = replayed(holdout, policy, cost, seed)
+            references[name] = Reference(prediction, compared(result, other))
     return TuneResult(
-        best=policy,
-        train=summarise(replay(train, policy, table, seed=seed)),
-        holdout=summarise(replay(holdout, policy, holdout_table, seed=seed)),
-        trials=count,
+        best=found.best,
+        train=on_train,
+        holdout=on_holdout,
+        references=references,
+        warnings=warnings_of(references, found.best, holdout.sequences),
+        **{name: getattr(found, name) for name in ("trials", "refused", "search", "work", "interrupted")},
     )
 
 
-def _whole_numbers(field: dataclasses.Field[Any], depth: int) -> range:
-    """Whole values of a setting; a draft length never exceeds the recorded depth."""
-    low, high = field.metadata["tune"]
-    return range(int(low), min(int(high), depth) + 1)
-
-
-def _grid(free: list[dataclasses.Field[Any]], trials: int, depth: int) -> Iterator[dict[str, Any]]:
-    """An even grid of at most `trials` points; whole numbers keep all their values if they fit."""
-    per_axis = max(1, int(trials ** (1 / max(1, len(free))) + 1e-9))
-    axes: list[list[Any]] = []
-    for field in free:
-        low, high = field.metadata["tune"]
-        if isinstance(field.default, int):
-            values = _whole_numbers(field, depth)
-            wanted = np.linspace(0, len(values) - 1, min(len(values), per_axis)).round().astype(int)
-            axes.append([values[i] for i in wanted])
-        elif field.metadata["log"]:
-            axes.append(np.geomspace(low, high, per_axis).tolist())
-        else:
-            axes.append(np.linspace(low, high, per_axis).tolist())
-    names = [field.name for field in free]
-    for point in itertools.product(*axes):
-        yield dict(zip(names, point, strict=True))
-
-
-def _best_of(
-    points: list[dict[str, Any]], speedup: Callable[[Mapping[str, Any]], float], progress: Progress | None
-) -> dict[str, Any]:
-    scores = []
-    for number, point in enumerate(points):
-        scores.append(speedup(point))
-        if progress:
-            progress(number + 1, len(points))
-    return points[int(np.argmax(scores))]
-
-
-def _optuna(
+def find_best(
     kind: type[ChainPolicy],
-    free: list[dataclasses.Field[Any]],
-    depth: int,
-    speedup: Callable[[Mapping[str, Any]], float],
-    trials: int,
+    train: Trace,
+    cost: CostModel,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    search: Search | None = None,
+    trials: int = 100,
+    seed: int = 0,
+    jobs: int | None = None,
+    storage: Path | None = None,
+    progress: Progress | None = None,
+) -> Found:
+    """Search the policy's space for the fewest seconds on this trace.
+
+    fixed : settings held at a value. `max_draft` is held at the recorded depth if absent.
+    search : "grid" spends at most `trials` points on an even grid, each on all sequences;
+        "race" starts with as many points of a Sobol sequence on few sequences and drops the
+        poor ones; "optuna" proposes points from those before. All but the grid try the
+        policy's defaults. A space of at most `trials` whole numbers and choices is enumerated
+        either way. Default: see `default_search`.
+    jobs : threads, by default one per core; the answer does not depend on it.
+    storage : a journal file. A search that was killed goes on from it and ends with the same
+        answer.
+
+    Ctrl-C ends the search with the best so far, if there is any. Points that trace or costs
+    cannot serve are passed over; if that is all of them, the first one's InputError is raised.
+    """
+    if trials < 1:
+        raise InputError(f"trials={trials}; give at least 1")
+    if search is not None and search not in get_args(Search):
+        raise InputError(f"search {search!r} is unknown; known: {', '.join(get_args(Search))}")
+    held = held_settings(kind, fixed, train.depth)
+    evaluator = Evaluator(kind, train, cost, held=held, seed=seed, jobs=jobs)
+    space = search_space(kind, held, train.depth)
+    start = default_policy(kind, space, evaluator)
+    if start is not None:
+        space = space.around(start.settings)
+    how = search or default_search(trials)
+    if space.size <= trials:
+        how = "grid"
+    job = {"search": how, "trials": trials, "seed": seed}
+    journal = Journal(storage, describe_job(kind, train, cost, held, job) if storage else {})
+    done = Trials()
+    task = Task(evaluator, journal, done, progress or no_progress)
+    interrupted = False
+    try:
+        _run(how, task, space, trials, seed)
+    except KeyboardInterrupt:
+        if not done.ranking:
+            raise
+        interrupted = True
+    finally:
+        journal.close()
+    return _conclude(evaluator, space, done, how, interrupted)
+
+
+def _run(how: Search, task: Task, space: Space, trials: int, seed: int) -> None:
+    if how == "optuna":
+        search_optuna(task, space, trials, seed)
+    elif how == "race":
+        race(task, space.sobol(trials, seed), seed)
+    else:
+        try_all(task, space.grid(int(min(trials, space.size))))
+
+
+def _conclude(evaluator: Evaluator, space: Space, done: Trials, how: Search, interrupted: bool) -> Found:
+    def built(point: Settings) -> ChainPolicy:
+        policy = evaluator.build([point])[0]
+        if isinstance(policy, InputError):
+            raise policy
+        return policy
+
+    if not done.ranking:
+        built(done.points[0])  # raises its reason
+    best, *others = [done.points[i] for i in done.ranking]
+    runner_up = next((point for point in others if space.apart(best, point)), None)
+    return Found(
+        best=built(best),
+        runner_up=None if runner_up is None else built(runner_up),
+        search=how,
+        trials=len(done.points),
+        refused=0 if interrupted else len(done.points) - len(done.ranking),
+        work=done.replayed_rows / (len(done.points) * len(evaluator.trace.token)),
+        interrupted=interrupted,
+    )
+
+
+def default_search(trials: int) -> Search:
+    """Optuna up to OPTUNA_TRIALS, where it is installed; else a race.
+
+    Of as many trials Optuna makes more, as each is replayed in full. For the work of 100 of
+    them a race takes 1000, finds at least as much on a trace of some dozens of sequences, and
+    does not slow down with their number as Optuna's model does.
+    """
+    return "optuna" if trials <= OPTUNA_TRIALS and find_spec("optuna") else "race"
+
+
+def held_settings(kind: type[ChainPolicy], fixed: Mapping[str, Any] | None, depth: int) -> Settings:
+    """What is not searched: settings held by the caller, and `max_draft` at the recorded depth.
+
+    Raises InputError for an unknown or illegal setting.
+    """
+    held = dict(fixed or {})
+    if "max_draft" in {field.name for field in dataclasses.fields(kind)}:
+        held.setdefault("max_draft", depth)
+    policy = build_policy(kind, held)
+    return {key: getattr(policy, key) for key in held}  # parsed
+
+
+def default_policy(kind: type[ChainPolicy], space: Space, evaluator: Evaluator) -> ChainPolicy | None:
+    """The policy with what it has by default or learns, whole numbers within the space; None if refused."""
+    whole = {axis.name: axis.default for axis in space.axes if isinstance(axis.values, range)}
+    usual = {field.name: field.default for field in dataclasses.fields(kind)}
+    policy = evaluator.build([{name: value for name, value in whole.items() if value != usual[name]}])[0]
+    return None if isinstance(policy, InputError) else policy
+
+
+def reference_policies(
+    kind: type[ChainPolicy],
+    train: Trace,
+    cost: CostModel,
+    fixed: Mapping[str, Any] | None,
+    found: Found,
     seed: int,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    import optuna  # takes a second to import, and a replay does not need it
+    jobs: int | None,
+) -> dict[str, ChainPolicy]:
+    """What the tuned policy must beat: runner-up, defaults, and the fixed K that is best on `train`."""
+    policies: dict[str, ChainPolicy | None] = {RUNNER_UP: found.runner_up}
+    held = held_settings(kind, fixed, train.depth)
+    evaluator = Evaluator(kind, train, cost, held=held, seed=seed, jobs=jobs)
+    policies[DEFAULT] = default_policy(kind, search_space(kind, held, train.depth), evaluator)
+    lengths = [{"k": k} for k in range(1, train.depth + 1)]
+    tried = evaluate_many(FixedK, lengths, train, cost, seed=seed, jobs=jobs)
+    policies[BEST_FIXED_K] = tried.policies[int(np.argmin(tried.seconds))]
+    return {name: policy for name, policy in policies.items() if policy is not None}
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    start = {field.name: field.default for field in free}
-    for field in free:
-        if isinstance(field.default, int):
-            start[field.name] = min(field.default, _whole_numbers(field, depth)[-1])
-    study.enqueue_trial(start)
 
-    def objective(trial: optuna.Trial) -> float:
-        settings: dict[str, Any] = {}
-        for field in free:
-            low, high = field.metadata["tune"]
-            if isinstance(field.default, int):
-                values = _whole_numbers(field, depth)
-                settings[field.name] = trial.suggest_int(field.name, values[0], values[-1])
-            else:
-                settings[field.name] = trial.suggest_float(field.name, low, high, log=field.metadata["log"])
-        return speedup(settings)
+def replayed(trace: Trace, policy: ChainPolicy, cost: CostModel, seed: int) -> tuple[Replay, Prediction]:
+    """One replay under the policy's own cost of a round, and its summary."""
+    result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
+    return result, summarise(result, oracle_seconds(trace, compile_for(trace, cost), seed=seed))
 
-    def report(_study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        if progress:
-            progress(trial.number + 1, trials)
 
-    study.optimize(objective, n_trials=trials, callbacks=[report])
-    return dict(study.best_params)
+def compared(tuned: Replay, other: Replay) -> Comparison:
+    """Speedup of the tuned policy less the other's, paired over sequences."""
+    return paired_difference(tuned.autoregressive_s, tuned.speculative_s, other.speculative_s)
+
+
+def warnings_of(references: Mapping[str, Reference], tuned: ChainPolicy | None, sequences: int) -> tuple[str, ...]:
+    """A sentence for each reference, but the tuned policy itself, that the data do not show to be slower."""
+    found = []
+    for name, reference in references.items():
+        comparison = reference.comparison
+        if reference.prediction.policy == tuned:
+            continue
+        if not comparison.separated:
+            found.append(
+                f"{sequences} sequences cannot separate the tuned policy from {CALLED[name]}: "
+                f"speedup differs by {comparison.difference}"
+            )
+        elif comparison.difference.high < 0:
+            found.append(
+                f"the tuned policy is slower than {CALLED[name]}, {reference.prediction.policy}: "
+                f"speedup differs by {comparison.difference}"
+            )
+    return tuple(found)

@@ -14,7 +14,7 @@ from tiny import POSITIONS, random_prompts, tiny_pair, tiny_prompts
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoded, Decoder, match_verifier
-from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.draft_model import Draft, DraftModel
 from realrun.lean_llama import LeanLlama
 from realrun.record import RecordSettings, record
 from specsim.cost import ConstantCost
@@ -206,12 +206,12 @@ def test_state_starts_anew_with_every_sequence() -> None:
 
 
 def greedy_by_one_verifier(
-    logits: torch.Tensor, drafted: Sequence[int], choice: Choice, sequence: int, position: int
+    logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int
 ) -> list[int]:
     """Wrong on purpose: accepts one token more than the target agrees with."""
-    emitted = match_verifier(logits, drafted, choice, sequence, position)
-    if len(emitted) <= len(drafted):
-        emitted = [*drafted[: len(emitted)], emitted[-1]]
+    emitted = match_verifier(logits, draft, choice, sequence, position)
+    if len(emitted) <= len(draft.tokens):
+        emitted = [*draft.tokens[: len(emitted)], emitted[-1]]
     return emitted
 
 

@@ -26,6 +26,18 @@ SETTINGS = [
     ("max_confidence", {"lambda0": 0.3, "dynamic": False}),
     ("adaedl", {"lambda0": 0.1, "dynamic": True}),
     ("adaedl", {"lambda0": -0.2, "dynamic": False}),
+    ("time_gain", {"cost_ratio": 0.2}),
+    ("hugging_face", {"max_draft": 16}),
+    ("hugging_face", {"schedule": "heuristic", "num_assistant_tokens": 5, "assistant_confidence_threshold": 0.0}),
+    ("hugging_face", {"schedule": "heuristic_transient", "num_assistant_tokens": 5}),
+    ("p_min", {}),
+    ("space_k", {"k": 5}),
+    ("beta_ts", {"alpha0": 1.0, "beta0": 1.0}),
+    ("beta_ts", {"alpha0": 1140.0, "beta0": 360.0}),
+    ("beta_ts", {"alpha0": 1.0, "beta0": 1.0, "counting": "printed", "theta": "per_round", "carry": True}),
+    ("cali_ts", {}),
+    ("cali_ts", {"counting": "printed", "theta": "per_round", "carry": True}),
+    ("renewal_stop", {}),
 ]
 
 
@@ -46,12 +58,12 @@ def test_every_round_and_every_output_is_identical(
     choice, trace = recorded
     assert trace.sequences >= 20
     replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
-    drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids)
+    drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids, lab_pair64.predictor)
     decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, choice)
-    runs = [
-        decoder.decode(prompt.tokens, NEW_TOKENS, policy, sequence=number, seed=3)
-        for number, prompt in enumerate(prompts)
-    ]
+    runs, state = [], None
+    for number, prompt in enumerate(prompts):
+        runs.append(decoder.decode(prompt.tokens, NEW_TOKENS, policy, sequence=number, seed=3, state=state))
+        state = runs[-1].state
     assert rounds_identical(replayed, runs) == 1.0
     assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
     assert output_identical(trace, runs) == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from reference import RampCost, build_trace, small_trace
 from specsim.bootstrap import ratio_interval
 from specsim.cost import ProfileCost
 from specsim.metrics import eq13_time_s
-from specsim.policy import AdaEDL
-from specsim.prediction import ladder, predict
+from specsim.oracle import oracle_seconds
+from specsim.policy import AdaEDL, FixedK, SpaceK
+from specsim.prediction import ladder, predict, summarise
 from specsim.replay import compile_for, replay
 
 POLICY = AdaEDL(lambda0=0.1, max_draft=6)
@@ -50,6 +52,30 @@ def test_the_json_form_survives_json() -> None:
     found = predict(small_trace(), POLICY, RampCost()).as_dict()
     assert json.loads(json.dumps(found)) == found
     assert found["policy"] == "adaedl" and found["params"]["lambda0"] == 0.1
+
+
+def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
+    trace = small_trace()
+    table = compile_for(trace, RampCost())
+    found, bound_s = predict(trace, POLICY, RampCost()), oracle_seconds(trace, table)
+    assert found.oracle_regret == pytest.approx(found.seconds / bound_s.sum() - 1, rel=1e-12)
+    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert found.as_dict()["oracle_regret"] == found.oracle_regret
+    assert summarise(replay(trace, POLICY, table)).as_dict()["oracle_regret"] is None
+
+
+def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() -> None:
+    """SPACE drafts inside the pass: here that is cheaper than any drafter of its own can be."""
+    rng = np.random.default_rng(3)
+    trace = build_trace(rng, np.ones((80, 2), dtype=bool), [40, 40])
+    cost = replace(flat_profile(), draft_s=np.full((2, 2), 0.5), verify_s=np.full((9, 2), 1e-2))
+    shaped = predict(trace, SpaceK(k=2), cost)
+    assert shaped.seconds == pytest.approx(shaped.rounds * 1e-2)
+    plain_s = oracle_seconds(trace, compile_for(trace, cost)).sum()
+    assert plain_s == pytest.approx(0.8)  # the oracle drafts nothing at half a second a step
+    assert shaped.oracle_regret == pytest.approx(shaped.seconds / plain_s - 1)
+    assert shaped.oracle_regret is not None and shaped.oracle_regret < 0
+    assert predict(trace, FixedK(k=2), cost).seconds > plain_s
 
 
 def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:

@@ -1,26 +1,48 @@
-"""The README's example policy is a policy."""
+"""The README's example policy is a policy: a file that the package was never told of serves everywhere."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-from reference import small_trace
+import pytest
+from reference import RampCost, small_trace
 
-from specsim.cost import ConstantCost
+from specsim.leaderboard import leaderboard
+from specsim.policy import ChainPolicy, find_policy, make_policy
 from specsim.prediction import predict
+from specsim.tuning import split_sequences, tune
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_example_policy_replays(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = README.read_text().split("```python\n")[1].split("```")[0]
-    path = tmp_path / "prob_floor.py"
+    path = tmp_path_factory.mktemp("readme") / "prob_floor.py"
     path.write_text(code)
-    spec = importlib.util.spec_from_file_location("prob_floor", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    trace = small_trace()
-    few = predict(trace, module.ProbFloor(floor=1.0, max_draft=trace.depth), ConstantCost(1e-3, 5e-3))
-    many = predict(trace, module.ProbFloor(floor=0.0, max_draft=trace.depth), ConstantCost(1e-3, 5e-3))
+    return path
+
+
+@pytest.fixture(scope="module")
+def kind(example: Path) -> type[ChainPolicy]:
+    return find_policy(str(example))
+
+
+def test_the_example_policy_replays(example: Path) -> None:
+    trace, cost = small_trace(), RampCost()
+    few = predict(trace, make_policy(str(example), {"floor": "1.0", "max_draft": trace.depth}), cost)
+    many = predict(trace, make_policy(f"{example}:prob_floor", {"floor": "0.0", "max_draft": trace.depth}), cost)
     assert few.drafted / few.rounds <= 1 < many.drafted / many.rounds
+
+
+def test_the_example_policy_is_tuned(kind: type[ChainPolicy]) -> None:
+    trace = small_trace()
+    tuning, held = split_sequences(trace)
+    result = tune(kind, trace.select(tuning), trace.select(held), RampCost(), trials=10)
+    assert isinstance(result.best, kind) and result.best.settings["max_draft"] == trace.depth
+
+
+def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -> None:
+    board = leaderboard({"small": small_trace()}, [RampCost()], kinds=[find_policy("fixed_k"), kind], trials=5)[0]
+    assert {row.label for row in board.rows} == {"fixed_k, tuned", "fixed_k, K = 4", "prob_floor, tuned"}
+    assert {one.setting for one in board.sweeps} == {"k", "floor"}

@@ -1,0 +1,179 @@
+"""Context difficulty: some texts and some stretches of text are easier than others, and the drafter half knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.acceptance.latent import Drift
+from specsim.acceptance.sources import Counters, Source
+from specsim.acceptance.synthetic import Drafts, match_lengths, plain
+from specsim.errors import InputError
+from specsim.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+KNOTS = np.linspace(-3.5, 3.5, 57)  # normal scores at which tables of quantiles are kept
+Table = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Latent difficulty that drifts along the text, and how confidence, entropy and hits hang on it.
+
+    Every output token has, for branches that are right up to it, three standard normal scores:
+    of top-1 confidence, of entropy, and of the drafted token's probability over the top one's.
+    They hang together by a Gaussian copula (`on_correlation`: confidence-entropy, confidence-ratio,
+    entropy-ratio), and turn into values by tables of quantiles at KNOTS. Confidence and entropy drift
+    by `feature_drift` (latent.Drift), the ratio is fresh at every token. A weighted sum of the scores,
+    `hit_weight`, scaled to variance 1, is looked up in `hit_prob`, also at KNOTS: the chance p of a
+    hit, which is calibrated by construction. The token hits if Phi^-1(p) + z > 0, z a hidden
+    standard normal that drifts by `hidden_drift`: difficulty that the drafter does not see.
+
+    After a miss the branch leaves the output. Its tokens draw from tables of their own (`off_`);
+    `off_follow` is how far their confidence follows that of the missed token, `off_common` how
+    much variance they have in common besides; the missed token's scores have the law `miss_score`.
+    Depth along a wrong branch, and depth along a right one, change nothing by themselves.
+    """
+
+    on_confidence: Table
+    on_entropy_nats: Table
+    on_ratio: Table
+    on_correlation: Table
+    feature_drift: Table
+    hit_weight: Table
+    hit_prob: Table
+    hidden_drift: Table
+    off_confidence: Table
+    off_entropy_nats: Table
+    off_ratio: Table
+    off_correlation: Table
+    off_follow: float
+    off_common: float
+    miss_score: Table
+
+    name = "difficulty"
+    source = "latent Gaussian difficulty with a copula of confidence, entropy and hits; own"
+
+    def __post_init__(self) -> None:
+        for side in ("on", "off"):
+            self._check(f"{side}_confidence", len(KNOTS), 0, 1, rising=True)
+            self._check(f"{side}_entropy_nats", len(KNOTS), 0, np.inf, rising=True)
+            self._check(f"{side}_ratio", len(KNOTS), 0, 1, rising=True)
+            self._check(f"{side}_correlation", 3, -1, 1)
+        self._check("hit_prob", len(KNOTS), 0, 1)
+        self._check("miss_score", len(KNOTS), -np.inf, np.inf, rising=True)
+        self._check("hit_weight", 3, -np.inf, np.inf)
+        for name in ("feature_drift", "hidden_drift"):
+            self._check(name, 3, 0, 1)
+            if sum(getattr(self, name)[:2]) > 1 or getattr(self, name)[2] == 1:
+                raise InputError(
+                    f"acceptance model difficulty: {name} has shares above 1 or a decay of 1; fit it again"
+                )
+        if not (-1 <= self.off_follow <= 1 and 0 <= self.off_common <= 1 - self.off_follow**2 + 1e-9):
+            raise InputError("acceptance model difficulty: off_follow^2 + off_common exceeds 1; fit it again")
+
+    def _check(self, name: str, length: int, low: float, high: float, *, rising: bool = False) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, tuple) or len(value) != length or not all(low <= x <= high for x in value):
+            raise InputError(
+                f"acceptance model difficulty: {name} is no {length} values in [{low:g}, {high:g}]; fit it again"
+            )
+        if rising and (np.diff(value) < 0).any():
+            raise InputError(f"acceptance model difficulty: {name} must not fall; fit it again")
+
+    @classmethod
+    def fit(cls, source: Source) -> Difficulty:
+        """All of it from a dense trace; from rounds the latent only, with a default joint law.
+
+        See `difficulty_fit`. Counters per depth do not tell rounds apart: InputError.
+        """
+        from specsim.acceptance.difficulty_fit import from_rounds, from_trace
+
+        if isinstance(source, Counters):
+            raise InputError(
+                "acceptance model difficulty cannot be fitted to counters, which do not tell easy rounds "
+                "from hard ones; give a trace or rounds, or fit per_position"
+            )
+        return from_trace(source) if isinstance(source, Trace) else from_rounds(source)
+
+    def parameters(self) -> dict[str, Any]:
+        return plain(self)
+
+    def draw(self, lengths: npt.NDArray[np.int64], depth: int, rng: np.random.Generator) -> Drafts:
+        from scipy.special import ndtri
+
+        total = int(lengths.sum())
+        drift = Drift(*self.feature_drift)
+        fields = np.stack([drift.draw(lengths, rng), drift.draw(lengths, rng), rng.standard_normal(total)])
+        on_scores = cholesky(self.on_correlation) @ fields
+        index = np.array(self.hit_weight) @ on_scores
+        chance = np.interp(index, KNOTS, self.hit_prob)
+        hit = ndtri(np.clip(chance, 1e-9, 1 - 1e-9)) + Drift(*self.hidden_drift).draw(lengths, rng) > 0
+        match_len = match_lengths([hit] * depth, lengths)
+        on = _values(on_scores, self.on_confidence, self.on_entropy_nats, self.on_ratio)
+        misses = np.flatnonzero(~hit)
+        off_scores = self._off_scores(on_scores[0, misses], depth - 1, rng)
+        off = _values(off_scores, self.off_confidence, self.off_entropy_nats, self.off_ratio)
+        return Drafts(match_len, **_spread(on, off, misses, match_len, depth))
+
+    def _off_scores(self, missed: Floats, length: int, rng: np.random.Generator) -> Floats:
+        """Scores [3, misses, length] of the tokens after each missed one, whose confidence had these scores."""
+        shape = len(missed), length
+        start = np.interp(missed, self.miss_score, KNOTS)  # standard normal among misses
+        common = np.sqrt(self.off_common)
+        rest = np.sqrt(max(0.0, 1 - self.off_follow**2 - self.off_common))
+        first = (self.off_follow * start + common * rng.standard_normal(len(missed)))[:, None]
+        second = common * rng.standard_normal((len(missed), 1))
+        fields = np.stack(
+            [
+                first + rest * rng.standard_normal(shape),
+                second + np.sqrt(1 - self.off_common) * rng.standard_normal(shape),
+                rng.standard_normal(shape),
+            ]
+        )
+        return np.tensordot(cholesky(self.off_correlation), fields, axes=1)
+
+
+def cholesky(correlation: Table) -> Floats:
+    """Lower triangle L [3, 3] with L L^T the matrix of these (01, 02, 12) correlations."""
+    matrix = np.eye(3)
+    matrix[[0, 0, 1], [1, 2, 2]] = matrix[[1, 2, 2], [0, 0, 1]] = correlation
+    least = np.linalg.eigvalsh(matrix)[0]
+    if least < 1e-6:  # correlations of ranks need not fit together exactly
+        matrix = (matrix + (1e-6 - least) * np.eye(3)) / (1 + 1e-6 - least)
+    return np.asarray(np.linalg.cholesky(matrix))
+
+
+def _values(scores: Floats, confidence: Table, entropy_nats: Table, ratio: Table) -> tuple[Floats, Floats, Floats]:
+    """Probability, confidence and entropy of these scores [3, ...]."""
+    top = np.interp(scores[0], KNOTS, confidence)
+    entropy = np.interp(scores[1], KNOTS, entropy_nats)
+    least = -np.log(np.maximum(top, 1e-9))  # no distribution with this mode has less
+    return top * np.interp(scores[2], KNOTS, ratio), top, np.maximum(entropy, least)
+
+
+def _spread(
+    on: tuple[Floats, ...], off: tuple[Floats, ...], misses: npt.NDArray[np.int64], match_len: Any, depth: int
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Values per output token [N] and per missed token and step [misses, D - 1] as trace columns [N, D].
+
+    Cells beyond the end of a sequence hold values of some other place; no policy reads them.
+    """
+    total = len(match_len)
+    start = np.arange(total)
+    row = np.zeros(total, dtype=np.int64)
+    row[misses] = np.arange(len(misses))
+    branch = row[np.minimum(start + match_len, total - 1)]
+    result = {}
+    for name, right, wrong in zip(("prob", "confidence", "entropy_nats"), on, off, strict=True):
+        right, wrong = right.astype(np.float32), wrong.astype(np.float32)
+        column = np.empty((total, depth), dtype=np.float32)
+        for i in range(depth):
+            column[:, i] = right[np.minimum(start + i, total - 1)]
+            astray = np.flatnonzero(match_len < i) if len(misses) else start[:0]
+            column[astray, i] = wrong[branch[astray], i - match_len[astray] - 1]
+        result[name] = column
+    return result

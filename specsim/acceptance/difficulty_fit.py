@@ -1,0 +1,230 @@
+"""Fitting the difficulty model: to a dense trace in full, to rounds by its latent alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.acceptance.difficulty import KNOTS, Difficulty, Floats, Table
+from specsim.acceptance.latent import MISSING, fit_drift, fit_hidden, fit_mean
+from specsim.acceptance.sources import Rounds
+from specsim.acceptance.synthetic import geometric_entropy_nats
+from specsim.errors import InputError
+from specsim.trace import Trace
+
+LEAST_TOKENS = 200  # fewer say nothing about calibration
+LEAST_OFF = 50  # drafted tokens after a miss; with fewer their law is taken from those before
+# Default share of the latent's variance that the drafter's confidence shows. Fitted to two dense traces
+# of the lab's pair, greedy and with coupled noise at T = 0.8, the models show 0.44 and 0.33.
+INFORMED = 0.4
+CHANCE = 1e-4  # bound on fitted chances of a hit
+
+
+def from_trace(trace: Trace) -> Difficulty:
+    """Every part by its own estimate, from tokens whose draft prefix was right, each once.
+
+    Tables are empirical quantiles, correlations those of normal scores, the chance of a hit an
+    isotonic regression on the best linear index (logistic regression), drifts fitted to the scores'
+    autocorrelations and to the likelihood of hits. Raises InputError below 200 output tokens
+    or where all or no first drafts are right.
+    """
+    judged = trace.draft_limit > 0  # not where the budget leaves no room for a draft
+    hit, total = (trace.match_len > 0) & judged, int(judged.sum())
+    if total < LEAST_TOKENS or hit.sum() in (0, total):
+        raise InputError(
+            f"acceptance model difficulty wants {LEAST_TOKENS} output tokens with hits and misses, this trace has "
+            f"{total} with {int(hit.sum())} hits; record more or fit iid"
+        )
+    missed = judged & ~hit
+    on = _columns(trace, slice(None), slice(0, 1))[:, :, 0]
+    scores = np.stack([normal_scores(column) for column in on])
+    weight, chance = _calibrate(scores, hit, judged)
+    lengths = trace.output_tokens
+    padded, outcome = _by_sequence(chance, np.where(judged, hit, MISSING), lengths)
+    off = _off_law(trace, scores[0], missed)
+    return Difficulty(
+        on_confidence=_quantiles(on[0], 0, 1),
+        on_entropy_nats=_quantiles(on[1], 0, np.inf),
+        on_ratio=_quantiles(on[2], 0, 1),
+        on_correlation=_correlations(scores),
+        feature_drift=tuple(fit_drift(scores[0], lengths)),
+        hit_weight=tuple(weight[0].tolist()),
+        hit_prob=tuple(weight[1].tolist()),
+        hidden_drift=tuple(fit_hidden(padded, outcome)),
+        miss_score=_quantiles(scores[0][missed], -np.inf, np.inf),
+        **off,
+    )
+
+
+def from_rounds(rounds: Rounds) -> Difficulty:
+    """The latent from hits and misses, and a default joint law in the place of what rounds do not tell.
+
+    Token by token, a round shows a hits and, if a < k, a miss; the token that follows a full
+    acceptance stays unseen. The latent's drift, then its mean, are the likeliest. That
+    takes drafts to end for reasons of their own: prefer rounds of a fixed K to adaptive ones. Runs
+    of several policies over the same sequences are read together.
+
+    Default joint law: confidence is calibrated and shows the share INFORMED of the latent's variance;
+    entropy is that of a geometric distribution with this mode; the drafted token is the most likely
+    one; after a miss confidence keeps its law and follows nothing.
+    """
+    from scipy.special import ndtr, ndtri
+
+    if rounds.sequence_id is None or rounds.t is None:
+        raise InputError(
+            "acceptance model difficulty needs the columns sequence_id and t of rounds; write them or fit per_position"
+        )
+    outcome = _outcomes(rounds)
+    seen = outcome != MISSING
+    hits, judged = int((outcome == 1).sum()), int(seen.sum())
+    if judged < LEAST_TOKENS or hits in (0, judged):
+        raise InputError(
+            f"acceptance model difficulty wants {LEAST_TOKENS} judged tokens with hits and misses, these rounds "
+            f"have {judged} with {hits} hits; give more rounds or fit iid"
+        )
+    mean = float(ndtri(hits / judged))  # too low: what is not judged follows full acceptances
+    drift = fit_hidden(np.full(outcome.shape, mean), outcome)
+    mean = fit_mean(drift, outcome)
+    chance = ndtr((mean + np.sqrt(INFORMED) * KNOTS) / np.sqrt(1 - INFORMED))
+    confidence = tuple(chance.tolist())
+    entropy = tuple(np.sort(geometric_entropy_nats(chance)).tolist())
+    ones = (1.0,) * len(KNOTS)
+    return Difficulty(
+        on_confidence=confidence,
+        on_entropy_nats=entropy,
+        on_ratio=ones,
+        on_correlation=(-1.0, 0.0, 0.0),
+        feature_drift=tuple(drift),
+        hit_weight=(1.0, 0.0, 0.0),
+        hit_prob=confidence,
+        hidden_drift=tuple(drift),
+        off_confidence=confidence,
+        off_entropy_nats=entropy,
+        off_ratio=ones,
+        off_correlation=(-1.0, 0.0, 0.0),
+        off_follow=0.0,
+        off_common=0.0,
+        miss_score=tuple(KNOTS.tolist()),
+    )
+
+
+def normal_scores(values: Floats) -> Floats:
+    """Ranks as standard normal scores; ties share the score of their mean rank."""
+    from scipy.special import ndtri
+    from scipy.stats import rankdata
+
+    return np.asarray(ndtri((rankdata(values) - 0.5) / len(values)))
+
+
+def _columns(trace: Trace, rows: Any, depths: Any) -> Floats:
+    """Confidence, entropy and probability over confidence of these cells, float64 [3, ...]."""
+    pick = rows, depths
+    confidence = np.clip(trace.confidence[pick].astype(np.float64), 1e-9, 1)
+    ratio = np.clip(trace.prob[pick] / confidence, 0, 1)
+    ratio[ratio > 1 - 1e-5] = 1.0  # float32 apart
+    entropy = np.maximum(trace.entropy_nats[pick], 0)
+    return np.stack([confidence, entropy, ratio]).astype(np.float64)
+
+
+def _quantiles(values: Floats, low: float, high: float) -> Table:
+    from scipy.special import ndtr
+
+    return tuple(np.maximum.accumulate(np.clip(np.quantile(values, ndtr(KNOTS)), low, high)).tolist())
+
+
+def _correlations(scores: Floats) -> Table:
+    """Correlations (01, 02, 12) of scores [3, n]; 0 where one is constant."""
+    scores = scores - scores.mean(axis=1, keepdims=True)
+    spread = np.sqrt((scores**2).mean(axis=1))
+    pairs = ((0, 1), (0, 2), (1, 2))
+    below = [spread[i] * spread[j] for i, j in pairs]
+    above = [(scores[i] * scores[j]).mean() for i, j in pairs]
+    return tuple(float(np.clip(a / b, -1, 1)) if b > 1e-9 else 0.0 for a, b in zip(above, below, strict=True))
+
+
+def _calibrate(
+    scores: Floats, hit: npt.NDArray[np.bool_], judged: npt.NDArray[np.bool_]
+) -> tuple[tuple[Floats, Floats], Floats]:
+    """Weights [3] of the best index of standard normal scores, hit chance at KNOTS; and the chance per token.
+
+    scores [3, N], hit and judged [N]; only judged tokens are learned from.
+    """
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LogisticRegression
+
+    varying = scores.std(axis=1) > 1e-9
+    weight = np.zeros(3)
+    if varying.any():
+        weight[varying] = LogisticRegression(C=1.0).fit(scores[varying][:, judged].T, hit[judged]).coef_[0]
+    scale = float(np.std(weight @ scores))
+    if scale < 1e-9:  # the features say nothing
+        rate = float(hit[judged].mean())
+        return (np.array([1.0, 0.0, 0.0]), np.full(len(KNOTS), rate)), np.full(len(hit), rate)
+    weight /= scale
+    index = normal_scores(weight @ scores)
+    known = index[judged]
+    fitted = IsotonicRegression().fit_transform(known, hit[judged].astype(float))
+    # Steps smoothed to a line through means of equal counts, so that no chance is 0 or 1 by luck.
+    groups = np.array_split(np.argsort(known, kind="stable"), int(np.clip(len(known) // 50, 2, 24)))
+    centre = [float(known[group].mean()) for group in groups]
+    mean = [float((fitted[group].sum() + 0.5) / (len(group) + 1)) for group in groups]
+    table = np.clip(np.interp(KNOTS, centre, mean), CHANCE, 1 - CHANCE)
+    return (weight, table), np.asarray(np.interp(index, KNOTS, table))
+
+
+def _by_sequence(
+    chance: Floats, result: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
+) -> tuple[Floats, npt.NDArray[np.int8]]:
+    """Phi^-1(chance) and results (1, 0 or MISSING), [N] each, as [S, T], padded with MISSING."""
+    from scipy.special import ndtri
+
+    inside = np.arange(int(lengths.max())) < lengths[:, None]
+    offset, outcome = np.zeros(inside.shape), np.full(inside.shape, MISSING, dtype=np.int8)
+    offset[inside], outcome[inside] = ndtri(chance), result
+    return offset, outcome
+
+
+def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
+    """Hits and misses of the judged tokens, int8 [S, T], MISSING where no round judged."""
+    assert rounds.sequence_id is not None and rounds.t is not None
+    sequence = np.unique(rounds.sequence_id, return_inverse=True)[1]
+    outcome = np.full((int(sequence.max()) + 1, int((rounds.t + rounds.drafted).max()) + 1), MISSING, dtype=np.int8)
+    missed = rounds.accepted < rounds.drafted
+    outcome[sequence[missed], (rounds.t + rounds.accepted)[missed]] = 0
+    for i in range(int(rounds.accepted.max())):
+        more = rounds.accepted > i
+        outcome[sequence[more], rounds.t[more] + i] = 1
+    return outcome
+
+
+def _off_law(trace: Trace, score: Floats, missed: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """The `off_` fields: tokens drafted after a miss, each wrong branch once, from the position that misses first."""
+    rows = np.flatnonzero(missed)
+    limit = trace.draft_limit[rows].astype(np.int64)
+    drafted = np.arange(1, trace.depth) < limit[:, None]  # [misses, D - 1]
+    enough = int(drafted.sum()) >= LEAST_OFF
+    if enough:
+        values = _columns(trace, rows, slice(1, None))
+        cells = values[:, drafted]
+    else:
+        cells = _columns(trace, slice(None), slice(0, 1))[:, :, 0]
+    scores = np.stack([normal_scores(column) for column in cells])
+    follow = common = 0.0
+    if enough:
+        placed = np.full(drafted.shape, np.nan)
+        placed[drafted] = scores[0]
+        start = normal_scores(score[rows])
+        follow = float(np.clip(np.nanmean(placed * start[:, None]), -0.95, 0.95))
+        if trace.depth > 2:
+            neighbours = float(np.nanmean(placed[:, 1:] * placed[:, :-1])) if drafted[:, 1].any() else 0.0
+            common = float(np.clip(neighbours - follow**2, 0, 0.98 - follow**2))
+    return {
+        "off_confidence": _quantiles(cells[0], 0, 1),
+        "off_entropy_nats": _quantiles(cells[1], 0, np.inf),
+        "off_ratio": _quantiles(cells[2], 0, 1),
+        "off_correlation": _correlations(scores),
+        "off_follow": follow,
+        "off_common": common,
+    }

@@ -1,0 +1,141 @@
+"""Goodness of fit: a trace's acceptance statistics beside those of traces that the model generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.acceptance.synthetic import AcceptanceModel, generate
+from specsim.metrics import reliability
+from specsim.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+LAGS = (1, 2, 4, 8, 16)
+MOST_CELLS = 20_000_000  # drafted tokens over all generated traces
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number of the trace beside the model's: its mean and the range of 95 % of generated traces.
+
+    Generated traces have the trace's own size, so that the range is what chance does to it.
+    """
+
+    name: str
+    observed: float
+    model: float
+    low: float
+    high: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the observed value lies in the model's range."""
+        return bool(self.low <= self.observed <= self.high)
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How a model's traces compare with a recorded one.
+
+    accepted_length, model_accepted_length : shares of match lengths 0..D
+    total_variation : half the sum of their absolute differences, in [0, 1]
+    total_variation_noise : what 95 % of traces of the model itself stay below
+    statistics : tokens, autocorrelations of the match length, calibration
+    """
+
+    accepted_length: list[float]
+    model_accepted_length: list[float]
+    total_variation: float
+    total_variation_noise: float
+    statistics: list[Statistic]
+    replicates: int
+    sequences: int
+
+    def as_dict(self) -> dict[str, Any]:
+        document = asdict(self)
+        for row, statistic in zip(document["statistics"], self.statistics, strict=True):
+            row["fits"] = statistic.fits
+        return document
+
+
+def fit_report(
+    model: AcceptanceModel, trace: Trace, *, replicates: int = 20, seed: int = 0, progress: Progress | None = None
+) -> FitReport:
+    """Generate traces of the same lengths and depth, and compare (a parametric bootstrap).
+
+    Neighbouring positions share tokens, so a chi-square test of their counts would be wrong;
+    ranges over generated traces take that into account. Of long traces only the first
+    sequences are read.
+    """
+    cells = np.cumsum(trace.output_tokens) * trace.depth * replicates
+    trace = trace.select(np.arange(max(1, int((cells <= MOST_CELLS).sum()))))
+    observed = summary(trace)
+    drawn = []
+    for number in range(replicates):
+        drawn.append(summary(generate(model, trace.sequences, trace.output_tokens, trace.depth, seed + number)))
+        if progress:
+            progress(number + 1, replicates)
+    shares = np.array([one.pop("shares") for one in drawn])
+    mean = shares.mean(axis=0)
+    own = observed.pop("shares")
+    noise = np.abs(shares - mean).sum(axis=1) / 2
+    statistics = []
+    for name, value in observed.items():
+        values = np.array([one[name] for one in drawn])
+        low, high = np.quantile(values, [0.025, 0.975])
+        statistics.append(Statistic(name, float(value), float(values.mean()), float(low), float(high)))
+    return FitReport(
+        accepted_length=own.tolist(),
+        model_accepted_length=mean.tolist(),
+        total_variation=float(np.abs(own - mean).sum() / 2),
+        total_variation_noise=float(np.quantile(noise, 0.95)),
+        statistics=statistics,
+        replicates=replicates,
+        sequences=trace.sequences,
+    )
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """The statistics of one trace: shares of match lengths [D + 1] under "shares", and numbers by name.
+
+    Matches count as far as `draft_limit` lets a draft go.
+    """
+    match = np.minimum(trace.match_len, trace.draft_limit).astype(np.float64)
+    result: dict[str, Any] = {
+        "shares": np.bincount(match.astype(np.int64), minlength=trace.depth + 1) / len(match),
+        "mean match length": match.mean(),
+        "first token accepted": (match > 0).mean(),
+        "spread of acceptance over sequences": _sequence_means(match > 0, trace).std(),
+    }
+    sequence = np.repeat(np.arange(trace.sequences), trace.output_tokens)
+    for lag in LAGS:
+        if lag < trace.output_tokens.max():
+            same = sequence[lag:] == sequence[:-lag]
+            result[f"autocorrelation of match length, lag {lag}"] = _correlation(match[lag:][same], match[:-lag][same])
+    depth = np.arange(trace.depth)
+    judged = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
+    hit = (depth < trace.match_len[:, None])[judged]
+    if hit.size:
+        confidence, entropy = trace.confidence[judged], trace.entropy_nats[judged]
+        result["calibration error (ECE) of confidence"] = reliability(confidence, hit).ece
+        for name, values in (("confidence", confidence), ("entropy", entropy)):
+            for kind, chosen in (("accepted", hit), ("rejected", ~hit)):
+                if chosen.any():
+                    result[f"mean {name} of {kind} tokens"] = values[chosen].mean(dtype=np.float64)
+    return result
+
+
+def _sequence_means(value: npt.NDArray[np.bool_], trace: Trace) -> Floats:
+    some = trace.output_tokens > 0
+    return np.asarray(np.add.reduceat(value.astype(np.float64), trace.offsets[:-1][some]) / trace.output_tokens[some])
+
+
+def _correlation(x: Floats, y: Floats) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    below = np.sqrt((x * x).mean() * (y * y).mean())
+    return float((x * y).mean() / below) if below > 0 else 0.0

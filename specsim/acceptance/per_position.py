@@ -1,0 +1,55 @@
+"""Acceptance by draft depth: what servers export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.acceptance.sources import Source, judged_by_depth
+from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
+from specsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class PerPosition:
+    """alpha[i - 1] in [0, 1]: probability that the i-th drafted token is accepted if all before it were.
+
+    One uniform belongs to every output token, and a branch that drafts the token as its i-th
+    hits if it is below alpha_i: tokens are independent, branches over the same token as much
+    alike as their alphas allow. Confidence is alpha_i, as in the i.i.d. model.
+    """
+
+    alpha: tuple[float, ...]
+
+    name = "per_position"
+    source = "acceptance counters per draft position, as vLLM exports; product-limit estimate, Kaplan and Meier 1958"
+
+    def __post_init__(self) -> None:
+        if not self.alpha or not all(0 <= a <= 1 for a in self.alpha):
+            raise InputError(f"acceptance model per_position: alpha={self.alpha} is no list of values in [0, 1]")
+
+    @classmethod
+    def fit(cls, source: Source) -> PerPosition:
+        """The discrete hazards (`sources.judged_by_depth`), down to the deepest depth that was judged."""
+        accepted, judged = judged_by_depth(source)
+        seen = int(np.argmin(judged > 0)) if (judged <= 0).any() else len(judged)
+        if seen == 0:
+            raise InputError("acceptance model per_position: nothing was drafted; give rounds that draft")
+        return cls(tuple((accepted[:seen] / judged[:seen]).tolist()))
+
+    def parameters(self) -> dict[str, Any]:
+        return plain(self)
+
+    def draw(self, lengths: npt.NDArray[np.int64], depth: int, rng: np.random.Generator) -> Drafts:
+        if depth > len(self.alpha):
+            raise InputError(
+                f"acceptance model per_position knows depths up to {len(self.alpha)}, {depth} is wanted; "
+                "lower the depth or fit to longer drafts"
+            )
+        total = int(lengths.sum())
+        uniform = rng.random(total)
+        hits = [uniform < alpha for alpha in self.alpha[:depth]]
+        return Drafts(match_lengths(hits, lengths), **uninformed(np.array(self.alpha[:depth]), total))

@@ -1,0 +1,230 @@
+"""What acceptance models are fitted to: dense traces, rounds of a real run, a server's counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.errors import InputError
+from specsim.trace import Trace
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of real runs: k tokens drafted, a accepted. a = k only bounds the match length from below.
+
+    drafted, accepted : int64 [R]
+    policy : str [R], or None where not recorded
+    sequence_id, t : int64 [R], or None where not recorded
+    """
+
+    drafted: Counts
+    accepted: Counts
+    policy: npt.NDArray[np.str_] | None = None
+    sequence_id: Counts | None = None
+    t: Counts | None = None
+
+    def select(self, keep: npt.NDArray[np.bool_]) -> Rounds:
+        """The rounds where `keep` [R] holds."""
+
+        def of(column: Any) -> Any:
+            return None if column is None else column[keep]
+
+        return Rounds(self.drafted[keep], self.accepted[keep], of(self.policy), of(self.sequence_id), of(self.t))
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Per draft depth i = 1..D: rounds that drafted an i-th token, and rounds that accepted it, int64 [D]."""
+
+    drafted: Counts
+    accepted: Counts
+
+
+Source = Trace | Rounds | Counters
+
+
+def judged_by_depth(source: Source) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Accepted and judged tokens per draft depth, float64 [D] each; their ratio is the discrete hazard estimate.
+
+    A token is judged if everything drafted before it was accepted. A round that accepted all
+    of its k tokens says nothing about depth k + 1 (right-censoring); this is the
+    Kaplan-Meier estimate of the match length's law, which is also the maximum-likelihood
+    one, if what ends a draft does not depend on how it would have gone on.
+
+    Of a dense trace the rounds of a drafter that always drafts D tokens are counted: were every
+    position a start, easy stretches would count once per token. Counters do not tell which rounds
+    were judged: of those that accepted i - 1 tokens, the share that went on to draft an i-th is
+    taken to be that among all rounds that drafted i - 1.
+    """
+    if isinstance(source, Counters):
+        passed = source.accepted.astype(np.float64)
+        before = np.concatenate([[1.0], passed[:-1] / source.drafted[:-1]])
+        return passed, np.maximum(source.drafted * before, passed)
+    if isinstance(source, Trace):
+        source = longest_rounds(source)
+    drafted, accepted = source.drafted, source.accepted
+    depth = int(drafted.max(initial=0))
+    at_least = np.cumsum(np.bincount(accepted, minlength=depth + 1)[::-1])[::-1].astype(np.float64)
+    censored = np.bincount(drafted[accepted == drafted], minlength=depth + 1)
+    return at_least[1:], at_least[:-1] - censored[:-1]
+
+
+def longest_rounds(trace: Trace) -> Rounds:
+    """The rounds of drafting the trace's depth D every time, or as far as `draft_limit` lets.
+
+    Of a trace of rejection sampling, match_len is read as it was drawn when recording.
+    """
+    accepted = np.minimum(trace.match_len, trace.draft_limit).astype(np.int64)
+    match = accepted.tolist()
+    starts = []
+    for begin, end in zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True):
+        t = begin
+        while t < end:
+            starts.append(t)
+            t += match[t] + 1
+    at = np.array(starts, dtype=np.int64)
+    return Rounds(trace.draft_limit[at].astype(np.int64), accepted[at])
+
+
+def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
+    """Read and check `rounds.parquet`, as `realrun validate` writes it; only that policy's rounds if one is named.
+
+    Columns drafted and accepted must be there; policy, sequence_id and t (with round) may.
+    Raises InputError for impossible counts, and where a round does not begin where the one
+    before it ended.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} is no readable Parquet file ({error}); give rounds.parquet of a run") from None
+
+    def column(name: str, required: bool = False) -> Any:
+        if name not in table.column_names:
+            if required:
+                raise InputError(f"{path} lacks column {name!r}; rounds need drafted and accepted")
+            return None
+        values = table.column(name)
+        if values.null_count:
+            raise InputError(f"{path}: column {name!r} has nulls; remove these rounds")
+        if name == "policy":
+            return np.array([str(value) for value in values.to_pylist()], dtype=np.str_)
+        if not pa.types.is_integer(values.type):
+            raise InputError(f"{path}: column {name!r} holds {values.type}, wanted whole numbers; write it as int")
+        return np.array(values.to_pylist(), dtype=np.int64)
+
+    drafted, accepted = column("drafted", required=True), column("accepted", required=True)
+    rounds = Rounds(drafted, accepted, column("policy"), column("sequence_id"), column("t"))
+    if policy is not None:
+        if rounds.policy is None:
+            raise InputError(f"{path} has no column 'policy' to choose {policy!r} from; leave --policy out")
+        keep = rounds.policy == policy
+        if not keep.any():
+            known = ", ".join(np.unique(rounds.policy).tolist())
+            raise InputError(f"{path} has no rounds of policy {policy!r}; it has: {known}")
+        rounds = rounds.select(keep)
+    if (rounds.drafted > 0).sum() == 0:
+        raise InputError(f"{path} holds no round that drafted; give rounds of a speculative run")
+    wrong = (rounds.accepted < 0) | (rounds.accepted > rounds.drafted)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(
+            f"{path}: {rounds.accepted[row]} of {rounds.drafted[row]} drafted tokens accepted in row {row}; "
+            "0 <= accepted <= drafted must hold"
+        )
+    _check_chained(rounds, path)
+    return rounds
+
+
+def _check_chained(rounds: Rounds, path: Path) -> None:
+    """InputError unless each run's rounds follow one another: the next t is t + accepted + 1.
+
+    Rows of one policy and sequence are in the order of their rounds; where t falls back, another run begins.
+    """
+    if rounds.sequence_id is None or rounds.t is None:
+        return
+    if rounds.t.min() < 0:
+        raise InputError(f"{path}: column 't' has a negative position; positions count from 0 in each sequence")
+    name = np.zeros(len(rounds.t), dtype=np.int64)
+    if rounds.policy is not None:
+        name = np.unique(rounds.policy, return_inverse=True)[1]
+    order = np.lexsort((np.arange(len(name)), rounds.sequence_id, name))
+    same = (np.diff(name[order]) == 0) & (np.diff(rounds.sequence_id[order]) == 0)
+    step = np.diff(rounds.t[order])
+    broken = same & (step > 0) & (step != rounds.accepted[order][:-1] + 1)
+    if broken.any():
+        row = int(order[broken.argmax()])
+        raise InputError(
+            f"{path}: no round follows that of sequence {rounds.sequence_id[row]} at t = {rounds.t[row]} "
+            f"with {rounds.accepted[row]} accepted; give whole runs, each policy under its own name"
+        )
+
+
+def read_counters(path: Path | str) -> Counters:
+    """Read and check per-position counters: {"drafted": [...], "accepted": [...]}, counts per draft depth from 1.
+
+    drafted[i] counts rounds that proposed an i-th token, accepted[i] those in which it (and so
+    all before it) was accepted, as servers count. Raises InputError if they cannot be such counts.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no valid JSON ({error}); write counters as {_EXAMPLE}") from None
+    columns = []
+    for name in ("drafted", "accepted"):
+        values = document.get(name) if isinstance(document, dict) else None
+        if not (isinstance(values, list) and values and all(type(v) is int and v >= 0 for v in values)):
+            raise InputError(f"{path}: {name!r} is no list of counts; write counters as {_EXAMPLE}")
+        columns.append(np.array(values, dtype=np.int64))
+    drafted, accepted = columns
+    if len(drafted) != len(accepted):
+        raise InputError(f"{path}: {len(drafted)} depths drafted but {len(accepted)} accepted; give both per depth")
+    if (accepted > drafted).any() or (np.diff(accepted) > 0).any() or (np.diff(drafted) > 0).any():
+        raise InputError(
+            f"{path}: counts must not grow with depth, nor accepted exceed drafted; give totals of rounds per depth"
+        )
+    if drafted[0] == 0:
+        raise InputError(f"{path}: nothing was drafted; export the counters after some requests")
+    used = drafted > 0
+    return Counters(drafted[used], accepted[used])
+
+
+_EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
+
+
+def read_source(path: Path | str, *, policy: str | None = None) -> Source:
+    """A trace folder or .zip, a rounds .parquet, or a counters .json, by what the path is."""
+    from specsim.trace import read_trace
+
+    path = Path(path)
+    if path.suffix == ".parquet":
+        return read_rounds(path, policy=policy)
+    if policy is not None:
+        raise InputError(f"--policy chooses among rounds, {path} holds none; leave it out")
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a trace, a rounds.parquet or counters as .json")
+    reader: Callable[[Path], Source] = read_counters if path.suffix == ".json" else read_trace
+    return reader(path)
+
+
+def describe(source: Source) -> dict[str, Any]:
+    """What a model was fitted to, for its file."""
+    if isinstance(source, Trace):
+        return {"source": "dense trace", "sequences": source.sequences, "output_tokens": len(source.token)}
+    if isinstance(source, Counters):
+        return {"source": "counters", "rounds": int(source.drafted[0])}
+    return {"source": "rounds", "rounds": len(source.drafted)}

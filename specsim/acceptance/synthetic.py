@@ -1,0 +1,163 @@
+"""Synthetic dense traces. What all acceptance models share is how branches hang together.
+
+The draft at position t, depth i concerns output token t + i - 1, and so do the drafts at
+t + 1, depth i - 1, and so on: as long as a branch is right, its context is the output itself.
+An independent draft model, asked for the same token in the same context, answers the same.
+Hence every output token carries one draw: branches that are right up to it see the same hit or
+miss, and the same confidence where the model has one, and branches that miss at the same token
+go on alike. (Recorded traces of draft models show exactly this, greedy and with coupled noise.)
+A drafter whose answer depends on how it came to a context, such as parallel heads, shares less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.acceptance.sources import Source
+from specsim.errors import InputError
+from specsim.trace import MAX_DEPTH, Trace
+
+Floats = npt.NDArray[np.float64]
+EOS = 0  # never drawn, so that sequences end by their budget
+VOCABULARY = 32_000
+MAX_SEED = 2**32 - 1
+
+
+class AcceptanceModel(Protocol):
+    """A frozen dataclass of plain numbers and tuples that says how drafts fare."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @classmethod
+    def fit(cls, source: Source) -> Self:
+        """Fitted to data; InputError where the data cannot tell."""
+
+    def parameters(self) -> dict[str, Any]:
+        """JSON form of the fields."""
+
+    def draw(self, lengths: npt.NDArray[np.int64], depth: int, rng: np.random.Generator) -> Drafts:
+        """What the drafter does in sequences of these lengths [S]."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """match_len : uint8 [N]; prob, confidence, entropy_nats : float32 [N, D]."""
+
+    match_len: npt.NDArray[np.uint8]
+    prob: npt.NDArray[np.float32]
+    confidence: npt.NDArray[np.float32]
+    entropy_nats: npt.NDArray[np.float32]
+
+
+def generate(
+    model: AcceptanceModel,
+    sequences: int,
+    output_tokens: int | npt.ArrayLike,
+    depth: int,
+    seed: int = 0,
+    *,
+    prompt_tokens: int = 64,
+) -> Trace:
+    """A dense trace of this model: a pure function of its arguments.
+
+    output_tokens : length of every sequence, or of each, [sequences]
+    depth : D, longest draft recorded, in tokens
+
+    Tokens are uniform noise over a vocabulary of 32,000 that never holds the end token; every
+    sequence fills its budget. Raises InputError for sizes outside their ranges.
+    """
+    if sequences < 1 or not 1 <= depth <= MAX_DEPTH or prompt_tokens < 1:
+        raise InputError(
+            f"sequences={sequences}, depth={depth}, prompt_tokens={prompt_tokens}; "
+            f"give at least 1 of each and depth up to {MAX_DEPTH}"
+        )
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError(f"seed={seed} is outside [0, {MAX_SEED}]; choose one inside")
+    lengths = np.broadcast_to(np.asarray(output_tokens, dtype=np.int64), (sequences,)).copy()
+    if lengths.min() < 1:
+        raise InputError(f"output_tokens={lengths.min()}; give at least 1 per sequence")
+    rng = np.random.default_rng(seed)
+    drafts = model.draw(lengths, depth, rng)
+    token = rng.integers(EOS + 1, VOCABULARY, size=int(lengths.sum()), dtype=np.int32)
+    return Trace(
+        meta={
+            "target": "synthetic",
+            "drafter": f"synthetic ({model.name})",
+            "drafter_kind": "chain",
+            "synthetic": {"model": model.name, "parameters": model.parameters(), "seed": seed},
+            "decoding": {"mode": "greedy"},
+            "depth": depth,
+            "eos_token_id": [EOS],
+            "dtype": "float32",
+            "device": "none",
+        },
+        sequence_id=np.arange(sequences),
+        domain=np.full(sequences, "synthetic"),
+        prompt_tokens=np.full(sequences, prompt_tokens),
+        budget_tokens=lengths,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        token=token,
+        match_len=drafts.match_len,
+        draft_token=_draft_tokens(token, drafts.match_len, depth, rng),
+        prob=drafts.prob,
+        confidence=drafts.confidence,
+        entropy_nats=drafts.entropy_nats,
+    )
+
+
+def match_lengths(hit: list[npt.NDArray[np.bool_]], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Leading hits of the branch at every position, uint8 [N], none beyond the sequence's end.
+
+    hit[i][p] : whether a branch that is right up to token p and drafts it as its i-th, from 0, hits
+    """
+    total = int(lengths.sum())
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(total)  # tokens from here to the end
+    match = np.zeros(total, dtype=np.uint8)
+    alive = np.arange(total)  # starts whose branch is right so far
+    for i, hits in enumerate(hit):
+        alive = alive[left[alive] > i]
+        alive = alive[hits[alive + i]]
+        match[alive] += 1
+    return match
+
+
+def _draft_tokens(
+    token: npt.NDArray[np.int32], match_len: npt.NDArray[np.uint8], depth: int, rng: np.random.Generator
+) -> npt.NDArray[np.int32]:
+    """Drafted tokens [N, D]: the output's own up to match_len, then others, alike after the same miss."""
+    total = len(token)
+    # Token p + j after a miss at p is the output's own there, moved by an offset that belongs to p.
+    shift = rng.integers(1, VOCABULARY - 1, size=total, dtype=np.int32)
+    drafted = np.empty((total, depth), dtype=np.int32)
+    start = np.arange(total)
+    miss = np.minimum(start + match_len, total - 1)
+    for i in range(depth):
+        truth = token[np.minimum(start + i, total - 1)]
+        wrong = (truth - 1 + shift[miss]) % (VOCABULARY - 1) + 1
+        drafted[:, i] = np.where(i < match_len, truth, wrong)
+    return drafted
+
+
+def geometric_entropy_nats(confidence: npt.ArrayLike) -> Floats:
+    """Entropy of the geometric distribution whose largest probability this is: (-c ln c - (1-c) ln(1-c)) / c."""
+    c = np.clip(np.asarray(confidence, dtype=np.float64), 1e-6, 1.0)
+    rest = 1 - c
+    tail = rest * np.log(rest, out=np.zeros_like(rest), where=rest > 0)
+    return np.asarray(np.maximum(-c * np.log(c) - tail, 0.0) / c)
+
+
+def uninformed(accept_prob: Floats, total: int) -> dict[str, npt.NDArray[np.float32]]:
+    """The same confidence at every position, that of the depth: accept_prob [D]. It tells policies nothing."""
+    confidence = np.tile(accept_prob.astype(np.float32), (total, 1))
+    entropy = np.tile(geometric_entropy_nats(accept_prob).astype(np.float32), (total, 1))
+    return {"prob": confidence, "confidence": confidence.copy(), "entropy_nats": entropy}
+
+
+def plain(model: Any) -> dict[str, Any]:
+    """A frozen dataclass as JSON holds it."""
+    return asdict(model)

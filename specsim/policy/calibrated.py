@@ -1,0 +1,85 @@
+"""From what a drafter shows to a calibrated probability of acceptance: the part that runs while drafting.
+
+Shared by `RenewalStop` and by `specsim.calibration`, which fits the weights and knots.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba as nb
+import numpy as np
+
+FEATURES = 5  # of a drafted token, as `features` lists them
+SMALLEST = 1e-6  # probability
+
+
+@nb.njit
+def features(confidence, entropy_nats, depth, run, past):  # type: ignore[no-untyped-def]
+    """What acceptance is predicted from, of the depth-th token of a round.
+
+    Confidence as log odds; sqrt(entropy), of which AdaEDL's score 1 - sqrt(gamma H) is a linear
+    function, so that gamma needs no choice; log depth; log(1 + run), run being the tokens emitted
+    since a draft was last rejected, for easy stretches of text last longer than a round; and
+    past, the sum of the log confidences of the round's earlier tokens.
+    """
+    kept = min(max(confidence, SMALLEST), 1.0 - SMALLEST)
+    return math.log(kept / (1.0 - kept)), math.sqrt(max(entropy_nats, 0.0)), math.log(depth), math.log1p(run), past
+
+
+@nb.njit
+def score(weights, confidence, entropy_nats, depth, run, past):  # type: ignore[no-untyped-def]
+    """Linear score of a drafted token; weights [1 + FEATURES], the intercept first."""
+    f = features(confidence, entropy_nats, depth, run, past)
+    return (
+        weights[0] + weights[1] * f[0] + weights[2] * f[1] + weights[3] * f[2] + weights[4] * f[3] + weights[5] * f[4]
+    )
+
+
+@nb.njit
+def with_one_more(past, confidence):  # type: ignore[no-untyped-def]
+    """`past` for the next token of the round."""
+    return past + math.log(max(confidence, SMALLEST))
+
+
+@nb.njit
+def interpolate(x, knots_x, knots_y):  # type: ignore[no-untyped-def]
+    """Linear between increasing knots, constant beyond them."""
+    if x <= knots_x[0]:
+        return knots_y[0]
+    if x >= knots_x[-1]:
+        return knots_y[-1]
+    right = np.searchsorted(knots_x, x, side="right")
+    share = (x - knots_x[right - 1]) / (knots_x[right] - knots_x[right - 1])
+    return knots_y[right - 1] + share * (knots_y[right] - knots_y[right - 1])
+
+
+@nb.njit
+def run_after(run, drafted, accepted):  # type: ignore[no-untyped-def]
+    """Tokens emitted since a draft was last rejected, after one more round."""
+    return run + accepted + 1.0 if accepted == drafted else 0.0
+
+
+@nb.njit(cache=True)
+def feature_table(confidence, entropy_nats, run):  # type: ignore[no-untyped-def]
+    """`features` of R rounds' tokens: confidence, entropy_nats [R, D], run [R] -> float64 [R, D, FEATURES]."""
+    rounds, depth = confidence.shape
+    result = np.empty((rounds, depth, FEATURES))
+    for r in range(rounds):
+        past = 0.0
+        for i in range(depth):
+            one = features(np.float64(confidence[r, i]), np.float64(entropy_nats[r, i]), i + 1, run[r], past)
+            for f in range(FEATURES):
+                result[r, i, f] = one[f]
+            past = with_one_more(past, np.float64(confidence[r, i]))
+    return result
+
+
+@nb.njit(cache=True)
+def runs_before(log):  # type: ignore[no-untyped-def]
+    """`run` before each round of a replay's log [R, 4]: float64 [R], from 0 in each sequence."""
+    result = np.zeros(len(log))
+    for r in range(1, len(log)):
+        if log[r, 0] == log[r - 1, 0]:
+            result[r] = run_after(result[r - 1], log[r - 1, 2], log[r - 1, 3])
+    return result

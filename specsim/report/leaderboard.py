@@ -1,0 +1,279 @@
+"""The report of a leaderboard: one HTML file with every board, its figures and what the settings are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from specsim.errors import InputError
+from specsim.report import leaderboard_figures as figures
+from specsim.report.page import (
+    CSS,
+    decoding_text,
+    definitions,
+    facts,
+    figure,
+    line,
+    page,
+    range_text,
+    table,
+    tiles,
+    value_text,
+    with_interval,
+    write_whole,
+)
+
+Row = Mapping[str, Any]
+KIND = "specsim-leaderboard"
+CSS_BOARD = (
+    CSS
+    + """.board :is(th, td):nth-child(2) { text-align: left; }
+.board td:nth-child(2), .worth td:nth-child(-n+2) { white-space: normal; }
+.worth :is(th, td):nth-child(2) { text-align: left; }
+.oracle td { color: #b34e00; }
+.tie { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 12px;
+  font-weight: 500; line-height: 18px; background: #dcf1ea; color: #00624a; }
+.stack figure { margin-top: 40px; }
+.settings { display: block; color: var(--muted); font-size: 12px; font-weight: 400; }
+"""
+)
+DASH = "&ndash;"
+
+DEFINITIONS = {
+    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
+    "sequences under the cost model.",
+    "Interval": "95 % bootstrap over sequences, the independent units; tokens are not.",
+    "Leader": "The row with the largest speedup. It was picked on the sequences that its figure is from, so the "
+    "figure is a little flattered.",
+    "To the leader": "Speedup of the leader less that of the row, the same sequences resampled for both. A row "
+    "whose interval takes in 0 is marked as tied: these sequences cannot tell it from the leader.",
+    "Tuned": "Settings searched on the tuning sequences alone. Forms that are not tuned run with the settings shown.",
+    "v_d": "Accepted over drafted tokens: how much of the drafting was worth it.",
+    "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
+    "HM": "Harmonic mean of v_d and r_d.",
+    "tau": "Output tokens per target pass, the target's own included.",
+    "Draft length": "Tokens drafted in a round: mean, and the range from the 10 % to the 90 % quantile.",
+    "Oracle": "The least time in which any policy that knew all match lengths could have decoded these sequences, "
+    "by dynamic programming; no real policy can reach it. Regret is time over the oracle's, less 1.",
+    "Seeds": "A policy that draws random numbers is averaged over this many replays; others need one.",
+    "Worth of a setting": "How much slower the worst value in the search range is than the best, the other settings "
+    "as they are tuned, and which values come within 1 % of the best: a wide range need not be searched finely.",
+}
+
+
+def write_leaderboard_report(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the report as one self-contained HTML file, whole or not at all.
+
+    document : what `specsim leaderboard --json` prints. Raises InputError for another document.
+    """
+    write_whole(path, render_leaderboard(document))
+
+
+def render_leaderboard(document: Mapping[str, Any]) -> str:
+    """The page itself; the same document gives the same bytes."""
+    if document.get("kind") != KIND or not document.get("boards"):
+        raise InputError(f"report: the document is no {KIND} with a board; give a leaderboard's JSON")
+    boards = document["boards"]
+    title = "Leaderboard: " + ", ".join(dict.fromkeys(escape(board["trace"]) for board in boards))
+    body = ['<p class="eyebrow">Draft-stopping policies, tuned and ranked</p>', f"<h1>{title}</h1>", _lead(document)]
+    if len(boards) > 1:
+        body += ["<h2>All boards</h2>", *_side_by_side(document)]
+    for number, board in enumerate(boards):
+        body += _board(board, f"b{number}", alone=len(boards) == 1)
+    body += ["<h2>How it was made</h2>", facts(_facts(document)), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
+    return page(title, body, css=CSS_BOARD)
+
+
+def _lead(document: Mapping[str, Any]) -> str:
+    boards = document["boards"]
+    return _lead_of_one(boards[0]) if len(boards) == 1 else _lead_of_many(boards, document["combined"])
+
+
+def _lead_of_one(board: Mapping[str, Any]) -> str:
+    top, oracle = board["rows"][0], board["oracle"]
+    speedup = top["speedup"]
+    ties = sum(row["tied_with_leader"] for row in board["rows"])
+    lead = (
+        f"Every policy was tuned on {board['sequences']['tuning']:,} sequences and replayed on "
+        f"{board['sequences']['holdout']:,} others, {board['output_tokens']:,} output tokens. The fastest was "
+        f"{top['label']}: {speedup['estimate']:.3f} times autoregressive speed (95 % interval {speedup['low']:.3f} to "
+        f"{speedup['high']:.3f})."
+    )
+    if ties:
+        others = "one other" if ties == 1 else f"{ties} others"
+        lead += f" These sequences cannot tell it from {others}."
+    boxes = (
+        (f"{speedup['estimate']:.2f}", f"best held-out speedup, {top['label']}"),
+        (f"{ties + 1} of {len(board['rows'])}", "rows share the first place within the data's resolution"),
+        (f"{oracle['estimate']:.2f}", "the oracle's speedup on the same sequences"),
+        (f"{100 * top['oracle_regret']:.0f} %", "more time than the oracle, the leader's regret"),
+    )
+    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+
+
+def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mapping[str, Any]]) -> str:
+    lead = (
+        f"On each of {len(boards)} boards every policy was tuned on one part of the trace's sequences and ranked on "
+        "the others."
+    )
+    for group in combined:
+        best = group["standings"][0]
+        lead += (
+            f" Over the {len(group['traces'])} traces at drafts up to {group['max_draft']}, {best['label']} has the "
+            f"largest geometric mean of speedups, {best['speedup']:.3f}."
+        )
+    boxes = (
+        (f"{board['rows'][0]['speedup']['estimate']:.2f}", f"{_board_name(board)}: {board['rows'][0]['label']}")
+        for board in boards
+    )
+    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+
+
+def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
+    parts = [
+        f"<h2>{escape('Policies, by held-out speedup' if alone else _board_name(board))}</h2>",
+        _board_table(board),
+    ]
+    if board["approximate"]:
+        parts.insert(
+            1, "<p>Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances.</p>"
+        )
+    if board["skipped"]:
+        parts += ["<h3>Not on this board</h3>", facts((s["policy"], s["reason"]) for s in board["skipped"])]
+    shown = [
+        (
+            "Ranking",
+            figures.ranking(board, name),
+            "Green rows are the leader and those that these sequences cannot tell from it; bars are 95 % intervals, "
+            "which policies on the same sequences share, so that overlapping bars alone are no tie.",
+        ),
+        (
+            "Where the time goes, and regret",
+            figures.time_per_token(board, name),
+            "Time per output token by what it was spent on. What lies right of the orange line is regret: time that "
+            "an oracle would have saved.",
+        ),
+        (
+            "Draft lengths",
+            figures.draft_lengths(board, name),
+            "How long the drafts were that each policy asked for; a fixed length is one dark cell, but for the ends "
+            "of outputs.",
+        ),
+    ]
+    if board["sensitivity"]:
+        shown.append(
+            (
+                "What each setting is worth",
+                figures.sensitivity(board, name),
+                "Held-out speedup as one setting moves over its search range, the others as tuned; the dot is the "
+                "tuned value, the green line the leader, the dashed line autoregressive decoding. A flat line means "
+                "that the setting need not be tuned.",
+            )
+        )
+    drawn = "".join(figure("wide", heading, svg, caption) for heading, svg, caption in shown)
+    parts.append(f'<div class="stack">{drawn}</div>')
+    if board["sensitivity"]:
+        parts += ["<h3>Worth of each setting</h3>", _worth_table(board["sensitivity"])]
+    return parts
+
+
+def _board_table(board: Mapping[str, Any]) -> str:
+    rows = board["rows"]
+    head = (
+        "",
+        "policy",
+        "speedup",
+        "to the leader",
+        "v_d",
+        "r_d",
+        "HM",
+        "tau",
+        "draft<br>length",
+        "oracle<br>regret",
+        "on tuning<br>part",
+        "seeds",
+    )
+    oracle = ("", "oracle", with_interval(board["oracle"]), *(DASH,) * 6, "0.0 %", DASH, DASH)
+    baseline = ("", "autoregressive", "1.000", *(DASH,) * 4, "1.00", *(DASH,) * 4)
+    lines = [line(_cells(place, row), "best" if place == 1 else "") for place, row in enumerate(rows, start=1)]
+    # The baseline takes its place in the order: what stands below it made decoding slower.
+    lines.insert(sum(row["speedup"]["estimate"] >= 1 for row in rows), line(baseline, "baseline"))
+    return table("board", head, [line(oracle, "oracle"), *lines])
+
+
+def _cells(place: int, row: Row) -> tuple[str, ...]:
+    behind, q = row["leader_minus_this"], row["draft_tokens_quantiles"]
+    tie = '<span class="tie">tied</span>' if row["tied_with_leader"] else ""
+    return (
+        str(place),
+        f'{escape(row["label"])}{tie}<span class="settings">{escape(row["settings"])}</span>',
+        with_interval(row["speedup"]),
+        with_interval(behind["difference"]) if behind else DASH,
+        *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
+        f"{row['tau']:.2f}",
+        f'{row["mean_draft_tokens"]:.2f}<span class="ci">{q["0.1"]}&ndash;{q["0.9"]}</span>',
+        f"{100 * row['oracle_regret']:.1f} %",
+        f"{row['train_speedup']:.3f}",
+        str(row["seeds"]),
+    )
+
+
+def _worth_table(sweeps: Sequence[Mapping[str, Any]]) -> str:
+    head = ("policy", "setting", "tuned to", "speedup there", "best", "worst", "worth", "within 1 % of the best")
+    lines = []
+    for one in sorted(sweeps, key=lambda one: -one["spread_percent"]):
+        speedups = [*one["speedups"], one["at_tuned"]]
+        values = (escape(one["label"]), escape(one["setting"]), escape(value_text(one["tuned"])))
+        numbers = (f"{v:.3f}" for v in (one["at_tuned"], max(speedups), min(speedups)))
+        near = escape(range_text(one))
+        lines.append(line((*values, *numbers, f"{one['spread_percent']:.1f} %", near)))
+    return table("worth", head, lines)
+
+
+def _side_by_side(document: Mapping[str, Any]) -> list[str]:
+    """Speedups of every form on every board, and the combined ranking over traces."""
+    boards = document["boards"]
+    speedups = [{row["label"]: row["speedup"]["estimate"] for row in board["rows"]} for board in boards]
+    standings = document["combined"]
+    order = [one["label"] for group in standings for one in group["standings"]]
+    labels = list(dict.fromkeys([*order, *(label for board in speedups for label in board)]))
+    means = [{one["label"]: one for one in group["standings"]} for group in standings]
+    names = [_board_name(board) for board in boards]
+    head = ["policy", *map(escape, names)]
+    for group in standings:
+        head += [f"all traces,<br>drafts to {group['max_draft']}", "mean rank"]
+    best = [max(board.values()) for board in speedups]
+    lines = []
+    for label in labels:
+        cells = [escape(label)]
+        for board, top in zip(speedups, best, strict=True):
+            value = board.get(label)
+            cells.append(DASH if value is None else f"<b>{value:.3f}</b>" if value == top else f"{value:.3f}")
+        for mean in means:
+            one = mean.get(label)
+            cells += [f"{one['speedup']:.3f}", f"{one['mean_rank']:.1f}"] if one else [DASH, DASH]
+        lines.append(line(cells))
+    drawn = figures.side_by_side(names, labels, [[board.get(label) for board in speedups] for label in labels])
+    caption = "Speedups of each policy on each board; a mark further right is faster."
+    if standings:
+        caption += " Policies are in the order of their geometric mean over the traces."
+    return [
+        table("all", head, lines),
+        f'<div class="stack">{figure("wide", "Side by side", drawn, caption)}</div>',
+    ]
+
+
+def _board_name(board: Mapping[str, Any]) -> str:
+    return f"{board['trace']}, drafts up to {board['max_draft']}"
+
+
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    options = [(key.replace("_", " "), value) for key, value in document["options"].items()]
+    recorded = []
+    for board in {board["trace"]: board for board in document["boards"]}.values():
+        meta = board["recorded"]
+        pair = f"{meta['target']} with {meta['drafter']}, {decoding_text(meta['decoding'])}"
+        recorded.append((f"trace {board['trace']}", f"{pair}, {meta['dtype']} on {meta['device']}"))
+    return recorded + options

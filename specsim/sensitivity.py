@@ -1,0 +1,104 @@
+"""What each setting is worth: vary one over its search range, the others as they are tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specsim.cost import CostModel
+from specsim.errors import InputError
+from specsim.policy.base import ChainPolicy, Variant
+from specsim.replay import compile_for
+from specsim.trace import Trace
+
+POINTS = 25  # values of a setting that is a float
+NEAR = 0.01  # speedups that differ by less are as good as equal
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Speedups over the values of one setting. tuned : the setting's own value, where `at_tuned` was reached."""
+
+    label: str
+    policy: str
+    setting: str
+    values: list[Any]
+    speedups: list[float]
+    tuned: Any
+    at_tuned: float
+    log: bool
+
+    @property
+    def spread_percent(self) -> float:
+        """How much slower the worst value is than the best, in percent of the best."""
+        speedups = [*self.speedups, self.at_tuned]
+        return 100 * (1 - min(speedups) / max(speedups))
+
+    @property
+    def near_best(self) -> list[Any]:
+        """The values within 1 % of the best speedup, in the order of the search range."""
+        best = max([*self.speedups, self.at_tuned])
+        return [v for v, speedup in zip(self.values, self.speedups, strict=True) if speedup >= (1 - NEAR) * best]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "spread_percent": self.spread_percent, "near_best": self.near_best}
+
+
+def swept_settings(kind: type[ChainPolicy], variant: Variant) -> list[str]:
+    """The settings to vary: searched ones of a tuned form, or of the first form where none is tuned."""
+    forms = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
+    if variant not in forms:
+        return []
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.held]
+
+
+def sweep(
+    label: str,
+    policy: ChainPolicy,
+    setting: str,
+    train: Trace,
+    cost: CostModel,
+    speedup: Callable[[ChainPolicy], float],
+) -> Sweep:
+    """Speedups of the policy over the search range of one setting, where trace and costs serve it.
+
+    What a policy learned from data (its table settings) is learned anew on `train` for
+    every value.
+    """
+    kind = type(policy)
+    table = compile_for(train, cost)
+    own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
+    field = next(field for field in dataclasses.fields(kind) if field.name == setting)
+    found: list[tuple[Any, float]] = []
+    for value in search_values(field, train.depth):
+        with suppress(InputError):  # a value that trace or costs cannot serve
+            found.append((value, speedup(kind.fit({**own, setting: value}, train, table))))
+    return Sweep(
+        label=label,
+        policy=kind.name,
+        setting=setting,
+        values=[value for value, _ in found],
+        speedups=[reached for _, reached in found],
+        tuned=own[setting],
+        at_tuned=speedup(policy),
+        log=bool(field.metadata["log"]),
+    )
+
+
+def search_values(field: dataclasses.Field[Any], depth: int) -> list[Any]:
+    """Values over the search range: all of a whole number or a choice, an even grid of a float."""
+    if isinstance(field.default, bool):
+        return [False, True]
+    if isinstance(field.default, str):
+        return list(field.metadata["choices"])
+    low, high = field.metadata["tune"]
+    if isinstance(field.default, int):
+        return list(range(int(low), max(int(low), min(int(high), depth)) + 1))
+    spaced = np.geomspace if field.metadata["log"] else np.linspace
+    return [float(value) for value in spaced(low, high, POINTS)]

@@ -1,0 +1,173 @@
+"""Cross-validation over sequences: tune inside each training part, report on what it left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost import CostModel
+from specsim.errors import InputError
+from specsim.oracle import oracle_seconds
+from specsim.policy import ChainPolicy
+from specsim.prediction import Prediction, summarise
+from specsim.replay import Replay, compile_for, replay
+from specsim.trace import Trace
+from specsim.tuning.search import (
+    Found,
+    Reference,
+    Search,
+    compared,
+    find_best,
+    reference_policies,
+    warnings_of,
+)
+from specsim.tuning.trials import Progress
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One part of the sequences, held out while its policy was tuned on the others."""
+
+    found: Found
+    train_speedup: float
+    holdout_speedup: float
+    sequences: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "best_params": self.found.best.settings,
+            "train_speedup": self.train_speedup,
+            "holdout_speedup": self.holdout_speedup,
+            "sequences": self.sequences,
+            "trials": self.found.trials,
+        }
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """What tuning this kind of policy on these data is worth, every sequence held out once.
+
+    estimate : all folds together, each replayed with its own settings; its `policy` is the first fold's
+    references : each fold's runner-up, defaults and best fixed K, all folds together
+    interrupted : stopped early; only the folds listed are part of the estimate
+    """
+
+    folds: list[Fold]
+    estimate: Prediction
+    references: Mapping[str, Reference]
+    warnings: tuple[str, ...]
+    interrupted: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "estimate": self.estimate.as_dict(),
+            "folds": [fold.as_dict() for fold in self.folds],
+            "references": {name: reference.as_dict() for name, reference in self.references.items()},
+            "warnings": list(self.warnings),
+            "interrupted": self.interrupted,
+        }
+
+
+def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[npt.NDArray[np.int64]]:
+    """Disjoint sequence indices of each fold, all together all sequences; every domain evenly spread.
+
+    Raises InputError for fewer than 2 folds or more folds than sequences.
+    """
+    if not 2 <= folds <= trace.sequences:
+        raise InputError(
+            f"folds={folds} cannot divide {trace.sequences} sequences; give a number from 2 to {trace.sequences}"
+        )
+    rng = np.random.default_rng(seed)
+    dealt = np.concatenate(
+        [rng.permutation(np.flatnonzero(trace.domain == domain)) for domain in np.unique(trace.domain)]
+    )
+    return [np.sort(dealt[fold::folds]) for fold in range(folds)]
+
+
+def cross_validate(
+    kind: type[ChainPolicy],
+    trace: Trace,
+    cost: CostModel,
+    *,
+    folds: int = 5,
+    fixed: Mapping[str, Any] | None = None,
+    search: Search | None = None,
+    trials: int = 100,
+    seed: int = 0,
+    jobs: int | None = None,
+    storage: Path | None = None,
+    progress: Progress | None = None,
+) -> CrossValidation:
+    """Tune on all folds but one, replay that one, for each in turn; one estimate over all sequences.
+
+    Parameters as in `specsim.tuning.search.find_best`; storage, if given, is a journal per
+    fold: FILE.1, FILE.2 and so on. Ctrl-C ends it with the folds done so far.
+    """
+    parts = fold_sequences(trace, folds, seed=seed)
+    done: list[Fold] = []
+    replays: dict[str, list[Replay]] = {}
+    oracle_s: list[npt.NDArray[np.float64]] = []
+    for number, part in enumerate(parts):
+        train, holdout = trace.select(np.setdiff1d(np.arange(trace.sequences), part)), trace.select(part)
+
+        def report(trials_done: int, total: int, number: int = number) -> None:
+            if progress:
+                progress(number * total + trials_done, folds * total)
+
+        journal = storage.with_name(f"{storage.name}.{number + 1}") if storage else None
+        try:
+            found = find_best(
+                kind,
+                train,
+                cost,
+                fixed=fixed,
+                search=search,
+                trials=trials,
+                seed=seed,
+                jobs=jobs,
+                storage=journal,
+                progress=report,
+            )
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            break
+        policies = {"": found.best, **reference_policies(kind, train, cost, fixed, found, seed, jobs)}
+        for name, policy in policies.items():
+            replays.setdefault(name, []).append(_replay(holdout, policy, cost, seed))
+        oracle_s.append(oracle_seconds(holdout, compile_for(holdout, cost), seed=seed))
+        train_speedup = _replay(train, found.best, cost, seed).speedup
+        done.append(Fold(found, train_speedup, replays[""][-1].speedup, holdout.sequences))
+        if found.interrupted:
+            break
+    tuned = together(replays.pop(""))
+    oracle = np.concatenate(oracle_s)
+    references = {}
+    for name, ones in replays.items():
+        if len(ones) == len(done):  # it applies in every fold
+            other = together(ones)
+            references[name] = Reference(summarise(other, oracle), compared(tuned, other))
+    return CrossValidation(
+        folds=done,
+        estimate=summarise(tuned, oracle),
+        references=references,
+        warnings=warnings_of(references, None, len(tuned.rounds)),
+        interrupted=len(done) < folds or done[-1].found.interrupted,
+    )
+
+
+def together(replays: list[Replay]) -> Replay:
+    """Replays of disjoint sequences as one, under the first one's policy."""
+    names = ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds", "autoregressive_s")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in replays]) for name in names}
+    return dataclasses.replace(replays[0], log=None, **columns)
+
+
+def _replay(trace: Trace, policy: ChainPolicy, cost: CostModel, seed: int) -> Replay:
+    return replay(trace, policy, compile_for(trace, cost, policy), seed=seed)

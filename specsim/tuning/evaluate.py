@@ -1,0 +1,203 @@
+"""Many configurations of one kind of policy on one trace, in parallel threads.
+
+The compiled replay runs without the interpreter's lock, so threads share trace, draws and
+cost table. A task takes several configurations through the trace block by block, so that a
+block is fetched from memory once for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost import CostModel, CostTable
+from specsim.errors import InputError
+from specsim.policy.base import ChainPolicy
+from specsim.rejection import outcomes
+from specsim.replay import autoregressive_seconds, check_covered, check_replayable, compile_for, compiled
+from specsim.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Result = TypeVar("Result")
+
+TOGETHER = 32  # configurations of one task
+BLOCK_ROWS = 1 << 14  # positions of one block; what a policy reads of them fits a core's second-level cache
+TASK_ROWS = 1 << 18  # sequences times configurations of one task, which bounds its counts to 16 MB
+BATCH = 256  # configurations between two reports of progress
+
+
+class Evaluator:
+    """Replays configurations of one kind on one trace; what they share is made once.
+
+    train : what policies that learn from data learn from, and its costs; by default the trace
+    jobs : threads; by default one per core
+    """
+
+    def __init__(
+        self,
+        kind: type[ChainPolicy],
+        trace: Trace,
+        cost: CostModel,
+        *,
+        held: Mapping[str, Any] | None = None,
+        train: Trace | None = None,
+        seed: int = 0,
+        jobs: int | None = None,
+    ) -> None:
+        from joblib import cpu_count
+
+        if jobs is not None and jobs < 1:
+            raise InputError(f"jobs={jobs}; give at least 1 thread")
+        self.kind, self.trace, self.cost, self.held = kind, trace, cost, dict(held or {})
+        self.table = compile_for(trace, cost)
+        self.train = trace if train is None else train
+        self.train_table = self.table if train is None else compile_for(train, cost)
+        self.jobs: int = jobs or cpu_count()
+        self.outcomes = list(outcomes(trace, seed))
+        self.own_cost = kind.cost is not ChainPolicy.cost
+
+    @cached_property
+    def baseline_s(self) -> Floats:
+        """Autoregressive seconds per sequence [S], as often as the trace has outcomes."""
+        return len(self.outcomes) * autoregressive_seconds(self.trace, self.table)
+
+    def build(self, points: Sequence[Mapping[str, Any]]) -> list[ChainPolicy | InputError]:
+        """The policy of each point, or why this trace and these costs cannot serve it."""
+        size = math.ceil(len(points) / (4 * self.jobs))
+        tasks = [points[i : i + size] for i in range(0, len(points), max(1, size))]
+        return [built for part in self._parallel(self._build_all, [(task,) for task in tasks]) for built in part]
+
+    def _build_all(self, points: Sequence[Mapping[str, Any]]) -> list[ChainPolicy | InputError]:
+        return [self._build(point) for point in points]
+
+    def _build(self, point: Mapping[str, Any]) -> ChainPolicy | InputError:
+        try:
+            policy = self.kind.fit({**self.held, **point}, self.train, self.train_table)
+            check_replayable(self.trace, policy)
+            check_covered(self.trace, policy, self._table_of(policy))
+        except InputError as error:
+            return error
+        return policy
+
+    def _table_of(self, policy: ChainPolicy) -> CostTable:
+        return compile_for(self.trace, self.cost, policy) if self.own_cost else self.table
+
+    def seconds(self, policies: Sequence[ChainPolicy], which: Indices | None = None) -> Floats:
+        """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
+
+        Independent of threads and blocks, and equal to `replay`'s on the whole trace. A
+        policy that carries its state starts anew at which[0].
+        """
+        which = np.arange(self.trace.sequences) if which is None else which
+        result = np.empty((len(policies), len(which)))
+        if not policies or not len(which):
+            return result
+        size = max(1, min(TOGETHER, math.ceil(len(policies) / self.jobs), TASK_ROWS // len(which)))
+        starts = range(0, len(policies), size)
+        parts = 1
+        if not any(policy.carries_state for policy in policies):
+            parts = min(len(which), math.ceil(self.jobs / len(starts)))
+        cuts = np.linspace(0, len(which), parts + 1).astype(int).tolist()
+        self._compile(policies[0])
+        tasks = [
+            (policies[i : i + size], which[a:b], result[i : i + size, a:b]) for i in starts for a, b in pairwise(cuts)
+        ]
+        self._parallel(self._replay_all, tasks)
+        return result
+
+    def _compile(self, policy: ChainPolicy) -> None:
+        """Compile, or load, ahead of the threads; this replays nothing."""
+        empty = np.zeros((0, 4))
+        none = np.zeros((0, 4), dtype=np.int64)
+        compiled(policy)(self.trace, self.table, self.outcomes[0], np.zeros(0, dtype=np.int64), none, empty, none)
+
+    def _replay_all(self, policies: Sequence[ChainPolicy], which: Indices, result: Floats) -> None:
+        rows = np.cumsum(self.trace.output_tokens[which])
+        cuts = np.unique(np.searchsorted(rows, np.arange(BLOCK_ROWS, rows[-1], BLOCK_ROWS)))
+        blocks = np.unique([0, *cuts.tolist(), len(which)]).tolist()
+        counts = np.zeros((len(policies), len(which), 4), dtype=np.int64)
+        seconds = np.zeros((len(policies), len(which), 4))
+        runs = [(compiled(policy), self._table_of(policy), policy.carries_state) for policy in policies]
+        no_log = np.zeros((0, 4), dtype=np.int64)
+        for outcome in self.outcomes:
+            for a, b in pairwise(blocks):
+                for i, (run, table, carries_state) in enumerate(runs):
+                    if not carries_state:
+                        run(self.trace, table, outcome, which[a:b], counts[i, a:b], seconds[i, a:b], no_log)
+                    elif a == 0:  # its sequences belong together
+                        run(self.trace, table, outcome, which, counts[i], seconds[i], no_log)
+        seconds.sum(axis=2, out=result)
+
+    def _parallel(self, call: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]) -> Iterable[Result]:
+        if self.jobs == 1 or len(tasks) <= 1:
+            return [call(*task) for task in tasks]
+        from joblib import Parallel, delayed
+
+        run = Parallel(n_jobs=self.jobs, backend="threading", batch_size=1, pre_dispatch="all")
+        results: list[Result] = run(delayed(call)(*task) for task in tasks)
+        return results
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Configurations on one trace, in the order asked.
+
+    policies : None where trace or costs cannot serve it, for the reason of that place in `reasons`
+    seconds : float64 [C], speculative, summed over sequences; infinite where there is no policy
+    baseline_s : autoregressive seconds of the same
+    """
+
+    policies: list[ChainPolicy | None]
+    reasons: list[str | None]
+    seconds: Floats
+    baseline_s: float
+
+    @property
+    def speedup(self) -> Floats:
+        """Baseline seconds over speculative seconds [C]; 0 where there is no policy."""
+        return self.baseline_s / self.seconds
+
+
+def evaluate_many(
+    kind: type[ChainPolicy],
+    settings_list: Sequence[Mapping[str, Any]],
+    trace: Trace,
+    cost: CostModel,
+    *,
+    train: Trace | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluated:
+    """Replay many configurations of one kind of policy on one trace, in parallel threads.
+
+    train : what policies that learn from data learn from; by default the trace itself
+    jobs : threads; by default one per core. The result does not depend on it.
+
+    Raises InputError if the costs do not cover the trace at all.
+    """
+    evaluator = Evaluator(kind, trace, cost, train=train, seed=seed, jobs=jobs)
+    built: list[ChainPolicy | InputError] = []
+    seconds = np.full(len(settings_list), np.inf)
+    for start in range(0, len(settings_list), BATCH):
+        batch = evaluator.build(settings_list[start : start + BATCH])
+        served = [i for i, policy in enumerate(batch) if isinstance(policy, ChainPolicy)]
+        policies = [policy for policy in batch if isinstance(policy, ChainPolicy)]
+        seconds[start + np.array(served, dtype=int)] = evaluator.seconds(policies).sum(axis=1)
+        built += batch
+        if progress:
+            progress(len(built), len(settings_list))
+    return Evaluated(
+        policies=[p if isinstance(p, ChainPolicy) else None for p in built],
+        reasons=[str(p) if isinstance(p, InputError) else None for p in built],
+        seconds=seconds,
+        baseline_s=float(evaluator.baseline_s.sum()),
+    )

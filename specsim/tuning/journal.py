@@ -1,0 +1,190 @@
+"""The journal of a search: what each batch found, on disk, so that a killed search goes on.
+
+JSON Lines: a header that says which search this is, then one line per finished batch. A
+search is a deterministic function of its header and of what its batches found, so replaying
+the lines brings it to where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import specsim
+from specsim.cost import CostModel
+from specsim.errors import InputError
+from specsim.policy.base import ChainPolicy
+from specsim.replay import compile_for, context_range
+from specsim.trace import Trace
+
+KIND, VERSION = "specsim-tuning", 1
+LONGEST_PASS = 512  # tokens
+Line = dict[str, Any]
+
+
+class Journal:
+    """Finished batches, those on disk first. Without a path nothing is kept.
+
+    A last line without its end was torn by a kill and is cut off. Raises InputError where the
+    file is another search's, no journal, or open in another process.
+    """
+
+    def __init__(self, path: Path | None, job: Mapping[str, Any]) -> None:
+        self._ahead: list[Line] = []
+        self._handle: int | None = None
+        if path is None:
+            return
+        header = {"kind": KIND, "version": VERSION, **job}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(self._handle, path)
+            lines = _whole_lines(path)
+            if not lines:
+                os.ftruncate(self._handle, 0)
+                self._append(header)
+                return
+            _check_header(path, lines[0], json.loads(json.dumps(header)))
+            self._ahead = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+            os.ftruncate(self._handle, sum(len(line) + 1 for line in lines))
+            os.lseek(self._handle, 0, os.SEEK_END)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def on_disk(self) -> int:
+        """Batches that lie ahead, found by an earlier run."""
+        return len(self._ahead)
+
+    def batch(self, find: Callable[[], Line]) -> Line:
+        """The next batch: as an earlier run found it, or found now and kept."""
+        if self._ahead:
+            return self._ahead.pop(0)
+        line = find()
+        if self._handle is not None:
+            self._append(line)
+        return line
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        assert self._handle is not None
+        data = memoryview(json.dumps(line, allow_nan=False).encode() + b"\n")
+        while data:
+            data = data[os.write(self._handle, data) :]
+        os.fsync(self._handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    """One process per journal, where the system has such locks; they end with the process."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InputError(f"{path} is open in another run; wait for its end or give another file") from None
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Lines that were written to their end. A file without any must hold the start of a header."""
+    *lines, torn = path.read_bytes().split(b"\n")
+    start = json.dumps({"kind": KIND})[:-1].encode()
+    if not lines and torn[: len(start)] != start[: len(torn)]:
+        raise InputError(f"{path} is no journal of a search; give another file")
+    return lines
+
+
+def _parse(path: Path, number: int, line: bytes) -> Line:
+    try:
+        value = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}, line {number}, is damaged; delete the file to search anew")
+    return value
+
+
+def _check_header(path: Path, line: bytes, wanted: Line) -> None:
+    try:
+        found = _parse(path, 1, line)
+    except InputError:
+        found = {}
+    if found.get("kind") != KIND:
+        raise InputError(f"{path} is no journal of a search; give another file")
+    differing = [key for key in wanted if found.get(key) != wanted[key]]
+    if differing:
+        raise InputError(
+            f"{path} is the journal of another search (differing: {', '.join(differing)}); "
+            "give another file, or delete it to search anew"
+        )
+
+
+def describe_job(
+    kind: type[ChainPolicy], trace: Trace, cost: CostModel, held: Mapping[str, Any], search: Mapping[str, Any]
+) -> Line:
+    """Everything that determines a search's answer, in plain values and digests."""
+    sources = [path.read_bytes() for path in sorted(Path(specsim.__file__).parent.rglob("*.py"))]
+    used = ["numpy", "scipy"] + (["optuna"] if search["search"] == "optuna" else [])
+    return {
+        "policy": kind.name,
+        "policy_source": _digest([_source_of(kind)]),
+        "fixed": {key: held[key] for key in sorted(held)},
+        **search,
+        "trace": trace_digest(trace),
+        "cost": cost_digest(trace, cost),
+        "program": _digest(sources),
+        "libraries": {name: version(name) for name in used},
+    }
+
+
+def trace_digest(trace: Trace) -> str:
+    """A digest of all that a trace holds."""
+    parts: list[Any] = [json.dumps(trace.meta, sort_keys=True, default=str).encode()]
+    for name, value in vars(trace).items():
+        if isinstance(value, np.ndarray) and name != "draft_limit":  # which is derived, and not always there
+            parts += [name.encode(), _bytes_of(value)]
+    return _digest(parts)
+
+
+def cost_digest(trace: Trace, cost: CostModel) -> str:
+    """A digest of all prices that a policy can meet on this trace, also for passes longer than its depth."""
+    parts = [_bytes_of(value) for value in vars(compile_for(trace, cost)).values()]
+    ends = np.array(context_range(trace))
+    for tokens in range(1, LONGEST_PASS + 1):
+        try:
+            parts.append(_bytes_of(np.asarray(cost.verify(tokens, ends))))
+        except InputError:  # not profiled
+            parts.append(b"")
+    return _digest(parts)
+
+
+def _source_of(kind: type[ChainPolicy]) -> bytes:
+    return Path(inspect.getfile(kind)).read_bytes()
+
+
+def _bytes_of(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        return f"{array.dtype}{array.shape}".encode() + array.tobytes() if array.dtype.kind == "U" else array.data
+    return repr(value).encode()
+
+
+def _digest(parts: Any) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part).digest())
+    return total.hexdigest()[:16]

@@ -1,0 +1,56 @@
+"""The forms in which policies are compared: which of them a trace can serve, and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specsim.cost import CostModel
+from specsim.policy import ChainPolicy, Variant
+from specsim.replay import compile_for, why_not
+from specsim.trace import Trace
+from specsim.tuning.search import find_best
+
+LENGTHS = ("max_draft", "k")  # settings that bound the draft length, so never above the trace's depth
+
+Form = tuple[type[ChainPolicy], Variant]
+
+
+def forms(trace: Trace, kinds: Iterable[type[ChainPolicy]]) -> tuple[list[Form], list[tuple[str, str]]]:
+    """All variants of these policies that a trace can serve, and (policy, reason) of the others."""
+    found: list[Form] = []
+    skipped: list[tuple[str, str]] = []
+    for kind in kinds:
+        reason = why_not(trace, kind)
+        if reason:
+            skipped.append((kind.name, reason))
+            continue
+        for variant in kind.variants:
+            deep = [key for key in LENGTHS if variant.held.get(key, 0) > trace.depth]
+            if deep:
+                reason = f"{deep[0]} = {variant.held[deep[0]]} is more than the {trace.depth} tokens drafted here"
+                skipped.append((label(kind, variant), reason))
+            else:
+                found.append((kind, variant))
+    return found, skipped
+
+
+def label(kind: type[ChainPolicy], variant: Variant) -> str:
+    """What a form is called in tables."""
+    return f"{kind.name}, {variant.label}"
+
+
+def settle(
+    kind: type[ChainPolicy],
+    variant: Variant,
+    train: Trace,
+    cost: CostModel,
+    *,
+    trials: int = 100,
+    seed: int = 0,
+    jobs: int | None = None,
+) -> ChainPolicy:
+    """The policy in this form: tuned on `train`, or with its defaults within the trace's depth."""
+    if variant.tuned:
+        return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
+    lengths = {key: min(value, train.depth) for key, value in kind().settings.items() if key in LENGTHS}
+    return kind.fit({**lengths, **variant.held}, train, compile_for(train, cost))

@@ -1,0 +1,78 @@
+"""The papers' qualitative results as questions to a leaderboard; every answer is a paired difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from specsim.bootstrap import Comparison, paired_difference
+from specsim.leaderboard import Board, Row
+
+TS = ("beta_ts", "cali_ts")
+MOST_LAMBDA = 0.9
+
+
+def best(board: Board, *names: str) -> Row | None:
+    """The first row of these policies; boards are ranked."""
+    return next((row for row in board.rows if row.policy.name in names), None)
+
+
+def row(board: Board, label: str) -> Row | None:
+    return next((row for row in board.rows if row.label == label), None)
+
+
+def compare(board: Board, a: Row | None, b: Row | None) -> Comparison | None:
+    """Speedup of a less speedup of b on the held-out sequences."""
+    if a is None or b is None:
+        return None
+    return paired_difference(board.baseline_sequence_s, a.speculative_s, b.speculative_s)
+
+
+def verdict(comparison: Comparison | None) -> str:
+    """A difference of speedups and what it says."""
+    if comparison is None:
+        return "not on this board"
+    d = comparison.difference
+    word = "better" if d.low > 0 else "worse" if d.high < 0 else "not separated"
+    return f"{d.estimate:+.3f} [{d.low:+.3f}, {d.high:+.3f}] {word}"
+
+
+def questions(board: Board) -> list[tuple[str, str]]:
+    """(question, answer) for one board."""
+    fixed = best(board, "fixed_k")
+    threshold = ("max_confidence", "adaedl", "p_min", "time_gain", "hugging_face")
+    renewal = best(board, "renewal_stop")
+    others = [r for r in board.rows if r.policy.name != "renewal_stop"]
+    asked: list[tuple[str, Row | None, Row | None]] = [
+        ("Beta-TS, weak prior, against the best fixed K", row(board, "beta_ts, weak prior"), fixed),
+        ("Beta-TS, strong prior, against the best fixed K", row(board, "beta_ts, strong prior"), fixed),
+        ("Beta-TS, strong prior, against K = 4", row(board, "beta_ts, strong prior"), row(board, "fixed_k, K = 4")),
+        ("Beta-TS, tuned prior, against the best fixed K", row(board, "beta_ts, tuned"), fixed),
+        ("Cali-TS against the best fixed K", best(board, "cali_ts"), fixed),
+        ("Cali-TS against the best Beta-TS", best(board, "cali_ts"), best(board, "beta_ts")),
+        (
+            "AdaEDL against Max-Confidence, both with lambda moving",
+            row(board, "adaedl, dynamic"),
+            row(board, "max_confidence, dynamic"),
+        ),
+        ("AdaEDL against Base-SPD with the best K", best(board, "adaedl"), fixed),
+        ("Max-Confidence against Base-SPD with the best K", best(board, "max_confidence"), fixed),
+        ("RenewalStop against the best threshold policy", renewal, best(board, *threshold)),
+        ("RenewalStop against the best Thompson sampling", renewal, best(board, *TS)),
+        ("RenewalStop against the best of all others", renewal, others[0] if others else None),
+    ]
+    return [(text, verdict(compare(board, a, b))) for text, a, b in asked if a is not None and b is not None]
+
+
+def lambda_loss(board: Board, label: str) -> float | None:
+    """Mean loss of speedup, in percent of the best, over the search range of lambda_0 from 0 to 0.9."""
+    for sweep in board.sweeps:
+        if sweep.label == label and sweep.setting == "lambda0":
+            inside = [s for v, s in zip(sweep.values, sweep.speedups, strict=True) if 0 <= v <= MOST_LAMBDA]
+            top = max([*sweep.speedups, sweep.at_tuned])
+            return 100 * (1 - sum(inside) / len(inside) / top)
+    return None
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows), ""]

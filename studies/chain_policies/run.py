@@ -1,0 +1,193 @@
+"""Chain policies on the embedded lab, replayed and really run: `python studies/chain_policies/run.py [OUT]`.
+
+For each run of config.toml: record the lab, validate every policy on held-out prompts (replayed
+and really decoded, on this machine's own costs), then a leaderboard per maximal draft length
+under those costs and under a cheaper drafter. A second start goes on with the traces that are there.
+
+Writes OUT/<run>/ (trace, profile, validation, leaderboards) and OUT/report.md, in which every number
+comes from the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from questions import lambda_loss, markdown_table, questions, verdict
+
+from realrun.choice import Choice
+from realrun.main_job import Settings, run_main_job
+from realrun.models import load_pair
+from realrun.prompts import lab_prompts
+from realrun.record import RecordSettings
+from specsim.bootstrap import paired_difference
+from specsim.console import progress_bar
+from specsim.cost import ConstantCost, CostModel, read_cost
+from specsim.leaderboard import Board, leaderboard
+from specsim.leaderboard_command import as_document, write_results
+from specsim.trace import read_trace
+
+HERE = Path(__file__).parent
+MEASURED, CHEAP = "measured costs", "cheap drafter"
+LAMBDA = ("adaedl, dynamic", "max_confidence, dynamic")
+
+
+def interval(value: Mapping[str, float]) -> str:
+    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+def boards_of(folder: Path, config: Mapping[str, Any], report: Any) -> dict[str, list[Board]]:
+    """Leaderboards of one run by cost, one per maximal draft length; writes their reports."""
+    trace = read_trace(folder / "trace")
+    costs: dict[str, CostModel] = {
+        MEASURED: read_cost(folder / "profile.json"),
+        CHEAP: ConstantCost(config["cost_ratio"] * 1e-2, 1e-2),
+    }
+    found = {}
+    for name, cost in costs.items():
+        found[name] = leaderboard(
+            {folder.name: trace},
+            [cost],
+            max_drafts=config["max_drafts"],
+            trials=config["trials"],
+            seeds=config["replay_seeds"],
+            seed=config["seed"],
+            progress=report,
+        )
+        options = {"cost": name, "trials": config["trials"], "seeds": config["replay_seeds"], "seed": config["seed"]}
+        write_results(folder / name.replace(" ", "-"), as_document(found[name], options))
+    return found
+
+
+def board_section(board: Board) -> list[str]:
+    """Ranking and questions of one board."""
+    rows = [
+        [
+            r.label,
+            interval(r.prediction.speedup.as_dict()),
+            "=" if r.tied else "",
+            f"{r.prediction.v_d:.3f}",
+            f"{r.prediction.r_d:.3f}",
+            f"{r.prediction.tau:.2f}",
+            f"{r.mean_length:.2f}",
+            f"{100 * r.prediction.oracle_regret:.1f} %",
+        ]
+        for r in board.rows
+    ]
+    oracle = ["oracle", interval(board.oracle.as_dict()), *[""] * 5, "0.0 %"]
+    columns = ["policy", "speedup", "tied with the first", "v_d", "r_d", "tau", "mean draft", "regret"]
+    return [
+        *markdown_table(columns, [oracle, *rows]),
+        *markdown_table(["question (difference of speedups, paired)", "answer"], questions(board)),
+    ]
+
+
+def length_section(boards: Mapping[str, list[Board]]) -> list[str]:
+    """Best speedup of each rule by maximal draft length and run, and what a wrong lambda costs."""
+    lines = []
+    kinds = ("fixed_k", "max_confidence", "adaedl", "renewal_stop")
+    rows = []
+    for run, list_of in boards.items():
+        for board in list_of:
+            by_kind = {kind: next((r for r in board.rows if r.policy.name == kind), None) for kind in kinds}
+            cells = [f"{r.prediction.speedup.estimate:.3f}" if r else "" for r in by_kind.values()]
+            losses = [lambda_loss(board, label) for label in LAMBDA]
+            shown = ["" if loss is None else f"{loss:.1f} %" for loss in losses]
+            rows.append([run, str(board.max_draft), *cells, *shown])
+    columns = ["run", "D", "Base-SPD, best K", "Max-Confidence", "AdaEDL", "RenewalStop"]
+    columns += ["AdaEDL: mean loss over lambda", "Max-Confidence: mean loss over lambda"]
+    lines += markdown_table(columns, rows)
+    return lines
+
+
+def measured_section(document: Mapping[str, Any]) -> list[str]:
+    """Predicted beside measured, and RenewalStop's measured difference to every other policy."""
+    rows, baseline = document["rows"], document["autoregressive_sequence_seconds"]
+    renewal = next(r for r in rows if r["policy"] == "renewal_stop")
+    cells = []
+    for r in rows:
+        ahead = ""
+        if r is not renewal:
+            ahead = verdict(paired_difference(baseline, renewal["sequence_seconds"], r["sequence_seconds"]))
+        identical = r["rounds_identical_percent"]
+        cells.append(
+            [
+                f"{r['label']} ({r['role']})",
+                interval(r["predicted"]),
+                interval(r["measured"]),
+                f"{r['error_percent']:+.1f}",
+                f"{identical:.2f}",
+                ahead,
+            ]
+        )
+    columns = ["policy", "predicted", "measured", "error %", "rounds identical %", "RenewalStop less this, measured"]
+    return [
+        *markdown_table(columns, cells),
+        f"Median absolute error {document['median_abs_error_percent']:.2f} %; the predicted best policy is "
+        f"{document['best']['loss_percent']:.2f} % below the measured best.",
+        "",
+    ]
+
+
+def main(out: Path) -> None:
+    """Run everything and write the report."""
+    config = tomllib.loads((HERE / "config.toml").read_text())
+    pair = load_pair(dtype=config["dtype"], threads=config["threads"])
+    prompts = lab_prompts(pair.tokenizer, config["prompts"])
+    documents: dict[str, dict[str, Any]] = {}
+    boards: dict[str, dict[str, list[Board]]] = {}
+    for run in config["runs"]:
+        choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+        settings = Settings(
+            record=RecordSettings(config["depth"], config["max_new_tokens"], choice),
+            trials=config["trials"],
+            repeats=config["repeats"],
+            seed=config["seed"],
+        )
+        folder = out / run["name"]
+        with progress_bar() as report:
+            done = folder / "validation.json"
+            documents[run["name"]] = (
+                json.loads(done.read_text())
+                if done.is_file()
+                else run_main_job(pair, prompts, settings, folder, report)
+            )
+            boards[run["name"]] = boards_of(folder, config, report)
+    (out / "report.md").write_text(report_text(config, documents, boards))
+
+
+def report_text(
+    config: Mapping[str, Any],
+    documents: Mapping[str, Mapping[str, Any]],
+    boards: Mapping[str, Mapping[str, list[Board]]],
+) -> str:
+    """The study's report as Markdown."""
+    first = next(iter(documents.values()))
+    environment = first["environment"]
+    lines = [
+        "# Chain policies on the lab",
+        "",
+        f"{config['prompts']} held-out prompts of the lab, {config['max_new_tokens']} tokens each, half to tune on and "
+        f"half to report on; {environment['device']}, {environment['threads']} thread, {first['dtype']}, "
+        f"{environment['date'][:10]}. Speedups with 95 % intervals over sequences; differences are paired. "
+        f'"{CHEAP}" sets s_d / s_t to {config["cost_ratio"]} and everything else to nothing.',
+        "",
+        "## By maximal draft length D",
+        "",
+    ]
+    for cost in (MEASURED, CHEAP):
+        lines += [f"### {cost}", "", *length_section({run: found[cost] for run, found in boards.items()})]
+    for run, found in boards.items():
+        lines += [f"## {run}: really run", "", *measured_section(documents[run])]
+        for cost, list_of in found.items():
+            deepest = max(list_of, key=lambda board: board.max_draft)
+            lines += [f"## {run}: replayed, {cost}, D = {deepest.max_draft}", "", *board_section(deepest)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out")

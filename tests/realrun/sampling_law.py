@@ -1,0 +1,145 @@
+"""Exact laws of what is emitted: thresholds of a verifier's uniforms, and the target's own law."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from realrun.choice import Choice, Stream
+from realrun.decode import Verifier
+from realrun.drafters.draft_model import Draft
+
+HALVINGS = 26  # of a threshold's interval
+EXACT = 1e-5  # of a law put together from a few hundred thresholds found to 2^-26
+Path = tuple[int, ...]
+Law = dict[Path, float]
+
+
+def warped(logits: Sequence[float], temperature: float, top_p: float) -> list[float]:
+    """Softmax at the temperature, cut to the nucleus: in plain numbers, apart from the code under test."""
+    weights = np.exp(np.asarray(logits, dtype=np.float64) / temperature)
+    probs = weights / weights.sum()
+    kept, mass = [], 0.0
+    for token in sorted(range(len(probs)), key=lambda token: (-probs[token], token)):
+        if mass >= top_p:
+            break
+        kept.append(token)
+        mass += probs[token]
+    return [float(probs[token]) / mass if token in kept else 0.0 for token in range(len(probs))]
+
+
+@dataclass(frozen=True)
+class FedChoice(Choice):
+    """A choice whose uniforms are given by hand."""
+
+    fed: dict[tuple[Stream, int], float] = field(default_factory=dict)
+
+    def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
+        return self.fed[stream, depth]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Logits of a target and a drafter after every path, random."""
+
+    target: Mapping[Path, torch.Tensor]
+    drafter: Mapping[Path, torch.Tensor]
+
+
+def random_tables(vocabulary: int, depth: int, seed: int) -> Tables:
+    generator = torch.Generator().manual_seed(seed)
+    paths = [p for n in range(depth + 1) for p in itertools.product(range(vocabulary), repeat=n)]
+
+    def table() -> dict[Path, torch.Tensor]:
+        rows = 1.5 * torch.randn(len(paths), vocabulary, generator=generator, dtype=torch.float64)
+        return dict(zip(paths, rows, strict=True))
+
+    return Tables(table(), table())
+
+
+def threshold(decide: Callable[[float], bool]) -> float:
+    """The u in [0, 1] below which a monotone decision is true."""
+    low, high = 0.0, 1.0
+    if decide(1 - 2**-53):
+        return 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if decide(middle) else (low, middle)
+    return low
+
+
+def add(law: Law, path: Path, chance: float, target: Callable[[Path], list[float]], length: int) -> None:
+    """Add to the law of the first `length` tokens what the target alone says after this path."""
+    if chance == 0:
+        return
+    if len(path) >= length:
+        law[path[:length]] = law.get(path[:length], 0.0) + chance
+        return
+    for token, prob in enumerate(target(path)):
+        add(law, (*path, token), chance * prob, target, length)
+
+
+def emitted_law(
+    tables: Tables, depth: int, choice: FedChoice, verifier: Verifier, judged_by: Choice | None = None
+) -> Law:
+    """The law of the first depth + 1 tokens of one round and the target's own after it.
+
+    Every draft is taken with its probability under q, and every decision of the verifier with
+    the threshold in its uniform at which it turns. judged_by : the drafter's distribution that the
+    verifier is told, if not the one drawn from
+    """
+    vocabulary = len(tables.target[()])
+    law: Law = {}
+
+    def target(path: Path) -> list[float]:
+        return warped(tables.target[path].tolist(), choice.temperature, choice.top_p)
+
+    for chain in itertools.product(range(vocabulary), repeat=depth):
+        chance = float(np.prod([choice.probs(tables.drafter[chain[:i]][None])[0, chain[i]] for i in range(depth)]))
+        if chance == 0:
+            continue
+        told = [(judged_by or choice).probs(tables.drafter[chain[:i]][None])[0] for i in range(depth)]
+        draft = Draft(tokens=[*chain], probs=told)
+        logits = torch.stack([tables.target[chain[:i]] for i in range(depth + 1)])
+
+        def emitted(draft: Draft = draft, logits: torch.Tensor = logits) -> list[int]:
+            return verifier(logits, draft, choice, 0, 0)
+
+        def accepts(place: int, u: float, emitted: Callable[[], list[int]] = emitted) -> bool:
+            choice.fed["judge", place + 1] = u
+            return len(emitted()) > place + 1
+
+        def last_is_at_most(token: int, u: float, emitted: Callable[[], list[int]] = emitted) -> bool:
+            choice.fed["last", 0] = u
+            return emitted()[-1] <= token
+
+        choice.fed.update({("judge", i + 1): 0.0 for i in range(depth)} | {("last", 0): 0.5})
+        for place in range(depth + 1):
+            # All before `place` are accepted; here, if it is a place of the draft, one is rejected.
+            accepted = threshold(lambda u, at=place: accepts(at, u)) if place < depth else 0.0
+            if accepted < 1:
+                if place < depth:
+                    choice.fed["judge", place + 1] = 1 - 2**-53
+                cumulative = [threshold(lambda u, x=token: last_is_at_most(x, u)) for token in range(vocabulary)]
+                for token, mass in enumerate(np.diff(cumulative, prepend=0.0)):
+                    add(law, (*chain[:place], token), chance * (1 - accepted) * mass, target, depth + 1)
+            chance *= accepted
+            if chance == 0:
+                break
+            choice.fed["judge", place + 1] = 0.0
+    return law
+
+
+def exact_law(tables: Tables, depth: int, choice: Choice) -> Law:
+    law: Law = {}
+    add(law, (), 1.0, lambda path: warped(tables.target[path].tolist(), choice.temperature, choice.top_p), depth + 1)
+    return law
+
+
+def distance(law: Law, other: Law) -> float:
+    """Total variation."""
+    return sum(abs(law.get(path, 0.0) - other.get(path, 0.0)) for path in {*law, *other}) / 2

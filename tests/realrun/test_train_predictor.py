@@ -1,0 +1,214 @@
+"""Training the acceptance predictor: samples, resuming, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_predictor import CPU, random_predictor, refused, scoring_pair
+from tiny import tiny_pair, tiny_prompts, tiny_tokenizer
+
+from realrun.choice import Choice
+from realrun.decode import Decoder
+from realrun.drafters.draft_model import DraftModel
+from realrun.lab.corpus import SourceFile
+from realrun.predictor import load_predictor, producing_states
+from realrun.predictor_data import PredictorSettings, Samples, Tensors, collect, judged_samples
+from realrun.prompts import Prompt, lab_prompts
+from realrun.record import RecordSettings, record
+from realrun.train_predictor import Trainer, compare, quality, train_predictor
+from specsim.trace import Trace
+
+
+@pytest.fixture(scope="module")
+def traced() -> tuple[Trace, list[Tensors], Samples]:
+    """A recorded trace and what training collects on the same runs."""
+    pair, choice, depth = scoring_pair(), Choice("gumbel", 0.7, seed=3), 5
+    prompts = [Prompt("all", [17]), *tiny_prompts(4)]
+    settings = PredictorSettings(max_new_tokens=25, depth=depth, temperatures=(0.7,), seed=3)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), Choice())
+    found = [collect(pair, decoder, prompt, settings, s) for s, prompt in enumerate(prompts)]
+    return record(pair, prompts, RecordSettings(depth, 25, choice)), found, judged_samples(found, depth)
+
+
+def test_samples_are_the_judged_tokens_of_a_dense_trace(traced: tuple[Trace, list[Tensors], Samples]) -> None:
+    trace, _, samples = traced
+    remaining = np.repeat(trace.output_tokens, trace.output_tokens) - trace.position
+    expected = {
+        (t, i, i <= trace.match_len[t])
+        for t in range(len(trace.token))
+        for i in range(1, min(trace.depth, int(remaining[t])) + 1)
+        if i - 1 <= trace.match_len[t]
+    }
+    columns = (samples.round.tolist(), samples.depth.tolist(), samples.label.tolist())
+    assert set(zip(*columns, strict=True)) == expected and len(samples.label) == len(expected)
+    assert samples.row.tolist() == [t + i - 1 for t, i in zip(columns[0], columns[1], strict=True)]
+    starts = np.searchsorted(trace.offsets, samples.round.numpy(), side="right") - 1
+    np.testing.assert_array_equal(samples.sequence.numpy(), starts)
+    assert 0.1 < np.mean(columns[2]) < 0.9
+
+
+def test_samples_have_the_states_that_scores_are_made_of(traced: tuple[Trace, list[Tensors], Samples]) -> None:
+    trace, _, samples = traced
+    assert trace.score is not None
+    predictor = random_predictor(tiny_pair())
+    for depth in range(1, 6):
+        at = (samples.depth == depth).nonzero()[:, 0]
+        scorer = predictor.after(samples.target_hidden[samples.round[at]])
+        scores = scorer(samples.draft_hidden[samples.row[at]], depth)
+        # States are kept in half precision for training.
+        np.testing.assert_allclose(scores, trace.score[samples.round[at].numpy(), depth - 1], rtol=0, atol=3e-3)
+        np.testing.assert_allclose(
+            samples.confidence[samples.row[at]], trace.confidence[samples.round[at].numpy(), depth - 1], rtol=1e-5
+        )
+
+
+def test_producing_states_of_a_one_token_prompt_begin_with_zeros() -> None:
+    states = producing_states(tiny_pair().target, [7], [4, 5, 6])
+    assert states.shape == (3, 32) and not states[0].any() and states[1].any()
+    longer = producing_states(tiny_pair().target, [3, 7], [4, 5, 6])
+    assert longer.shape == (3, 32) and longer[0].any()
+
+
+def learnable(sequences: int = 30, length: int = 60) -> list[Tensors]:
+    """A token is right with a chance that both models' states tell of, the draft's at its own position."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(sequences):
+        target, draft = rng.standard_normal((length, 12)), rng.standard_normal((length, 8))
+        logit = 2.0 * draft[:, 0] - draft[:, 3] + 1.5 * target[:, 2] + 1
+        match = rng.random(length) < 1 / (1 + np.exp(-logit))
+        found.append(
+            {
+                "target_hidden": torch.tensor(target).half(),
+                "draft_hidden": torch.tensor(draft).half(),
+                "match": torch.tensor(match),
+                "confidence": torch.full((length,), 0.5) + 0.01 * torch.rand(length),
+            }
+        )
+    return found
+
+
+SETTINGS = PredictorSettings(depth=4, epochs=12, patience=3, batch=64, lr=3e-3)
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_training_learns_what_there_is_to_learn(tmp_path: Path) -> None:
+    samples = judged_samples(learnable(), SETTINGS.depth)
+    trainer = Trainer(samples, SETTINGS, tmp_path / "c.safetensors", CPU)
+    before = trainer.loss("validation")
+    trainer.run(quiet)
+    result = compare(samples, trainer.folded({}))
+    assert result["predictor"]["log_loss_nats"] < result["base rate"]["log_loss_nats"] - 0.08
+    assert result["predictor"]["log_loss_nats"] < result["confidence"]["log_loss_nats"] - 0.08
+    assert result["predictor"]["auc"] > 0.75 and 0.4 < result["confidence"]["auc"] < 0.6
+    assert min(row["validation_nats"] for row in trainer.history) < before
+    assert {name: len(samples.part(name)) > 0 for name in ("train", "validation", "held out")}.values()
+    parts = torch.cat([samples.part(name) for name in ("train", "validation", "held out")])
+    assert parts.sort().values.tolist() == list(range(len(samples.label)))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("interrupt_at", [1, 2, 5])
+def test_a_resumed_training_has_the_same_loss_curve(tmp_path: Path, interrupt_at: int) -> None:
+    samples = judged_samples(learnable(12, 40), SETTINGS.depth)
+    whole = Trainer(samples, SETTINGS, tmp_path / "whole.safetensors", CPU)
+    whole.run(quiet)
+    assert len(whole.history) > interrupt_at
+
+    def kill(what: str, done: int, total: int) -> None:
+        if done == interrupt_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        Trainer(samples, SETTINGS, tmp_path / "parts.safetensors", CPU).run(kill)
+    resumed = Trainer(samples, SETTINGS, tmp_path / "parts.safetensors", CPU)
+    assert len(resumed.history) == interrupt_at
+    resumed.run(quiet)
+    assert resumed.history == whole.history
+    assert resumed.folded({}).digest == whole.folded({}).digest
+
+
+SMALL = PredictorSettings(max_new_tokens=10, depth=4, temperatures=(0.0, 0.8), epochs=2, batch=64)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    out = tmp_path_factory.mktemp("predictor") / "out"
+    return out, train_predictor(tiny_pair(), tiny_prompts(20), SMALL, out, quiet)
+
+
+@pytest.mark.parametrize(("what", "done"), [("decode", 3), ("decode", 16), ("decode", 18), ("train", 1)])
+def test_killed_while_collecting_or_training_it_goes_on(
+    what: str, done: int, trained: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    calls: list[int] = []
+
+    def kill(now: str, number: int, total: int) -> None:
+        if (now, number) == (what, done):
+            raise Killed
+
+    def count(now: str, number: int, total: int) -> None:
+        calls.append(number)
+
+    with pytest.raises(Killed):
+        train_predictor(tiny_pair(), tiny_prompts(20), SMALL, tmp_path / "out", kill)
+    document = train_predictor(tiny_pair(), tiny_prompts(20), SMALL, tmp_path / "out", count)
+    expected = trained[1]
+    assert document["history"] == expected["history"] and document["held_out"] == expected["held_out"]
+    assert load_predictor(tmp_path / "out").digest == load_predictor(trained[0]).digest
+    if (what, done) in (("decode", 18), ("train", 1)):
+        assert 1 not in calls[: calls.index(16)]  # the first file of states was not made again
+
+
+def test_what_was_trained_can_be_used(trained: tuple[Path, dict[str, object]]) -> None:
+    out, document = trained
+    predictor = load_predictor(out)
+    pair = tiny_pair()
+    predictor.check(pair.target, pair.draft, pair.fingerprint)
+    assert predictor.target_weight.shape == (4, 32)  # as many matrices as depths were seen
+    assert predictor.facts["sequences"] == 20 and predictor.facts["held_out"] == document["held_out"]
+    trace = record(replace(pair, predictor=predictor), tiny_prompts(2), RecordSettings(6, 10))
+    assert trace.score is not None and np.isfinite(trace.score).all()
+
+
+def test_quality_of_known_scores() -> None:
+    found = quality([0.8] * 10 + [0.2] * 5, [1] * 8 + [0] * 2 + [1] + [0] * 4)
+    assert found["ece"] == pytest.approx(0, abs=1e-12)
+    assert found["auc"] == pytest.approx((8 * 4 + 0.5 * (8 * 2 + 1 * 4)) / (9 * 6))
+    assert found["log_loss_nats"] == pytest.approx(-(0.8 * np.log(0.8) + 0.2 * np.log(0.2)))
+
+
+def test_a_training_of_other_settings_is_refused(trained: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
+    out, _ = trained
+    changed = replace(SMALL, depth=3)
+    refused(["depth", "--out"], lambda: train_predictor(tiny_pair(), tiny_prompts(20), changed, out, quiet))
+    refused(["prompts"], lambda: train_predictor(tiny_pair(), tiny_prompts(20, seed=5), SMALL, out, quiet))
+    refused(["too few"], lambda: train_predictor(tiny_pair(), tiny_prompts(9), SMALL, tmp_path / "x", quiet))
+    (tmp_path / "file").write_text("")
+    refused(["is a file"], lambda: train_predictor(tiny_pair(), tiny_prompts(10), SMALL, tmp_path / "file", quiet))
+    for bad in ({"depth": 0}, {"temperatures": ()}, {"epochs": 0}):
+        refused(["predictor"], lambda bad=bad: PredictorSettings(**bad))
+    refused(["temperature=-1"], lambda: PredictorSettings(temperatures=(-1.0,)))
+
+
+def test_the_lab_learns_from_training_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def files(split: str) -> list[SourceFile]:
+        asked.append(split)
+        return [SourceFile(f"{split}_{i}.py", f"{split} number {i}\n" * 40) for i in range(6)]
+
+    monkeypatch.setattr("realrun.prompts.library_files", files)
+    for split, word in (("train", "t r a i n"), ("held_out", "h e l d")):
+        prompts = lab_prompts(tiny_tokenizer(), 4, 40, split=split)  # type: ignore[arg-type]
+        assert all(word in tiny_tokenizer().decode(prompt.tokens) for prompt in prompts)
+    assert asked == ["train", "held_out"]
