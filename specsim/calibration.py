@@ -18,11 +18,11 @@ from specsim.policy.calibrated import FEATURES, feature_table, runs_before
 from specsim.rejection import outcomes
 from specsim.trace import IntArray, Trace
 
-Signal = Literal["confidence", "entropy", "both"]
+Signal = Literal["confidence", "entropy", "both", "all"]
 Method = Literal["platt", "isotonic"]
 Floats = npt.NDArray[np.float64]
 
-HIDDEN = {"confidence": [1], "entropy": [0, 4], "both": []}  # features that a signal leaves out
+HIDDEN = {"confidence": [1, 2], "entropy": [0, 2, 5], "both": [2], "all": []}  # features that a signal leaves out
 KNOTS = 65
 PLATT_REACH = 8.0  # log odds beyond which a calibrated probability stays constant
 RIDGE = 0.1  # weight of the squared norm of the standardised weights, against the sum of log-losses
@@ -75,7 +75,7 @@ def drafted_tokens(trace: Trace, log: npt.NDArray[np.int64] | None = None, *, se
     match, limit = match_len[rows, None].astype(np.int64), trace.draft_limit[rows, None]
     within = depth < limit
     return Tokens(
-        features=feature_table(trace.confidence[rows], trace.entropy_nats[rows], run),
+        features=feature_table(trace.confidence[rows], trace.entropy_nats[rows], trace.prob[rows], run),
         judged=within & (depth <= match),
         hit=within & (depth < match),
         within=within,
@@ -104,7 +104,7 @@ class Calibration:
 
 
 def calibrate(
-    features: Floats, hit: npt.NDArray[np.bool_], *, signal: Signal = "both", method: Method = "platt"
+    features: Floats, hit: npt.NDArray[np.bool_], *, signal: Signal = "all", method: Method = "platt"
 ) -> Calibration:
     """Fit acceptance to features [n, FEATURES] of n tokens, of which `hit` [n] says the outcome.
 
@@ -172,7 +172,7 @@ def quality(prob: npt.ArrayLike, hit: npt.ArrayLike) -> Quality:
 
 
 def compare(
-    train: Trace, holdout: Trace, *, signal: Signal = "both", method: Method = "platt"
+    train: Trace, holdout: Trace, *, signal: Signal = "all", method: Method = "platt"
 ) -> dict[str, dict[str, Any]]:
     """Raw confidence and calibrated probability on held-out judged tokens, rounds from every position."""
     learned, judged = drafted_tokens(train), drafted_tokens(holdout)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.acceptance.command import acceptance
-from specsim.console import parse_settings, print_json, print_table, run
-from specsim.leaderboard_command import leaderboard
-from specsim.options import (
+from specsim.commands.acceptance import acceptance
+from specsim.commands.leaderboard import leaderboard
+from specsim.commands.options import (
     BatchOption,
     CostOption,
     DraftCostOption,
@@ -23,7 +22,8 @@ from specsim.options import (
     TraceArgument,
     read_costs,
 )
-from specsim.tuning.command import tune
+from specsim.commands.tune import tune
+from specsim.console import parse_settings, print_json, print_table, run
 
 if TYPE_CHECKING:
     from specsim.policy import ChainPolicy

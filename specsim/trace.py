@@ -114,7 +114,7 @@ class Trace:
     @property
     def approximate(self) -> bool:
         """Whether a replay draws acceptance from accept_prob, so that rounds chain approximately."""
-        decoding = self.meta["decoding"]
+        decoding = self.meta.get("decoding")
         mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
         return mode == "rejection" and self.accept_prob is not None
 

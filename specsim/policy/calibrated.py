@@ -10,30 +10,45 @@ import math
 import numba as nb
 import numpy as np
 
-FEATURES = 5  # of a drafted token, as `features` lists them
+FEATURES = 6  # of a drafted token, as `features` lists them
 SMALLEST = 1e-6  # probability
 
 
 @nb.njit
-def features(confidence, entropy_nats, depth, run, past):  # type: ignore[no-untyped-def]
+def features(confidence, entropy_nats, prob, depth, run, past):  # type: ignore[no-untyped-def]
     """What acceptance is predicted from, of the depth-th token of a round.
 
-    Confidence as log odds; sqrt(entropy), of which AdaEDL's score 1 - sqrt(gamma H) is a linear
+    Confidence and the drafted token's own probability (another where the drafter samples) as log
+    odds; sqrt(entropy), of which AdaEDL's score 1 - sqrt(gamma H) is a linear
     function, so that gamma needs no choice; log depth; log(1 + run), run being the tokens emitted
     since a draft was last rejected, for easy stretches of text last longer than a round; and
     past, the sum of the log confidences of the round's earlier tokens.
     """
-    kept = min(max(confidence, SMALLEST), 1.0 - SMALLEST)
-    return math.log(kept / (1.0 - kept)), math.sqrt(max(entropy_nats, 0.0)), math.log(depth), math.log1p(run), past
+    return (
+        log_odds(confidence),
+        math.sqrt(max(entropy_nats, 0.0)),
+        log_odds(prob),
+        math.log(depth),
+        math.log1p(run),
+        past,
+    )
 
 
 @nb.njit
-def score(weights, confidence, entropy_nats, depth, run, past):  # type: ignore[no-untyped-def]
+def log_odds(prob):  # type: ignore[no-untyped-def]
+    """log(p / (1 - p)), finite at 0 and 1 too."""
+    kept = min(max(prob, SMALLEST), 1.0 - SMALLEST)
+    return math.log(kept / (1.0 - kept))
+
+
+@nb.njit
+def score(weights, confidence, entropy_nats, prob, depth, run, past):  # type: ignore[no-untyped-def]
     """Linear score of a drafted token; weights [1 + FEATURES], the intercept first."""
-    f = features(confidence, entropy_nats, depth, run, past)
-    return (
-        weights[0] + weights[1] * f[0] + weights[2] * f[1] + weights[3] * f[2] + weights[4] * f[3] + weights[5] * f[4]
-    )
+    f = features(confidence, entropy_nats, prob, depth, run, past)
+    total = weights[0]
+    for i in range(FEATURES):
+        total += weights[1 + i] * f[i]
+    return total
 
 
 @nb.njit
@@ -61,14 +76,15 @@ def run_after(run, drafted, accepted):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def feature_table(confidence, entropy_nats, run):  # type: ignore[no-untyped-def]
-    """`features` of R rounds' tokens: confidence, entropy_nats [R, D], run [R] -> float64 [R, D, FEATURES]."""
+def feature_table(confidence, entropy_nats, prob, run):  # type: ignore[no-untyped-def]
+    """`features` of R rounds' tokens: three [R, D] arrays, run [R] -> float64 [R, D, FEATURES]."""
     rounds, depth = confidence.shape
     result = np.empty((rounds, depth, FEATURES))
     for r in range(rounds):
         past = 0.0
         for i in range(depth):
-            one = features(np.float64(confidence[r, i]), np.float64(entropy_nats[r, i]), i + 1, run[r], past)
+            shown = np.float64(confidence[r, i]), np.float64(entropy_nats[r, i]), np.float64(prob[r, i])
+            one = features(shown[0], shown[1], shown[2], i + 1, run[r], past)
             for f in range(FEATURES):
                 result[r, i, f] = one[f]
             past = with_one_more(past, np.float64(confidence[r, i]))

@@ -25,10 +25,10 @@ from realrun.models import load_pair
 from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings
 from specsim.bootstrap import paired_difference
+from specsim.commands.leaderboard import as_document, write_results
 from specsim.console import progress_bar
 from specsim.cost import ConstantCost, CostModel, read_cost
 from specsim.leaderboard import Board, leaderboard
-from specsim.leaderboard_command import as_document, write_results
 from specsim.trace import read_trace
 
 HERE = Path(__file__).parent

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,15 +13,18 @@ from realrun.choice import Choice
 from realrun.decode import Decoder
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
-from realrun.prompts import Prompt
+from realrun.prompts import Prompt, lab_prompts
 from realrun.record import RecordSettings, elapsed_ratio, record
 from realrun.validate import output_identical, rounds_identical
 from specsim.cost import ConstantCost
-from specsim.policy import POLICIES, ChainPolicy, make_policy
+from specsim.policy import POLICIES, make_policy
 from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
-NEW_TOKENS = 128
+SIZES = [  # (prompts, output tokens)
+    pytest.param((9, 64), id="9x64"),
+    pytest.param((21, 128), id="21x128", marks=pytest.mark.slow),
+]
 CHOICES = {"greedy": Choice("greedy"), "gumbel": Choice("gumbel", 0.8, seed=11)}
 SETTINGS = [
     ("fixed_k", {"k": 4}),
@@ -41,41 +47,56 @@ SETTINGS = [
 ]
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A trace of the lab and what it was recorded from."""
+
+    choice: Choice
+    trace: Trace
+    prompts: list[Prompt]
+    new_tokens: int
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def size(request: pytest.FixtureRequest) -> tuple[int, int]:
+    return request.param
+
+
 @pytest.fixture(scope="module", params=sorted(CHOICES))
-def recorded(request: pytest.FixtureRequest, lab_pair64: Pair, prompts: list[Prompt]) -> tuple[Choice, Trace]:
-    choice = CHOICES[request.param]
-    return choice, record(lab_pair64, prompts, RecordSettings(16, NEW_TOKENS, choice))
+def recorded(request: pytest.FixtureRequest, size: tuple[int, int], lab_pair64: Pair) -> Recorded:
+    choice, (count, new_tokens) = CHOICES[request.param], size
+    prompts = lab_prompts(lab_pair64.tokenizer, count)
+    return Recorded(choice, record(lab_pair64, prompts, RecordSettings(16, new_tokens, choice)), prompts, new_tokens)
 
 
 def test_every_policy_is_tested_here() -> None:
     assert {name for name, _ in SETTINGS} == set(POLICIES)
 
 
-@pytest.mark.parametrize("policy", [make_policy(*spec) for spec in SETTINGS], ids=str)
+@pytest.mark.parametrize("spec", SETTINGS, ids=lambda spec: str(make_policy(*spec)))
 def test_every_round_and_every_output_is_identical(
-    recorded: tuple[Choice, Trace], policy: ChainPolicy, lab_pair64: Pair, prompts: list[Prompt]
+    recorded: Recorded, spec: tuple[str, dict[str, Any]], lab_pair64: Pair
 ) -> None:
-    choice, trace = recorded
-    assert trace.sequences >= 20
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
+    name, settings = spec
+    table = compile_for(recorded.trace, ConstantCost(1e-3, 5e-3))
+    policy = POLICIES[name].fit(settings, recorded.trace, table)
+    replayed = replay(recorded.trace, policy, table, seed=3, log=True)
     drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids, lab_pair64.predictor)
-    decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, choice)
+    decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, recorded.choice)
     runs, state = [], None
-    for number, prompt in enumerate(prompts):
-        runs.append(decoder.decode(prompt.tokens, NEW_TOKENS, policy, sequence=number, seed=3, state=state))
+    for number, prompt in enumerate(recorded.prompts):
+        runs.append(decoder.decode(prompt.tokens, recorded.new_tokens, policy, sequence=number, seed=3, state=state))
         state = runs[-1].state
     assert rounds_identical(replayed, runs) == 1.0
     assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
-    assert output_identical(trace, runs) == 1.0
+    assert output_identical(recorded.trace, runs) == 1.0
 
 
 @torch.inference_mode()
-def test_recorded_outputs_are_the_targets_own_choices(
-    recorded: tuple[Choice, Trace], lab_pair64: Pair, prompts: list[Prompt]
-) -> None:
+def test_recorded_outputs_are_the_targets_own_choices(recorded: Recorded, lab_pair64: Pair) -> None:
     """Checked without our loop and without a cache: one plain forward pass over each output."""
-    choice, trace = recorded
-    for number, prompt in enumerate(prompts):
+    choice, trace = recorded.choice, recorded.trace
+    for number, prompt in enumerate(recorded.prompts):
         output = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
         ids = torch.tensor([prompt.tokens + output])
         logits = lab_pair64.target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
@@ -84,12 +105,12 @@ def test_recorded_outputs_are_the_targets_own_choices(
             assert logits.argmax(-1).tolist() == output
 
 
-def test_the_traces_look_like_real_text(recorded: tuple[Choice, Trace]) -> None:
+def test_the_traces_look_like_real_text(recorded: Recorded) -> None:
     """A pair that always or never agrees, or text that loops, would teach nothing."""
-    choice, trace = recorded
-    assert 0.4 < trace.meta["first_token_accepted_share"] < 0.85
-    if choice.mode == "gumbel":
-        assert trace.meta["distinct_trigram_share"] > 0.6
+    meta = recorded.trace.meta
+    assert 0.4 < meta["first_token_accepted_share"] < 0.85
+    if recorded.choice.mode == "gumbel":
+        assert meta["distinct_trigram_share"] > 0.6
 
 
 @torch.inference_mode()

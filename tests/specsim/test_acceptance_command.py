@@ -13,7 +13,7 @@ from acceptance_examples import difficulty, fixed_k_rounds
 from typer.testing import CliRunner
 
 from specsim.acceptance import generate, load_model, save_model
-from specsim.acceptance.command import acceptance
+from specsim.commands.acceptance import acceptance
 from specsim.errors import InputError
 from specsim.trace import read_trace, write_trace
 

@@ -15,6 +15,7 @@ from specsim.policy.calibrated import FEATURES, SMALLEST, features, interpolate,
 from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
+PROB, DEPTH, RUN, PAST = 2, 3, 4, 5  # of the features; confidence and entropy come first
 METHODS = pytest.mark.parametrize("method", ["platt", "isotonic"])
 
 
@@ -51,9 +52,10 @@ def test_what_follows_a_right_token() -> None:
 
 
 def test_features_by_hand() -> None:
-    assert features(0.5, 4.0, 1, 0.0, 0.0) == (0.0, 2.0, 0.0, 0.0, 0.0)
-    assert features(0.75, 0.0, 3, 7.0, -1.5) == pytest.approx((math.log(3), 0.0, math.log(3), math.log(8), -1.5))
-    assert features(1.0, 0.0, 1, 0.0, 0.0)[0] == pytest.approx(-math.log(SMALLEST), rel=1e-5)
+    assert features(0.5, 4.0, 0.5, 1, 0.0, 0.0) == (0.0, 2.0, 0.0, 0.0, 0.0, 0.0)
+    wanted = (math.log(3), 0.0, -math.log(3), math.log(3), math.log(8), -1.5)
+    assert features(0.75, 0.0, 0.25, 3, 7.0, -1.5) == pytest.approx(wanted)
+    assert features(1.0, 0.0, 0.5, 1, 0.0, 0.0)[0] == pytest.approx(-math.log(SMALLEST), rel=1e-5)
 
 
 def test_features_of_a_round_remember_its_earlier_tokens() -> None:
@@ -61,8 +63,8 @@ def test_features_of_a_round_remember_its_earlier_tokens() -> None:
     tokens = drafted_tokens(trace)
     assert tokens.features.shape == (len(trace.token), trace.depth, FEATURES)
     wanted = np.cumsum(np.log(trace.confidence.astype(float)), axis=1)[:, :-1]
-    np.testing.assert_allclose(tokens.features[:, 1:, 4], wanted, rtol=1e-12)
-    assert not tokens.features[:, 0, 4].any() and not tokens.features[:, :, 3].any()
+    np.testing.assert_allclose(tokens.features[:, 1:, PAST], wanted, rtol=1e-12)
+    assert not tokens.features[:, 0, PAST].any() and not tokens.features[:, :, RUN].any()
 
 
 def test_runs_are_those_of_the_log() -> None:
@@ -74,7 +76,7 @@ def test_runs_are_those_of_the_log() -> None:
     found = replay(trace, FixedK(k=3), compile_for(trace, RampCost()), log=True).log
     assert found is not None
     tokens = drafted_tokens(trace, found)
-    np.testing.assert_allclose(np.expm1(tokens.features[:, 0, 3]), runs_before(found), atol=1e-12)
+    np.testing.assert_allclose(np.expm1(tokens.features[:, 0, RUN]), runs_before(found), atol=1e-12)
 
 
 def test_interpolation_is_numpys() -> None:
@@ -89,16 +91,17 @@ def test_the_true_chance_is_found(method: str) -> None:
     train, _ = overconfident_trace(0)
     holdout, chance = overconfident_trace(1)
     learned, tokens = drafted_tokens(train), drafted_tokens(holdout)
-    model = calibrate(learned.features[learned.judged], learned.hit[learned.judged], method=method)
+    told, hit = learned.features[learned.judged], learned.hit[learned.judged]
+    model = calibrate(told, hit, signal="both", method=method)  # `prob` is the square of confidence here
     found = model.prob(tokens.features)[tokens.judged]
     assert np.abs(found - chance[tokens.judged]).mean() < 0.02
     if method == "platt":
         assert model.weights[1] == pytest.approx(0.5, abs=0.03)
-        assert np.abs(model.weights[[2, 4, 5]]).max() < 0.05  # the others tell nothing
+        assert np.abs(model.weights[[2, 1 + RUN, 1 + PAST]]).max() < 0.05  # the others tell nothing
 
 
 @METHODS
-@pytest.mark.parametrize("signal", ["confidence", "both"])
+@pytest.mark.parametrize("signal", ["confidence", "both", "all"])
 def test_calibration_improves_held_out_error_and_loss(method: str, signal: str) -> None:
     train, holdout = overconfident_trace(0)[0], overconfident_trace(1)[0]
     found = compare(train, holdout, signal=signal, method=method)
@@ -109,9 +112,11 @@ def test_calibration_improves_held_out_error_and_loss(method: str, signal: str) 
 def test_a_signal_hides_the_other_ones_features() -> None:
     tokens = drafted_tokens(overconfident_trace(0, 500)[0])
     told, hit = tokens.features[tokens.judged], tokens.hit[tokens.judged]
-    assert calibrate(told, hit, signal="confidence").weights[2] == 0
-    assert calibrate(told, hit, signal="entropy").weights[[1, 5]].tolist() == [0, 0]
-    assert calibrate(told, hit, signal="both").weights[[1, 2]].all()
+    assert calibrate(told, hit, signal="confidence").weights[[2, 1 + PROB]].tolist() == [0, 0]
+    assert calibrate(told, hit, signal="entropy").weights[[1, 1 + PROB, 1 + PAST]].tolist() == [0, 0, 0]
+    both = calibrate(told, hit, signal="both").weights
+    assert both[[1, 2]].all() and both[1 + PROB] == 0
+    assert calibrate(told, hit, signal="all").weights[1 + PROB] != 0
 
 
 @METHODS

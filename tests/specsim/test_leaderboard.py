@@ -16,10 +16,10 @@ import pytest
 from reference import RampCost, build_trace
 
 from specsim.bootstrap import paired_difference
+from specsim.commands.leaderboard import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
 from specsim.cost import ConstantCost
 from specsim.errors import InputError
 from specsim.leaderboard import Board, combined, leaderboard, shallower
-from specsim.leaderboard_command import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
 from specsim.oracle import oracle_seconds
 from specsim.policy import POLICIES, ChainPolicy, Variant, make_policy, setting
 from specsim.policy.max_confidence import MaxConfidence

@@ -13,13 +13,13 @@ import typer
 from reference import RampCost
 from tuning_cases import stretchy_trace
 
+from specsim.commands.tune import tune
 from specsim.console import run
 from specsim.cost import ConstantCost
 from specsim.policy import POLICIES, AdaEDL, FixedK
 from specsim.trace import read_trace, write_trace
 from specsim.tuning import cross_validate, find_best, split_sequences
 from specsim.tuning import tune as run_tune
-from specsim.tuning.command import tune
 
 Call = Callable[..., tuple[int, str, str]]
 COST = ConstantCost(1e-3, 1e-2)

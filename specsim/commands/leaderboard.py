@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specsim.commands.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
 from specsim.console import print_json, print_table, progress_bar
-from specsim.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
 from specsim.report.page import range_text, value_text
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specsim.commands.options import JsonOption, SeedOption
 from specsim.console import print_json, print_table, progress_bar
-from specsim.options import JsonOption, SeedOption
 
 acceptance = typer.Typer(
     help="Acceptance models: fit one to what data there is, generate traces from it, see how well it fits.\n\n"

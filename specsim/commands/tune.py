@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.console import parse_settings, print_json, print_table, progress_bar
-from specsim.options import (
+from specsim.commands.options import (
     BatchOption,
     CostOption,
     DraftCostOption,
@@ -21,6 +20,7 @@ from specsim.options import (
     TraceArgument,
     read_costs,
 )
+from specsim.console import parse_settings, print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from specsim.prediction import Prediction
@@ -218,6 +218,8 @@ def _print(
         gain = str(one.comparison.difference)
         label = CALLED[name].removeprefix("the ")
         rows.append([label, "", str(other.speedup), gain, f"{other.tau:.2f}", regret, str(other.policy)])
+    if tuned.approximate:
+        title += "; approximate: rejection sampling"
     columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", "regret", "policy"]
     print_table(title, columns, rows)
 

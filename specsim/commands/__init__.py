@@ -1,0 +1,1 @@
+"""The `specsim` commands that fill a file each, and the options they share."""
