@@ -24,14 +24,6 @@ WEIGHTS, KNOTS, PROBS, EDGES, THRESHOLDS = 6, 7, 8, 9, 10
 RUN = 5  # of the weights
 # Halfway between what the lab at temperature 0.8 teaches with and without the last, the drafted token's probability.
 ROUGH_WEIGHTS = (0.55, 0.37, -0.24, 0.11, 0.0, 0.0, 0.0)
-    0.75,
-    0.3,
-    -0.5,
-    0.15,
-    0.0,
-    0.0,
-    0.0,
-)  # about what a trace of the lab's models at temperature 0.8 teaches
 ODDS_KNOTS = tuple(i / 4 for i in range(-32, 33))
 ODDS_PROBS = tuple(1 / (1 + math.exp(-odds)) for odds in ODDS_KNOTS)
 SIGNALS = ("confidence", "entropy", "both", "all")
@@ -70,11 +62,12 @@ class RenewalStop(ChainPolicy):
     confidence, AdaEDL's entropy score, both, or these and the probability of the drafted token
     itself ("all"); and from the confidence of the round's earlier tokens, the depth, and the run
     of tokens since the last rejection. Their product along the draft is the path probability;
-    drafting goes on while that reaches the threshold of its depth and of the signal's bin. `fit` learns both from a trace and its costs: thresholds by the renewal-reward
-    rule with look-ahead (`specsim.stopping`), or myopic, weighing the next token alone. It learns
-    from the rounds that the policy itself starts, found by replaying it and learning again:
-    rounds from every position would make long easy stretches count by their length, which a
-    good policy crosses in few rounds.
+    drafting goes on while that reaches the threshold of its depth and of the signal's bin.
+    `fit` learns both from a trace and its costs: thresholds by the renewal-reward rule with
+    look-ahead (`specsim.stopping`), or myopic, weighing the next token alone. It learns from the
+    rounds that the policy itself starts, found by replaying it and learning again: rounds from
+    every position would make long easy stretches count by their length, which a good policy
+    crosses in few rounds.
 
     With `thresholds` given, nothing is learned. The defaults come from no fit: a rough
     calibration, and drafting on while the path probability is at least 0.4.

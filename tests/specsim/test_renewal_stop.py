@@ -239,7 +239,10 @@ def test_the_same_data_teach_the_same(fitted: RenewalStop) -> None:
 
 
 def test_without_data_it_thresholds_a_rough_path_probability() -> None:
-    """Log odds 0.55 + 0.37 of confidence's - 0.24 sqrt(entropy) + 0.11 of the token's own; knots bend the curve by 1e-3 at most."""
+    """Log odds 0.55 + 0.37 of confidence's - 0.24 sqrt(entropy) + 0.11 of the token's own.
+
+    The knots bend the curve by 1e-3 at most.
+    """
     trace = small_trace(1)
     confidence, entropy = trace.confidence.astype(float), trace.entropy_nats.astype(float)
     prob = trace.prob.astype(float)
