@@ -252,6 +252,7 @@ def validate(
     ] = [],  # noqa: B006
     trials: Annotated[int, typer.Option(help="Configurations tried per policy.", min=1)] = 100,
     repeats: Annotated[int, typer.Option(help="Timed runs of every hold-out prompt and policy.", min=1)] = 3,
+    tuning_share: Annotated[float, typer.Option(help="Share of the prompts to tune on.")] = 0.5,
     max_error: Annotated[
         float | None, typer.Option(help="Exit with 1 if the median absolute error exceeds this many percent.")
     ] = None,
@@ -280,6 +281,7 @@ def validate(
         kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
         trials=trials,
         repeats=repeats,
+        tuning_share=tuning_share,
         seed=seed,
         overwrite=overwrite,
     )

@@ -38,6 +38,7 @@ class Settings:
     kinds: tuple[type[ChainPolicy], ...] | None = None
     trials: int = 100
     repeats: int = 3
+    tuning_share: float = 0.5
     seed: int = 0
     overwrite: bool = False
 
@@ -81,6 +82,7 @@ def run_main_job(
         kinds=settings.kinds,
         trials=settings.trials,
         repeats=settings.repeats,
+        tuning_share=settings.tuning_share,
         seed=settings.seed,
         reprofile=profile_slice,
         progress=progress,

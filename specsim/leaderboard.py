@@ -96,7 +96,8 @@ class Row:
 class Board:
     """One trace at one maximal draft length.
 
-    tuning, holdout : sequences; output_tokens, baseline_s : of the held-out ones
+    tuning, holdout : sequences; output_tokens : of the held-out ones, together
+    baseline_s : seconds per held-out sequence [S]
     rows : best first; skipped : (policy, reason)
     """
 
@@ -107,7 +108,7 @@ class Board:
     tuning: int
     holdout: int
     output_tokens: int
-    baseline_s: float
+    baseline_s: Floats
     oracle: Estimate
     rows: list[Row]
     skipped: list[tuple[str, str]]
@@ -122,7 +123,7 @@ class Board:
             "recorded": {key: self.meta.get(key) for key in keys},
             "sequences": {"tuning": self.tuning, "holdout": self.holdout},
             "output_tokens": self.output_tokens,
-            "baseline_token_seconds": self.baseline_s / self.output_tokens,
+            "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
             "oracle": self.oracle.as_dict(),
             "rows": [row.as_dict() for row in self.rows],
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
@@ -305,7 +306,7 @@ def _board(
         tuning=len(tuning),
         holdout=len(held),
         output_tokens=int(holdout.output_tokens.sum()),
-        baseline_s=float(ar_s.sum()),
+        baseline_s=ar_s,
         oracle=ratio_interval(ar_s, oracle_s),
         rows=rows,
         skipped=skipped,

@@ -24,7 +24,7 @@ def compare(board: Board, a: Row | None, b: Row | None) -> Comparison | None:
     """Speedup of a less speedup of b on the held-out sequences."""
     if a is None or b is None:
         return None
-    return paired_difference(board.baseline_sequence_s, a.speculative_s, b.speculative_s)
+    return paired_difference(board.baseline_s, a.speculative_s, b.speculative_s)
 
 
 def verdict(comparison: Comparison | None) -> str:
@@ -39,7 +39,7 @@ def verdict(comparison: Comparison | None) -> str:
 def questions(board: Board) -> list[tuple[str, str]]:
     """(question, answer) for one board."""
     fixed = best(board, "fixed_k")
-    threshold = ("max_confidence", "adaedl", "p_min", "time_gain", "hugging_face")
+    threshold = ("max_confidence", "adaedl", "p_min", "time_gain", "hugging_face")  # of one number
     renewal = best(board, "renewal_stop")
     others = [r for r in board.rows if r.policy.name != "renewal_stop"]
     asked: list[tuple[str, Row | None, Row | None]] = [

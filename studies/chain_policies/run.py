@@ -18,17 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from questions import lambda_loss, markdown_table, questions, verdict
+from transformers import PreTrainedTokenizerBase
 
 from realrun.choice import Choice
+from realrun.lab.corpus import library_files
 from realrun.main_job import Settings, run_main_job
 from realrun.models import load_pair
-from realrun.prompts import lab_prompts
+from realrun.prompts import Prompt
 from realrun.record import RecordSettings
 from specsim.bootstrap import paired_difference
 from specsim.commands.leaderboard import as_document, write_results
 from specsim.console import progress_bar
 from specsim.cost import ConstantCost, CostModel, read_cost
 from specsim.leaderboard import Board, leaderboard
+from specsim.policy import POLICIES
 from specsim.trace import read_trace
 
 HERE = Path(__file__).parent
@@ -38,6 +41,20 @@ LAMBDA = ("adaedl, dynamic", "max_confidence, dynamic")
 
 def interval(value: Mapping[str, float]) -> str:
     return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
+    """Prompts that end at line ends spread evenly over each held-out library file, as many per file as needed."""
+    files = library_files("held_out")
+    cuts = -(-count // len(files)) + 1
+    prompts = []
+    for number in range(1, cuts + 1):
+        for source in files:
+            end = source.text.find("\n", len(source.text) * number // (cuts + 1)) + 1
+            tokens = tokenizer(source.text[:end][-16 * prompt_tokens :])["input_ids"][-prompt_tokens:]
+            if len(tokens) == prompt_tokens:
+                prompts.append(Prompt("tests" if source.is_test else "code", tokens))
+    return prompts[:count]
 
 
 def boards_of(folder: Path, config: Mapping[str, Any], report: Any) -> dict[str, list[Board]]:
@@ -54,6 +71,7 @@ def boards_of(folder: Path, config: Mapping[str, Any], report: Any) -> dict[str,
             [cost],
             max_drafts=config["max_drafts"],
             trials=config["trials"],
+            tuning_share=config["tuning_share"],
             seeds=config["replay_seeds"],
             seed=config["seed"],
             progress=report,
@@ -107,20 +125,19 @@ def length_section(boards: Mapping[str, list[Board]]) -> list[str]:
 def measured_section(document: Mapping[str, Any]) -> list[str]:
     """Predicted beside measured, and RenewalStop's measured difference to every other policy."""
     rows, baseline = document["rows"], document["autoregressive_sequence_seconds"]
-    renewal = next(r for r in rows if r["policy"] == "renewal_stop")
+    renewal = next(r for r in rows if r["policy"] == "renewal_stop" and r["params"]["lookahead"])
     cells = []
     for r in rows:
         ahead = ""
         if r is not renewal:
             ahead = verdict(paired_difference(baseline, renewal["sequence_seconds"], r["sequence_seconds"]))
-        identical = r["rounds_identical_percent"]
         cells.append(
             [
                 f"{r['label']} ({r['role']})",
                 interval(r["predicted"]),
                 interval(r["measured"]),
                 f"{r['error_percent']:+.1f}",
-                f"{identical:.2f}",
+                f"{r['rounds_identical_percent']:.2f}",
                 ahead,
             ]
         )
@@ -137,15 +154,18 @@ def main(out: Path) -> None:
     """Run everything and write the report."""
     config = tomllib.loads((HERE / "config.toml").read_text())
     pair = load_pair(dtype=config["dtype"], threads=config["threads"])
-    prompts = lab_prompts(pair.tokenizer, config["prompts"])
+    prompts = study_prompts(pair.tokenizer, config["prompts"])
+    kinds = tuple(kind for name, kind in POLICIES.items() if name not in config["left_out"])
     documents: dict[str, dict[str, Any]] = {}
     boards: dict[str, dict[str, list[Board]]] = {}
     for run in config["runs"]:
         choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
         settings = Settings(
             record=RecordSettings(config["depth"], config["max_new_tokens"], choice),
+            kinds=kinds,
             trials=config["trials"],
             repeats=config["repeats"],
+            tuning_share=config["tuning_share"],
             seed=config["seed"],
         )
         folder = out / run["name"]
@@ -171,8 +191,9 @@ def report_text(
     lines = [
         "# Chain policies on the lab",
         "",
-        f"{config['prompts']} held-out prompts of the lab, {config['max_new_tokens']} tokens each, half to tune on and "
-        f"half to report on; {environment['device']}, {environment['threads']} thread, {first['dtype']}, "
+        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
+        f"tokens each, {first['sequences']['tuning']} to tune on and {first['sequences']['holdout']} to report on; "
+        f"{environment['device']}, {environment['threads']} thread, {first['dtype']}, "
         f"{environment['date'][:10]}. Speedups with 95 % intervals over sequences; differences are paired. "
         f'"{CHEAP}" sets s_d / s_t to {config["cost_ratio"]} and everything else to nothing.',
         "",
