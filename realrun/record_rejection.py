@@ -27,8 +27,8 @@ import torch
 
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice, describe, draw
+from realrun.dense import CHUNK, STATISTICS, Columns, branch_mask, columns_of
 from realrun.predictor import Scorer
-from realrun.record import CHUNK, STATISTICS, Columns, _branch_mask, _columns
 
 
 @torch.inference_mode()
@@ -42,7 +42,7 @@ def rejection_columns(
     sequence: int,
     scorer: Scorer | None = None,
 ) -> Columns:
-    """Columns as those of `realrun.record.dense_columns`, and accept_prob, [T] or [T, depth].
+    """Columns as those of `realrun.dense.dense_columns`, and accept_prob, [T] or [T, depth].
 
     Both models run over the output once and then, step by step, over one branch per position.
     """
@@ -84,7 +84,7 @@ def rejection_columns(
             state = drafter.hidden
         for lm in lms:
             lm.cache.crop(-(depth - 1) * len(rows))
-    columns = _columns(statistics.numpy(), rank, np.asarray(output), depth)
+    columns = columns_of(statistics.numpy(), rank, np.asarray(output), depth)
     columns["accept_prob"] = accept_prob.numpy().astype(np.float32)
     return columns if scorer is None else {**columns, "score": scores.numpy().astype(np.float32)}
 
@@ -119,5 +119,5 @@ def drafted_with(
 
 def _branch_pass(lm: CachedLM, tokens: torch.Tensor, visible: torch.Tensor, prefix: int, steps: int) -> torch.Tensor:
     """Logits [n, V] after each branch's newest token; branch j follows visible[j] tokens of the prefix."""
-    mask = _branch_mask(visible, prefix, steps, lm.model.dtype)
+    mask = branch_mask(visible, prefix, steps, lm.model.dtype)
     return lm.run_model(input_ids=tokens[None], position_ids=(visible + steps - 1)[None], attention_mask=mask)

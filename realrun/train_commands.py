@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.console import MAX_SEED, print_json, print_table, progress_bar
+from realrun.options import (
+    CountOption,
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    JsonOption,
+    SeedOption,
+    TargetOption,
+    ThreadsOption,
+    TokensOption,
+    load,
+)
+from specsim.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from realrun.models import Pair
@@ -24,24 +36,24 @@ def _group() -> None:
 @train.command()
 def predictor(
     out: Annotated[Path, typer.Option(help="Folder for the predictor; a second run goes on from what is there.")],
-    target: Annotated[str, typer.Option(help='Target model: local folder, hub id, or "lab".')] = "lab",
-    draft: Annotated[str, typer.Option(help='Draft model: local folder, hub id, or "lab".')] = "lab",
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
     prompts: Annotated[
         Path | None,
         typer.Option(help='JSON Lines of {"text", "domain"}; default: pieces of the lab\'s training text.'),
     ] = None,
-    count: Annotated[int, typer.Option(help="Prompts to use.", min=1)] = 600,
-    max_new_tokens: Annotated[int, typer.Option(help="Output tokens per prompt.", min=1)] = 128,
+    count: CountOption = 600,
+    max_new_tokens: TokensOption = 128,
     depth: Annotated[int, typer.Option(help="Longest draft to learn from, in tokens.", min=1, max=64)] = 16,
     temperatures: Annotated[
         str, typer.Option(help="Temperatures that the prompts are decoded at in turn, comma-separated; 0 is greedy.")
     ] = "0,0.7,0.8,1",
     epochs: Annotated[int, typer.Option(help="Most passes over the samples.", min=1)] = 40,
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's choice.", min=0)] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    json: JsonOption = False,
 ) -> None:
     """Train a pair's acceptance predictor, theta_M of Cali-TS (EESD Eq. 5), on runs of the pair.
 
@@ -56,19 +68,13 @@ def predictor(
     except ValueError:
         raise InputError(f"--temperatures {temperatures!r} is no list of numbers; write for example 0,0.8") from None
     settings = PredictorSettings(max_new_tokens, depth, degrees, epochs=epochs, seed=seed)
-    pair = _pair(target, draft, device, dtype, threads)
+    pair = load(target, draft, device, dtype, threads)
     with progress_bar() as report:
         document = train_predictor(pair, _prompts(pair, prompts, count), settings, out, report)
     if json:
         print_json(document)
     else:
         _print(document)
-
-
-def _pair(target: str, draft: str, device: str, dtype: str, threads: int) -> Pair:
-    from realrun.cli import load
-
-    return load(target, draft, device, dtype, threads, predictor="none")
 
 
 def _prompts(pair: Pair, file: Path | None, count: int) -> list[Prompt]:

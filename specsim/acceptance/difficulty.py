@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specsim.acceptance.difficulty_fit import from_rounds, from_trace
 from specsim.acceptance.latent import Drift
+from specsim.acceptance.quantiles import KNOTS, Floats, Table
 from specsim.acceptance.sources import Counters, Source
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain
 from specsim.errors import InputError
 from specsim.trace import Trace
-
-Floats = npt.NDArray[np.float64]
-KNOTS = np.linspace(-3.5, 3.5, 57)  # normal scores at which tables of quantiles are kept
-Table = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,12 @@ class Difficulty:
 
         See `difficulty_fit`. Counters per depth do not tell rounds apart: InputError.
         """
-        from specsim.acceptance.difficulty_fit import from_rounds, from_trace
-
         if isinstance(source, Counters):
             raise InputError(
                 "acceptance model difficulty cannot be fitted to counters, which do not tell easy rounds "
                 "from hard ones; give a trace or rounds, or fit per_position"
             )
-        return from_trace(source) if isinstance(source, Trace) else from_rounds(source)
+        return cls(**(from_trace(source) if isinstance(source, Trace) else from_rounds(source)))
 
     def parameters(self) -> dict[str, Any]:
         return plain(self)

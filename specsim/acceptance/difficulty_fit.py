@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.acceptance.difficulty import KNOTS, Difficulty, Floats, Table
 from specsim.acceptance.latent import MISSING, fit_drift, fit_hidden, fit_mean
+from specsim.acceptance.quantiles import KNOTS, Floats, Table
 from specsim.acceptance.sources import Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats
 from specsim.errors import InputError
@@ -22,7 +22,7 @@ INFORMED = 0.4
 CHANCE = 1e-4  # bound on fitted chances of a hit
 
 
-def from_trace(trace: Trace) -> Difficulty:
+def from_trace(trace: Trace) -> dict[str, Any]:
     """Every part by its own estimate, from tokens whose draft prefix was right, each once.
 
     Tables are empirical quantiles, correlations those of normal scores, the chance of a hit an
@@ -44,7 +44,7 @@ def from_trace(trace: Trace) -> Difficulty:
     lengths = trace.output_tokens
     padded, outcome = _by_sequence(chance, np.where(judged, hit, MISSING), lengths)
     off = _off_law(trace, scores[0], missed)
-    return Difficulty(
+    return dict(
         on_confidence=_quantiles(on[0], 0, 1),
         on_entropy_nats=_quantiles(on[1], 0, np.inf),
         on_ratio=_quantiles(on[2], 0, 1),
@@ -58,7 +58,7 @@ def from_trace(trace: Trace) -> Difficulty:
     )
 
 
-def from_rounds(rounds: Rounds) -> Difficulty:
+def from_rounds(rounds: Rounds) -> dict[str, Any]:
     """The latent from hits and misses, and a default joint law in the place of what rounds do not tell.
 
     Token by token, a round shows a hits and, if a < k, a miss; the token that follows a full
@@ -91,23 +91,23 @@ def from_rounds(rounds: Rounds) -> Difficulty:
     confidence = tuple(chance.tolist())
     entropy = tuple(np.sort(geometric_entropy_nats(chance)).tolist())
     ones = (1.0,) * len(KNOTS)
-    return Difficulty(
-        on_confidence=confidence,
-        on_entropy_nats=entropy,
-        on_ratio=ones,
-        on_correlation=(-1.0, 0.0, 0.0),
-        feature_drift=tuple(drift),
-        hit_weight=(1.0, 0.0, 0.0),
-        hit_prob=confidence,
-        hidden_drift=tuple(drift),
-        off_confidence=confidence,
-        off_entropy_nats=entropy,
-        off_ratio=ones,
-        off_correlation=(-1.0, 0.0, 0.0),
-        off_follow=0.0,
-        off_common=0.0,
-        miss_score=tuple(KNOTS.tolist()),
-    )
+    return {
+        "on_confidence": confidence,
+        "on_entropy_nats": entropy,
+        "on_ratio": ones,
+        "on_correlation": (-1.0, 0.0, 0.0),
+        "feature_drift": tuple(drift),
+        "hit_weight": (1.0, 0.0, 0.0),
+        "hit_prob": confidence,
+        "hidden_drift": tuple(drift),
+        "off_confidence": confidence,
+        "off_entropy_nats": entropy,
+        "off_ratio": ones,
+        "off_correlation": (-1.0, 0.0, 0.0),
+        "off_follow": 0.0,
+        "off_common": 0.0,
+        "miss_score": tuple(KNOTS.tolist()),
+    }
 
 
 def normal_scores(values: Floats) -> Floats:

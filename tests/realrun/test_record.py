@@ -14,9 +14,10 @@ import realrun.record as recording
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
+from realrun.dense import Columns, dense_columns
 from realrun.drafters.draft_model import DraftModel
 from realrun.prompts import Prompt
-from realrun.record import Columns, RecordSettings, dense_columns, elapsed_ratio, record
+from realrun.record import RecordSettings, elapsed_ratio, record
 from specsim.errors import InputError
 from specsim.trace import Trace, read_trace, write_trace
 

@@ -19,9 +19,10 @@ from realrun.approximation import error_percent, measure_approximation
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
+from realrun.dense import Columns
 from realrun.drafters.draft_model import DraftModel
 from realrun.profile import profile
-from realrun.record import Columns, RecordSettings, record
+from realrun.record import RecordSettings, record
 from realrun.record_rejection import drafted_with, rejection_columns
 from realrun.validate import as_document, validate
 from specsim.cost import ConstantCost, profile_from_json

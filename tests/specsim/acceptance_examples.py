@@ -8,7 +8,7 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from specsim.acceptance import Counters, Difficulty, Rounds
-from specsim.acceptance.difficulty import KNOTS
+from specsim.acceptance.quantiles import KNOTS
 from specsim.acceptance.synthetic import geometric_entropy_nats, match_lengths
 from specsim.cost import ConstantCost
 from specsim.policy import FixedK

@@ -1,0 +1,108 @@
+"""What a draft model proposes at every position of an output at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from realrun.cached_lm import CachedLM
+from realrun.choice import Choice
+from realrun.predictor import Scorer
+
+CHUNK = 256  # positions whose branches share one forward pass
+STATISTICS = 4  # columns of Choice.statistics
+NO_RANK = -1
+MAX_RANK = np.iinfo(np.int16).max
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@torch.inference_mode()
+def dense_columns(
+    lm: CachedLM,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    choice: Choice,
+    sequence: int,
+    scorer: Scorer | None = None,
+) -> Columns:
+    """What the draft model proposes after prompt + output[:t], for every t at once.
+
+    One teacher-forced pass gives every first token. Then, step by step, one branch per
+    position grows by a token: all branches share the prefix's cache, and a mask lets a
+    branch see the prefix up to its position and its own earlier tokens. Columns as in
+    `specsim.trace`, [T] or [T, depth].
+
+    scorer : the predictor's, after the target's states of T rounds; gives the column of scores
+    """
+    total, first = len(output), len(prompt)
+    statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
+    scores = torch.zeros(total, depth, dtype=torch.float64)
+    lm.reset()
+    lm.keep_hidden = scorer is not None
+    logits = lm.forward([*prompt, *output[:-1]])[first - 1 :]
+    drafted = choice.statistics(logits, sequence, 0)
+    statistics[:, 0] = drafted.cpu()
+    if scorer is not None and lm.hidden is not None:
+        scores[:, 0] = scorer(lm.hidden[first - 1 :], 1).cpu()
+    truth = torch.tensor(output, device=logits.device)
+    rank = (logits > logits.gather(-1, truth[:, None])).sum(-1).cpu().numpy()
+    tokens = drafted[:, 0].long()
+    prefix = lm.length
+    for begin in range(0, total, CHUNK):
+        rows = torch.arange(begin, min(begin + CHUNK, total), device=logits.device)
+        branch = tokens[rows]
+        for step in range(1, depth):
+            mask = branch_mask(rows + first, prefix, step, lm.model.dtype)
+            logits = lm.run_model(
+                input_ids=branch[None], position_ids=(rows + first + step - 1)[None], attention_mask=mask
+            )
+            drafted = choice.statistics(logits, sequence, begin + step)
+            statistics[begin : begin + len(rows), step] = drafted.cpu()
+            if scorer is not None and lm.hidden is not None:
+                scores[begin : begin + len(rows), step] = scorer(lm.hidden, step + 1, begin).cpu()
+            branch = drafted[:, 0].long()
+        lm.cache.crop(-(depth - 1) * len(rows))
+    columns = columns_of(statistics.numpy(), rank, np.asarray(output), depth)
+    return columns if scorer is None else {**columns, "score": scores.numpy().astype(np.float32)}
+
+
+def branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [1, 1, n, prefix + steps * n]; branch j sees visible[j] prefix tokens and itself."""
+    n = len(visible)
+    seen = torch.arange(prefix, device=visible.device)[None] < visible[:, None]
+    own = torch.eye(n, dtype=torch.bool, device=visible.device).repeat(1, steps)
+    mask = torch.zeros(n, prefix + steps * n, dtype=dtype, device=visible.device)
+    mask.masked_fill_(~torch.cat([seen, own], dim=1), torch.finfo(dtype).min)
+    return mask[None, None]
+
+
+def columns_of(
+    statistics: npt.NDArray[np.float64],
+    rank: npt.NDArray[np.int64],
+    output: npt.NDArray[np.int64],
+    depth: int,
+) -> Columns:
+    """Columns of a trace from statistics [T, depth, STATISTICS] of the branches; rank [T] of the true token."""
+    total = len(output)
+    draft_token = statistics[:, :, 0].astype(np.int32)
+    position = np.arange(total)[:, None] + np.arange(depth)[None]  # output position of each drafted token
+    inside = position < total
+    position = np.minimum(position, total - 1)
+    match = (draft_token == output[position]) & inside
+    return {
+        "token": output.astype(np.int32),
+        "match_len": np.logical_and.accumulate(match, axis=1).sum(axis=1).astype(np.uint8),
+        "draft_token": draft_token,
+        "prob": statistics[:, :, 1].astype(np.float32),
+        "confidence": statistics[:, :, 2].astype(np.float32),
+        "entropy_nats": statistics[:, :, 3].astype(np.float32),
+        # An independent draft model sees only tokens, so on the true path its distribution at
+        # depth i is its first distribution i - 1 positions later.
+        "true_rank": np.where(inside, np.minimum(rank, MAX_RANK)[position], NO_RANK).astype(np.int16),
+    }
