@@ -238,7 +238,7 @@ def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-a
     def interval(values: dict[str, float]) -> str:
         return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
 
-    rows = [["autoregressive", "baseline", "1.000", "1.000", "", "", ""]]
+    rows = [["autoregressive", "baseline", "1.000", "1.000", *[""] * 4]]
     for row in document["rows"]:
         rows.append(
             [
@@ -249,6 +249,7 @@ def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-a
                 f"{row['error_percent']:+.1f}",
                 "approximate" if document["approximate"] else f"{row['rounds_identical_percent']:.2f}",
                 f"{row['tau']:.2f}",
+                f"{100 * row['oracle_regret']:.1f} %",
             ]
         )
     columns = [
@@ -259,6 +260,7 @@ def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-a
         "error %",
         "rounds identical %",
         "tau",
+        "regret",
     ]
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, columns, rows)

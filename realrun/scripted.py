@@ -28,6 +28,7 @@ from realrun.validate import Candidate, Row, candidates, rounds_identical, row_d
 from specsim.bootstrap import ratio_interval
 from specsim.cost import ProfileCost, profile_from_json
 from specsim.errors import InputError
+from specsim.oracle import oracle_seconds
 from specsim.policy import ChainPolicy
 from specsim.prediction import ladder, summarise
 from specsim.rejection import as_recorded
@@ -218,6 +219,7 @@ def _rows(
         return np.array([np.median(runs.seconds[arm, index]) for index in done.tolist()])
 
     table, baseline_s = compile_for(trace, cost), medians(0)
+    oracle_s = oracle_seconds(trace, table)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         replayed = replay(trace, candidate.policy, table, seed=seed, log=True)
@@ -226,7 +228,7 @@ def _rows(
             Row(
                 candidate=candidate,
                 replayed=replayed,
-                predicted=summarise(replayed),
+                predicted=summarise(replayed, oracle_s),
                 measured=ratio_interval(baseline_s, medians(number)),
                 ladder=ladder(trace, candidate.policy, cost, seed=seed),
                 speculative_s=medians(number),

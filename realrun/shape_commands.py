@@ -142,10 +142,11 @@ def scripted(
         return
     rows = [
         [r["label"], r["role"], f"{r['predicted']['estimate']:.3f}", f"{r['measured']['estimate']:.3f}",
-         f"{r['error_percent']:+.1f}", f"{r['rounds_identical_percent']:.2f}", f"{r['tau']:.2f}"]
+         f"{r['error_percent']:+.1f}", f"{r['rounds_identical_percent']:.2f}", f"{r['tau']:.2f}",
+         f"{100 * r['oracle_regret']:.1f} %"]
         for r in document["rows"]
     ]  # fmt: skip
-    columns = ["policy", "settings", "predicted", "measured", "error %", "rounds identical %", "tau"]
+    columns = ["policy", "settings", "predicted", "measured", "error %", "rounds identical %", "tau", "regret"]
     print_table(f"{document['target']} + {document['drafter']}, context {context}", columns, rows)
     print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
     if document["done"]["stopped_early"]:

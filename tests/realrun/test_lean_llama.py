@@ -99,7 +99,7 @@ def test_decoding_is_the_same_with_either_pass(choice: Choice, monkeypatch: pyte
         return [(run.tokens, run.log()) for run in runs]
 
     lean = decoded()
-    monkeypatch.setattr("realrun.lean_llama.supported", lambda model: False)
+    monkeypatch.setattr("realrun.open_lm.supported", lambda model: False)
     assert decoded() == lean
 
 

@@ -12,9 +12,9 @@ from reference import small_trace
 from scipy.special import ndtr
 
 from specsim.acceptance import IID, Difficulty, PerPosition, Rounds, fit_report, generate
-from specsim.acceptance.quantiles import KNOTS
 from specsim.acceptance.goodness import summary
 from specsim.acceptance.latent import MISSING, Drift, fit_drift, fit_hidden, log_likelihood
+from specsim.acceptance.quantiles import KNOTS
 from specsim.errors import InputError
 from specsim.metrics import reliability
 from specsim.policy import AdaEDL, FixedK, MaxConfidence

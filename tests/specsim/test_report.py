@@ -43,6 +43,7 @@ def row(policy: str, label: str, role: str, predicted: float, measured: float, *
         "r_d": 0.5,
         "hm": 0.545,
         "tau": 2.4,
+        "oracle_regret": 0.25,
     }
 
 
