@@ -218,7 +218,8 @@ def test_given_policies_behind_a_long_context() -> None:
 def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:
     document = scripted_validation(pair(), trace(), trials=2, repeats=1)
     check(document, trace(), len(document["rows"]))
-    assert {row["role"] for row in document["rows"]} == {"tuned", "default"}  # drafts of 4 tokens are not recorded
+    assert {row["role"] for row in document["rows"]} >= {"tuned", "default"}
+    assert 4 in [row["params"].get("k") for row in document["rows"]]  # tuned or not, K = 4 always stands beside
     assert document["sequences"] == {"tuning": 3, "holdout": 3, "run": 3}
 
 
