@@ -233,6 +233,8 @@ def _rows(
                 ladder=ladder(trace, candidate.policy, cost, seed=seed),
                 speculative_s=medians(number),
                 runs=decoded,
+                measured_tau=float("nan"),
+                measured_v_d=float("nan"),
                 rounds_identical=rounds_identical(replayed, decoded),
                 output_identical=float("nan"),
             )
@@ -240,10 +242,14 @@ def _rows(
     return rows, baseline_s
 
 
+# What is read off the emitted text, of which a scripted run has none.
+WITHOUT_TEXT = ("output_identical_percent", "sequence_tokens", "measured_tau", "measured_v_d")
+
+
 def row_document_without_text(row: Row) -> dict[str, Any]:
     """A row's JSON form; scripted runs have no output to compare."""
     document = row_document(row)
-    return {k: v for k, v in document.items() if k not in ("output_identical_percent", "sequence_tokens")}
+    return {k: v for k, v in document.items() if k not in WITHOUT_TEXT}
 
 
 def _best(rows: Sequence[Row]) -> dict[str, Any]:

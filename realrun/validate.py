@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,14 @@ from specsim.prediction import Ladder, Prediction, ladder, predict, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
-from specsim.tuning.variants import forms, settle
+from specsim.tuning.variants import forms, learns, settle
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to validate and where its settings come from: tuned, default or fixed_k."""
+    """A policy to validate and where its settings come from: tuned, fitted, default or fixed_k."""
 
     policy: ChainPolicy
     role: str
@@ -54,6 +54,8 @@ class Row:
     ladder: Ladder
     speculative_s: npt.NDArray[np.float64]  # measured, per sequence
     runs: list[Decoded]  # the last run of every sequence
+    measured_tau: float
+    measured_v_d: float
     rounds_identical: float | None  # None where the replay draws its own acceptance
     output_identical: float | None
 
@@ -72,6 +74,7 @@ class Validation:
     profile: ProfileCost
     autoregressive_s: npt.NDArray[np.float64]
     environment: dict[str, Any]
+    seed: int
 
     @property
     def median_abs_error_percent(self) -> float:
@@ -92,7 +95,7 @@ def candidates(
     served, _ = forms(train, POLICIES.values() if kinds is None else kinds)
     for done, (kind, variant) in enumerate(served):
         policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
-        role = "tuned" if variant.tuned else "fixed_k" if isinstance(policy, FixedK) else "default"
+        role = "tuned" if variant.tuned else "fixed_k" if kind is FixedK else "fitted" if learns(kind) else "default"
         if all(policy != candidate.policy for candidate in found):
             found.append(Candidate(policy, role))
         if progress:
@@ -136,10 +139,14 @@ def validate(
         decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
     seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
     runs: dict[tuple[int, int], Decoded] = {}
+    counts = np.zeros((len(arms), 3), dtype=np.int64)  # rounds, drafted, accepted
+    emitted_tokens = np.zeros(len(arms), dtype=np.int64)
     order = np.random.default_rng(seed)
     total = repeats * len(held) * len(arms)
     done = 0
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        if trace.approximate:  # one text says little of a replay that averages over outcomes
+            decoder.choice = replace(choice, seed=choice.seed + repeat)
         states: dict[int, Any] = {}  # of policies that carry theirs from sequence to sequence
         for index, sequence in enumerate(held.tolist()):
             for arm_number in order.permutation(len(arms)).tolist():
@@ -154,6 +161,11 @@ def validate(
                 states[arm_number] = decoded.state
                 seconds[arm_number, index].append(decoded.seconds)
                 runs[arm_number, index] = decoded
+                counts[arm_number] += [
+                    len(decoded.rounds),
+                    *np.sum([(r.drafted, r.accepted) for r in decoded.rounds], 0),
+                ]
+                emitted_tokens[arm_number] += len(decoded.tokens)
                 done += 1
                 if progress:
                     progress("decode", done, total)
@@ -171,7 +183,7 @@ def validate(
         return np.asarray(spent * wanted / emitted)
 
     baseline_s = arm_seconds(0)
-    oracle_s = oracle_seconds(holdout, compile_for(holdout, cost))
+    oracle_s = oracle_seconds(holdout, compile_for(holdout, cost), seed=seed)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         table = compile_for(holdout, cost, candidate.policy)
@@ -187,12 +199,14 @@ def validate(
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
                 speculative_s=own_s,
                 runs=own_runs,
+                measured_tau=float(emitted_tokens[number] / counts[number, 0]),
+                measured_v_d=float(metrics.draft_precision(counts[number, 2], counts[number, 1])),
                 rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
                 output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
             )
         )
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
-    return Validation(rows, train, holdout, cost, baseline_s, environment)
+    return Validation(rows, train, holdout, cost, baseline_s, environment, seed)
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
@@ -220,7 +234,8 @@ def as_document(validation: Validation) -> dict[str, Any]:
     holdout, profile = validation.holdout, validation.profile
     by_prediction = max(rows, key=lambda row: row.predicted.speedup.estimate)
     best = rows[0]
-    curve = [predict(holdout, make_policy("fixed_k", {"k": k}), profile) for k in range(1, holdout.depth + 1)]
+    lengths = range(1, holdout.depth + 1)
+    curve = [predict(holdout, make_policy("fixed_k", {"k": k}), profile, seed=validation.seed) for k in lengths]
     confidence, accepted = judged_tokens(holdout)
     bins = metrics.reliability(confidence, accepted)
     depth = holdout.depth
@@ -248,7 +263,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
             "loss_percent": (1 - by_prediction.measured.estimate / best.measured.estimate) * 100,
         },
         "k_curve": {
-            "k": list(range(1, depth + 1)),
+            "k": list(lengths),
             "predicted": [prediction.speedup.as_dict() for prediction in curve],
         },
         "accepted_histogram": {
@@ -289,6 +304,8 @@ def row_document(row: Row) -> dict[str, Any]:
         "r_d": predicted.r_d,
         "hm": predicted.hm,
         "tau": predicted.tau,
+        "measured_tau": row.measured_tau,
+        "measured_v_d": row.measured_v_d,
         "oracle_regret": predicted.oracle_regret,
         "sequence_seconds": row.speculative_s.tolist(),
         "sequence_tokens": [len(run.tokens) for run in row.runs],

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from specsim.errors import InputError
 
 Floats = npt.NDArray[np.float64]
+FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,17 @@ class Comparison:
 
     difference : speedup of a less speedup of b, with its interval
     p_not_better : share of resamples in which a is not faster than b
+    sequences : those compared on
     """
 
     difference: Estimate
     p_not_better: float
+    sequences: int
 
     @property
     def separated(self) -> bool:
         """Whether the data tell the two apart: the interval of the difference leaves out 0."""
-        return self.difference.low > 0 or self.difference.high < 0
+        return self.sequences > 1 and (self.difference.low > 0 or self.difference.high < 0)
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "separated": self.separated}
@@ -63,14 +66,16 @@ def ratio_interval(
 ) -> Estimate:
     """Sum over sum of two per-sequence quantities [S], resampled together.
 
-    The interval is the expanded percentile interval (`tails`). The same seed resamples the
+    The interval is the expanded percentile interval (`tails`); of fewer than FEW sequences,
+    Student's t on the ratio's linear part, and of one sequence, nothing. The same seed resamples the
     same sequences, so that intervals of two policies on one trace are paired. Raises
     InputError when there is no sequence.
     """
     top, bottom = _columns(numerator, denominator)
     index = resample(top.size, repeats=repeats, seed=seed)
     ratios = top[index].sum(axis=1) / bottom[index].sum(axis=1)
-    return _estimate(float(top.sum() / bottom.sum()), ratios, top.size, confidence)
+    value = float(top.sum() / bottom.sum())
+    return _estimate(value, ratios, (top - value * bottom) / bottom.mean(), confidence)
 
 
 def paired_difference(
@@ -91,10 +96,12 @@ def paired_difference(
     index = resample(base.size, repeats=repeats, seed=seed)
     base_sum = base[index].sum(axis=1)
     differences = base_sum / a[index].sum(axis=1) - base_sum / b[index].sum(axis=1)
-    value = float(base.sum() / a.sum() - base.sum() / b.sum())
+    of_a, of_b = float(base.sum() / a.sum()), float(base.sum() / b.sum())
+    deviations = (base - of_a * a) / a.mean() - (base - of_b * b) / b.mean()
     return Comparison(
-        difference=_estimate(value, differences, base.size, confidence),
+        difference=_estimate(of_a - of_b, differences, deviations, confidence),
         p_not_better=float((differences <= 0).mean()),
+        sequences=base.size,
     )
 
 
@@ -123,6 +130,14 @@ def _columns(*values: npt.ArrayLike) -> list[Floats]:
     return columns
 
 
-def _estimate(value: float, resampled: Floats, sequences: int, confidence: float) -> Estimate:
-    low, high = np.quantile(resampled, tails(sequences, confidence))
-    return Estimate(value, float(low), float(high))
+def _estimate(value: float, resampled: Floats, deviations: Floats, confidence: float) -> Estimate:
+    """The value's interval, by its resamples or, of few sequences, by what each adds to it linearly."""
+    sequences = deviations.size
+    if not 1 < sequences < FEW:
+        low, high = np.quantile(resampled, tails(sequences, confidence))
+        return Estimate(value, float(low), float(high))
+    from scipy.special import stdtrit
+
+    error = float(deviations.std(ddof=1)) / math.sqrt(sequences)
+    reach = float(stdtrit(sequences - 1, (1 + confidence) / 2)) * error
+    return Estimate(value, value - reach, value + reach)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,7 @@ from specsim.commands.tune import tune
 from specsim.console import parse_settings, print_json, print_table, run
 
 if TYPE_CHECKING:
-    from specsim.policy import ChainPolicy
+    pass
 
 app = typer.Typer(
     help="Simulate speculative decoding: replay a recorded trace under any policy, tune it, rank them all.\n\n"
@@ -52,6 +51,10 @@ def replay(
     tuning_share: Annotated[
         float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
     ] = 0.5,
+    expected: Annotated[
+        bool,
+        typer.Option(help="The exact expectation over what the policy draws (Thompson sampling), not one replay."),
+    ] = False,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -63,14 +66,20 @@ def replay(
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
+    from specsim.oracle import oracle_seconds
     from specsim.policy import make_policy
-    from specsim.prediction import predict
+    from specsim.policy.files import find_policy
+    from specsim.prediction import predict, summarise
     from specsim.replay import compile_for
     from specsim.trace import read_trace
+    from specsim.tuning.variants import learns
 
-    settings = parse_settings(set_)
-    chosen = make_policy(policy, settings)
     whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
+    settings: dict[str, Any] = {**parse_settings(set_)}
+    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(find_policy(policy))}
+    if "max_draft" in fields:  # its default may be longer than the trace is deep
+        settings.setdefault("max_draft", min(fields["max_draft"], whole.depth))
+    chosen = make_policy(policy, settings)
     part, learned_on = whole, 0
     if learns(type(chosen)):
         from specsim.tuning import split_sequences
@@ -80,7 +89,14 @@ def replay(
         learned = type(chosen).fit(settings, train, compile_for(train, model))
         if learned != chosen:  # not all was given
             chosen, part, learned_on = learned, whole.select(held), len(tuning)
-    prediction = predict(part, chosen, model, seed=seed)
+    if expected:
+        from specsim.averaged import expected_replay
+
+        table = compile_for(part, model)
+        result = expected_replay(part, chosen, compile_for(part, model, chosen))
+        prediction = summarise(result, oracle_seconds(part, table, seed=seed))
+    else:
+        prediction = predict(part, chosen, model, seed=seed)
     document = prediction.as_dict()
     if json:
         sizes = {"learned_on": learned_on, "sequences": part.sequences, "approximate": whole.approximate}
@@ -93,6 +109,8 @@ def replay(
         rows.append([key, f"{document[key]:,}"])
     rows.append(["oracle regret", percent_text(prediction.oracle_regret)])
     notes = [f"learned on {learned_on} sequences, reported on {part.sequences} others"] if learned_on else []
+    if expected:
+        notes.append("expected")
     if whole.approximate:
         notes.append("approximate: rejection sampling")
     print_table("; ".join([str(chosen), *notes]), ["quantity", "value"], rows)
@@ -100,13 +118,6 @@ def replay(
 
 app.command()(tune)
 app.command()(leaderboard)
-
-
-def learns(kind: type[ChainPolicy]) -> bool:
-    """Whether policies of this kind learn from data or costs."""
-    from specsim.policy import ChainPolicy
-
-    return inspect.getattr_static(kind, "fit") is not inspect.getattr_static(ChainPolicy, "fit")
 
 
 def percent_text(share: float | None) -> str:

@@ -260,6 +260,19 @@ def test_a_policy_file_replays_and_is_tuned(files: Files, own: Path) -> None:
     assert_refused(call("specsim", "replay", *args, "--policy", f"{own}:yours"), "no policy 'yours'", "mine")
 
 
+def test_a_draft_limit_that_is_not_given_follows_the_trace(files: Files) -> None:
+    document = json_of(call("specsim", "replay", files.trace, "--policy", "adaedl", "--cost", files.profile, "--json"))
+    assert document["params"]["max_draft"] == 6
+
+
+def test_an_expectation_is_near_the_mean_of_replays(files: Files) -> None:
+    arguments = ("specsim", "replay", files.trace, "--policy", "beta_ts", "--cost", files.profile, "--json")
+    expected = json_of(call(*arguments, "--expected"))["speedup"]["estimate"]
+    drawn = [json_of(call(*arguments, "--seed", seed))["speedup"]["estimate"] for seed in range(12)]
+    assert abs(np.mean(drawn) - expected) <= 4 * np.std(drawn) / np.sqrt(len(drawn))
+    assert np.std(drawn) > 0
+
+
 def test_replay_reports_a_policy_that_learns_on_other_sequences(files: Files) -> None:
     args = ["replay", files.trace, "--policy", "time_gain", "--set", "max_draft=6", "--cost", files.profile]
     learned = json_of(call("specsim", *args, "--json"))
@@ -394,7 +407,7 @@ BAD_REPLAY: dict[str, tuple[str, str]] = {
     "below the range": ("--policy fixed_k --set k=0", "k=0"),
     "above the range": ("--policy max_confidence --set lambda0=1.5", "lambda0=1.5"),
     "deeper than recorded": ("--policy fixed_k --set k=7", "depth 6"),
-    "deeper by default": ("--policy adaedl", "depth 6"),
+    "deeper by will": ("--policy adaedl --set max_draft=7", "depth 6"),
     "no policy": ("", "--policy"),
     "negative seed": ("--policy fixed_k --seed -1", "--seed"),
     "huge seed": ("--policy fixed_k --seed 4294967296", "--seed"),
@@ -417,11 +430,7 @@ BAD_TUNE: dict[str, tuple[str, str]] = {
     ("command", "options", "says"),
     [
         *(pytest.param("replay", *case, id=f"replay {name}") for name, case in BAD_REPLAY.items()),
-        *(
-            pytest.param("tune", *case, id=f"tune {name}")
-            for name, case in {**BAD_REPLAY, **BAD_TUNE}.items()
-            if name != "deeper by default"  # the tuner holds max_draft at the recorded depth
-        ),
+        *(pytest.param("tune", *case, id=f"tune {name}") for name, case in {**BAD_REPLAY, **BAD_TUNE}.items()),
     ],
 )
 def test_bad_options_are_refused(files: Files, command: str, options: str, says: str, extra: str) -> None:

@@ -64,7 +64,7 @@ class FitReport:
 
 
 def fit_report(
-    model: AcceptanceModel, trace: Trace, *, replicates: int = 20, seed: int = 0, progress: Progress | None = None
+    model: AcceptanceModel, trace: Trace, *, replicates: int = 39, seed: int = 0, progress: Progress | None = None
 ) -> FitReport:
     """Generate traces of the same lengths and depth, and compare (a parametric bootstrap).
 
@@ -83,17 +83,18 @@ def fit_report(
     shares = np.array([one.pop("shares") for one in drawn])
     mean = shares.mean(axis=0)
     own = observed.pop("shares")
-    noise = np.abs(shares - mean).sum(axis=1) / 2
+    others = (shares.sum(axis=0) - shares) / (replicates - 1)  # none is compared with a mean that holds it
+    noise = np.abs(shares - others).sum(axis=1) / 2
     statistics = []
     for name, value in observed.items():
         values = np.array([one[name] for one in drawn])
-        low, high = np.quantile(values, [0.025, 0.975])
+        low, high = np.quantile(values, [0.025, 0.975], method="weibull")  # of one more such trace
         statistics.append(Statistic(name, float(value), float(values.mean()), float(low), float(high)))
     return FitReport(
         accepted_length=own.tolist(),
         model_accepted_length=mean.tolist(),
         total_variation=float(np.abs(own - mean).sum() / 2),
-        total_variation_noise=float(np.quantile(noise, 0.95)),
+        total_variation_noise=float(np.quantile(noise, 0.95, method="weibull")),
         statistics=statistics,
         replicates=replicates,
         sequences=trace.sequences,

@@ -132,14 +132,14 @@ def generate(
 def check(
     model: ModelArgument,
     trace: Annotated[Path, typer.Argument(help="Recorded trace to compare with.", show_default=False)],
-    replicates: Annotated[int, typer.Option(help="Traces to generate.", min=2)] = 20,
+    replicates: Annotated[int, typer.Option(help="Traces to generate.", min=2)] = 39,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Compare a model with a trace: accepted lengths, autocorrelation, calibration.
 
-    Traces of the same size are generated from the model. The range is where 95 % of them lie: an
-    observed value outside is a difference that chance does not explain.
+    Traces of the same size are generated from the model. The range holds 95 % of such traces: of a
+    true model, about one statistic in twenty lies outside.
 
     Example: specsim acceptance check model.json TRACE
     """

@@ -63,6 +63,9 @@ def leaderboard(
         Path | None,
         typer.Option(help="Folder for leaderboard.json, leaderboard.csv and report.html.", show_default=False),
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Threads; default one per core. The answer is the same.", min=1)
+    ] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -105,6 +108,7 @@ def leaderboard(
             seeds=seeds,
             seed=seed,
             sensitivity=sensitivity,
+            jobs=jobs or -1,
             progress=report,
         )
     options = {

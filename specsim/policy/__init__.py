@@ -1,4 +1,4 @@
-"""Chain policies. A new one is a file like `adaedl.py` and a line in `POLICIES`."""
+"""Chain policies. A new one is a file like `adaedl.py` and a line in `KINDS`."""
 
 from __future__ import annotations
 

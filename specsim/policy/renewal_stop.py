@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, KNOTS, PROBS, EDGES, THRESHOLDS = 6, 7, 8, 9, 10
 RUN = 5  # of the weights
-# Halfway between what the lab at temperature 0.8 teaches with and without the last, the drafted token's probability.
+# Between what the lab at temperature 0.8 teaches with and without the drafted token's own probability.
 ROUGH_WEIGHTS = (0.55, 0.37, -0.24, 0.11, 0.0, 0.0, 0.0)
 ODDS_KNOTS = tuple(i / 4 for i in range(-32, 33))
 ODDS_PROBS = tuple(1 / (1 + math.exp(-odds)) for odds in ODDS_KNOTS)

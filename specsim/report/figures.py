@@ -45,6 +45,7 @@ RUNGS = (  # key, legend, marker, color
 )
 SCATTER_GROUPS = (  # role, legend, line, face
     ("tuned", "tuned", ADAPTIVE, ADAPTIVE),
+    ("fitted", "fitted", EQ14, EQ14),
     ("default", "default", ADAPTIVE, "white"),
     ("fixed_k", "fixed K", PREDICTED, PREDICTED),
 )

@@ -49,7 +49,8 @@ DEFINITIONS = {
     "figure is a little flattered.",
     "To the leader": "Speedup of the leader less that of the row, the same sequences resampled for both. A row "
     "whose interval takes in 0 is marked as tied: these sequences cannot tell it from the leader.",
-    "Tuned": "Settings searched on the tuning sequences alone. Forms that are not tuned run with the settings shown.",
+    "Tuned": "Settings searched on the tuning sequences alone. Forms that are not tuned run with the settings shown; "
+    "RenewalStop and TimeGain learn the rest from the tuning sequences and the costs.",
     "v_d": "Accepted over drafted tokens: how much of the drafting was worth it.",
     "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
     "HM": "Harmonic mean of v_d and r_d.",

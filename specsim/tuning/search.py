@@ -288,7 +288,7 @@ def reference_policies(
     held = held_settings(kind, fixed, train.depth)
     evaluator = Evaluator(kind, train, cost, held=held, seed=seed, jobs=jobs)
     policies[DEFAULT] = default_policy(kind, search_space(kind, held, train.depth), evaluator)
-    lengths = [{"k": k} for k in range(1, train.depth + 1)]
+    lengths = [{"k": k} for k in range(1, int(held.get("max_draft", train.depth)) + 1)]
     tried = evaluate_many(FixedK, lengths, train, cost, seed=seed, jobs=jobs)
     policies[BEST_FIXED_K] = tried.policies[int(np.argmin(tried.seconds))]
     return {name: policy for name, policy in policies.items() if policy is not None}

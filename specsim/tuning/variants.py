@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 
 from specsim.cost import CostModel
 from specsim.policy import ChainPolicy, Variant
 from specsim.replay import compile_for, why_not
 from specsim.trace import Trace
-from specsim.tuning.search import find_best
+from specsim.tuning.search import find_best, held_settings
 
 LENGTHS = ("max_draft", "k")  # settings that bound the draft length, so never above the trace's depth
 
@@ -34,6 +35,11 @@ def forms(trace: Trace, kinds: Iterable[type[ChainPolicy]]) -> tuple[list[Form],
     return found, skipped
 
 
+def learns(kind: type[ChainPolicy]) -> bool:
+    """Whether policies of this kind learn from data or costs."""
+    return inspect.getattr_static(kind, "fit") is not inspect.getattr_static(ChainPolicy, "fit")
+
+
 def label(kind: type[ChainPolicy], variant: Variant) -> str:
     """What a form is called in tables."""
     return f"{kind.name}, {variant.label}"
@@ -49,8 +55,7 @@ def settle(
     seed: int = 0,
     jobs: int | None = None,
 ) -> ChainPolicy:
-    """The policy in this form: tuned on `train`, or with its defaults within the trace's depth."""
+    """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
         return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
-    lengths = {key: min(value, train.depth) for key, value in kind().settings.items() if key in LENGTHS}
-    return kind.fit({**lengths, **variant.held}, train, compile_for(train, cost))
+    return kind.fit(held_settings(kind, variant.held, train.depth), train, compile_for(train, cost))

@@ -38,24 +38,24 @@ def verdict(comparison: Comparison | None) -> str:
 
 def questions(board: Board) -> list[tuple[str, str]]:
     """(question, answer) for one board."""
-    fixed = best(board, "fixed_k")
+    fixed = row(board, "fixed_k, tuned")
     threshold = ("max_confidence", "adaedl", "p_min", "time_gain", "hugging_face")  # of one number
-    renewal = best(board, "renewal_stop")
+    renewal = row(board, "renewal_stop, fitted")
     others = [r for r in board.rows if r.policy.name != "renewal_stop"]
     asked: list[tuple[str, Row | None, Row | None]] = [
-        ("Beta-TS, weak prior, against the best fixed K", row(board, "beta_ts, weak prior"), fixed),
-        ("Beta-TS, strong prior, against the best fixed K", row(board, "beta_ts, strong prior"), fixed),
+        ("Beta-TS, weak prior, against fixed K, tuned", row(board, "beta_ts, weak prior"), fixed),
+        ("Beta-TS, strong prior, against fixed K, tuned", row(board, "beta_ts, strong prior"), fixed),
         ("Beta-TS, strong prior, against K = 4", row(board, "beta_ts, strong prior"), row(board, "fixed_k, K = 4")),
-        ("Beta-TS, tuned prior, against the best fixed K", row(board, "beta_ts, tuned"), fixed),
-        ("Cali-TS against the best fixed K", best(board, "cali_ts"), fixed),
+        ("Beta-TS, tuned prior, against fixed K, tuned", row(board, "beta_ts, tuned"), fixed),
+        ("Cali-TS against fixed K, tuned", best(board, "cali_ts"), fixed),
         ("Cali-TS against the best Beta-TS", best(board, "cali_ts"), best(board, "beta_ts")),
         (
             "AdaEDL against Max-Confidence, both with lambda moving",
             row(board, "adaedl, dynamic"),
             row(board, "max_confidence, dynamic"),
         ),
-        ("AdaEDL against Base-SPD with the best K", best(board, "adaedl"), fixed),
-        ("Max-Confidence against Base-SPD with the best K", best(board, "max_confidence"), fixed),
+        ("AdaEDL against fixed K, tuned (Base-SPD)", best(board, "adaedl"), fixed),
+        ("Max-Confidence against fixed K, tuned (Base-SPD)", best(board, "max_confidence"), fixed),
         ("RenewalStop against the best threshold policy", renewal, best(board, *threshold)),
         ("RenewalStop against the best Thompson sampling", renewal, best(board, *TS)),
         ("RenewalStop against the best of all others", renewal, others[0] if others else None),

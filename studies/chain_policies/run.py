@@ -30,6 +30,7 @@ from specsim.bootstrap import paired_difference
 from specsim.commands.leaderboard import as_document, write_results
 from specsim.console import progress_bar
 from specsim.cost import ConstantCost, CostModel, read_cost
+from specsim.errors import InputError
 from specsim.leaderboard import Board, leaderboard
 from specsim.policy import POLICIES
 from specsim.trace import read_trace
@@ -153,6 +154,11 @@ def measured_section(document: Mapping[str, Any]) -> list[str]:
 def main(out: Path) -> None:
     """Run everything and write the report."""
     config = tomllib.loads((HERE / "config.toml").read_text())
+    out.mkdir(parents=True, exist_ok=True)
+    used = out / "config.json"
+    if used.is_file() and json.loads(used.read_text()) != config:
+        raise InputError(f"{out} holds results of another configuration; give another folder")
+    used.write_text(json.dumps(config, indent=2))
     pair = load_pair(dtype=config["dtype"], threads=config["threads"])
     prompts = study_prompts(pair.tokenizer, config["prompts"])
     kinds = tuple(kind for name, kind in POLICIES.items() if name not in config["left_out"])
@@ -195,6 +201,8 @@ def report_text(
         f"tokens each, {first['sequences']['tuning']} to tune on and {first['sequences']['holdout']} to report on; "
         f"{environment['device']}, {environment['threads']} thread, {first['dtype']}, "
         f"{environment['date'][:10]}. Speedups with 95 % intervals over sequences; differences are paired. "
+        "Where a question names the best of several policies, that is picked on the reported sequences, which flatters "
+        "it. "
         f'"{CHEAP}" sets s_d / s_t to {config["cost_ratio"]} and everything else to nothing.',
         "",
         "## By maximal draft length D",
