@@ -183,7 +183,7 @@ def main(out: Path) -> None:
                 else run_main_job(pair, prompts, settings, folder, report)
             )
             boards[run["name"]] = boards_of(folder, config, report)
-    (out / "report.md").write_text(report_text(config, documents, boards))
+        (out / "report.md").write_text(report_text(config, documents, boards))
 
 
 def report_text(
