@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import random_prompts, tiny_pair, tiny_prompts
 
-import realrun.record as recording
+import realrun.dense
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
@@ -60,7 +60,7 @@ def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, choic
 def test_dense_columns_are_what_the_drafter_proposes(
     choice: Choice, chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.dense, "CHUNK", chunk)
     lm = CachedLM(tiny_pair().draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = target_output(prompt, 24, choice, sequence)
