@@ -1,4 +1,4 @@
-"""Bootstrap intervals over sequences: sequences are the independent units, tokens are not."""
+"""Intervals over sequences: sequences are the independent units, tokens are not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = 12  # sequences; resamples of fewer repeat too much to show how the value 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % bootstrap interval."""
+    """A value with its 95 % interval over sequences."""
 
     estimate: float
     low: float

@@ -44,7 +44,8 @@ DASH = "&ndash;"
 DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
     "sequences under the cost model.",
-    "Interval": "95 % bootstrap over sequences, the independent units; tokens are not.",
+    "Interval": "95 % bootstrap over sequences, the independent units; tokens are not. Below a dozen sequences, "
+    "Student's t.",
     "Leader": "The row with the largest speedup. It was picked on the sequences that its figure is from, so the "
     "figure is a little flattered.",
     "To the leader": "Speedup of the leader less that of the row, the same sequences resampled for both. A row "

@@ -51,7 +51,8 @@ SPEEDUPS = ('<span class="p">predicted</span> speedup', '<span class="m">measure
 DEFINITIONS = {
     "Speedup": "Total baseline seconds over total speculative seconds, both over the hold-out sequences. "
     "Decode time only: the prompt's pass is in neither. Both run on the same machine by the same code path.",
-    "Interval": "95 % expanded percentile bootstrap over sequences, the independent units; tokens are not.",
+    "Interval": "95 % expanded percentile bootstrap over sequences, the independent units; tokens are not. "
+    "Below a dozen sequences, Student's t.",
     "Predicted": "The policy, replayed on the recorded trace and priced with the measured cost profile.",
     "Error": f"Predicted / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "

@@ -6,6 +6,7 @@ import itertools
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,7 +221,17 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
     trace = record(tiny_pair(), prompts, RecordSettings(3, 16, CHOICE))
     low, high = context_range(trace)
     measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, choice=CHOICE)
-    result = validate(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=1)
+    seeds: list[int] = []
+    decode = Decoder.decode
+
+    def noted(self: Decoder, *args: Any, **options: Any) -> Any:
+        seeds.append(self.choice.seed)
+        return decode(self, *args, **options)
+
+    monkeypatch.setattr(Decoder, "decode", noted)
+    result = validate(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=2)
+    first = trace.meta["decoding"]["seed"]
+    assert set(seeds) == {first, first + 1}  # each repeat decodes a text of its own
     document = json.loads(json.dumps(as_document(result)))
     assert document["approximate"] is True
     for row in document["rows"]:

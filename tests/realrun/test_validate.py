@@ -63,6 +63,8 @@ def test_the_result_has_the_promised_shape(job: Job) -> None:
     rows = document["rows"]
     served = {name for name, kind in POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds}
     assert {row["policy"] for row in rows} == served
+    fitted = {row["policy"] for row in rows if row["role"] == "fitted"}
+    assert fitted == {"renewal_stop", "time_gain"}  # what they learned is no default
     for row in rows:
         assert row.keys() >= ROW_KEYS
         make_policy(row["policy"], row["params"])
@@ -83,6 +85,7 @@ def test_the_result_has_the_promised_shape(job: Job) -> None:
 def test_every_real_round_and_output_is_as_predicted(job: Job) -> None:
     for row in job[0]["rows"]:
         assert row["rounds_identical_percent"] == 100.0, row["label"]
+        assert row["measured_tau"] == pytest.approx(row["tau"]) and row["measured_v_d"] == pytest.approx(row["v_d"])
         assert row["output_identical_percent"] == 100.0, row["label"]
 
 
