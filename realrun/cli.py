@@ -76,7 +76,7 @@ def record(
     from realrun.kernels import use_kernels
     from realrun.record import RecordSettings, elapsed_ratio
     from realrun.record import record as run_record
-    from specsim.trace import check_free, write_trace
+    from specsim.trace_files import check_free, write_trace
 
     check_free(out, overwrite=overwrite)
     settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p))
@@ -151,7 +151,7 @@ def profile(
     for column, context in enumerate(grid):
         verify = [row[column] for row in median["verify"]]
         cells = [
-            median["draft"][0][column],
+            sum(row[column] for row in median["draft_step"]) / depth,
             median["autoregressive"][column],
             verify[0],
             verify[depth // 2],

@@ -21,7 +21,7 @@ from realrun.models import find_dtype
 from realrun.provenance import provenance
 from realrun.shapes import describe, free_bytes, kv_bytes_per_token, random_model, shape_config
 from realrun.static_llama import StaticLlama
-from specsim.cost import GRID_KIND
+from specsim.cost_profile import GRID_KIND
 from specsim.cost_grid import GRID_VERSION
 from specsim.errors import InputError
 

@@ -19,11 +19,12 @@ from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.validate import as_document, rounds_table, validate
 from speckernels import backend_for
-from specsim.cost import ProfileCost, profile_from_json
+from specsim.cost_profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy
 from specsim.replay import context_range
-from specsim.trace import Trace, read_trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import read_trace, write_trace
 
 Progress = Callable[[str, int, int], None]
 SLICE_REPEATS = 10  # of the profile, before decoding and after every repeat of it

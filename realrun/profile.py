@@ -24,7 +24,7 @@ from realrun.drafters.draft_model import Draft, DraftModel
 from realrun.models import Pair
 from realrun.provenance import provenance
 from speckernels import backend_for
-from specsim.cost import PROFILE_KIND, PROFILE_VERSION
+from specsim.cost_profile import PROFILE_KIND, PROFILE_VERSION
 from specsim.errors import InputError
 from specsim.policy import make_policy
 
@@ -122,8 +122,9 @@ def _measure_round(
     _, draft = decoder.round(list(tokens), 0, size, policy, state, 0, 0, rounds)
     (measured,) = rounds
     if size:
-        samples["draft_first", behind, context].append(draft.step_s[0])
-        samples["draft_later", context].extend(draft.step_s[1:])
+        samples["draft", behind, 1, context].append(draft.step_s[0])
+        for place, step_s in enumerate(draft.step_s[1:], start=2):
+            samples["draft", 0, place, context].append(step_s)
         if size > 1:
             samples["policy"].append(draft.policy_s / (size - 1))
         samples["overhead"].append(measured.other_s + measured.draft_s - sum(draft.step_s))
@@ -149,7 +150,7 @@ def _measure_score(
         decoder.target.keep_hidden = scoring
         steps: Samples = defaultdict(list)
         _measure_round(decoder, tokens, context, size, 0, rng, steps)
-        mean_s[scoring] = float(np.mean(steps["draft_first", 0, context] + steps["draft_later", context]))
+        mean_s[scoring] = float(np.mean([steps["draft", 0, place, context] for place in range(1, size + 1)]))
     drafter.let_score(False)
     decoder.target.keep_hidden = False
     samples["score"].append(mean_s[True] - mean_s[False])
@@ -171,18 +172,15 @@ def _document(
         def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
             return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
 
-        first, first_of_two = over_contexts("draft_first", 0), over_contexts("draft_first", 1)
-        later = over_contexts("draft_later") if depth > 1 else first
-        # A round's first draft step finds colder caches than the later ones; what that costs
-        # is paid once a round, so it counts as round overhead.
-        start_up = float(np.mean(first - later))
+        first = over_contexts("draft", 0, 1)
         return {
-            "draft": [later.tolist(), np.maximum(later + first_of_two - first, 0.0).tolist()],
+            "draft_step": [over_contexts("draft", 0, place).tolist() for place in range(1, depth + 1)],
+            # A difference of medians may be negative by noise, a time may not.
+            "catch_up": np.maximum(over_contexts("draft", 1, 1) - first, 0.0).tolist(),
             "verify": [over_contexts("verify", n).tolist() for n in range(1, depth + 2)],
             "autoregressive": over_contexts("autoregressive").tolist(),
             "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
-            # A difference of medians may be negative by noise, a time may not.
-            "round_overhead": max(0.0, float(np.quantile(samples["overhead"], q)) + start_up),
+            "round_overhead": float(np.quantile(samples["overhead"], q)),
             # To be added to the draft steps of policies that read the score, and of no others.
             "score_step": max(0.0, float(np.quantile(samples["score"], q))) if samples["score"] else 0.0,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ def record(
         if progress:
             progress(sequence + 1, len(prompts))
     lengths = [len(output) for output in outputs]
-    arrays = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
+    arrays: dict[str, Any] = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,

@@ -26,7 +26,7 @@ from realrun.script import ScriptedDecoder, random_pair, vocabulary, with_prefix
 from realrun.shapes import describe
 from realrun.validate import Candidate, Row, candidates, rounds_identical, row_document
 from specsim.bootstrap import ratio_interval
-from specsim.cost import ProfileCost, profile_from_json
+from specsim.cost_profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.oracle import oracle_seconds
 from specsim.policy import ChainPolicy

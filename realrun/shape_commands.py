@@ -119,7 +119,7 @@ def scripted(
     """
     from realrun.profile import write_json
     from realrun.scripted import run_scripted
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
 
     with progress_bar() as report:
         document = run_scripted(

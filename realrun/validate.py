@@ -22,7 +22,7 @@ from speckernels import backend_for
 from specsim import metrics
 from specsim.bootstrap import Estimate, ratio_interval
 from specsim.calibration import judged_tokens
-from specsim.cost import ProfileCost
+from specsim.cost_profile import ProfileCost
 from specsim.errors import InputError
 from specsim.oracle import oracle_seconds
 from specsim.policy import POLICIES, ChainPolicy, FixedK, make_policy

@@ -269,11 +269,11 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         arrives = exactly[: -depth - 1, depth] * match[: -depth - 1, depth]
         behind[depth + 1 :] += np.where(position[depth + 1 :] > depth, arrives, 0.0)
     behind[trace.draft_limit == 0] = 0.0
-    step_s, catch_up_s = table.draft_s[0], table.draft_s[1] - table.draft_s[0]
+    step_s = np.diff(table.draft_s[: longest + 1, bucket], axis=0).T
     verify_s = table.verify_s[1 : longest + 2, bucket].T
     rounds, steps = total(reached[:, 0]), total(asked)
     seconds = [
-        total(drafted * step_s[bucket] + behind * catch_up_s[bucket]),
+        total((at_least * step_s).sum(axis=1) + behind * table.catch_up_s[bucket]),
         steps * table.policy_step_s,
         total((exactly * verify_s).sum(axis=1)),
         rounds * table.round_overhead_s,
@@ -283,6 +283,7 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         "drafted": total(drafted),
         "accepted": total((at_least * match[:, 1:]).sum(axis=1)),
         "policy_steps": steps,
+        "verified": total(drafted),
     }
     return Replay(
         policy=policy,

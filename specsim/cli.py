@@ -71,7 +71,7 @@ def replay(
     from specsim.policy.files import find_policy
     from specsim.prediction import predict, summarise
     from specsim.replay import compile_for
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
     from specsim.tuning.variants import learns
 
     whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
@@ -176,7 +176,7 @@ def info(trace: TraceArgument, json: JsonOption = False) -> None:
     """Show what a trace holds: the pair, decoding, sizes, agreement, repetition."""
     import numpy as np
 
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
 
     data = read_trace(trace)
     document = {

@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost import GRID_KIND, Seconds
+from specsim.cost import CostModel, Seconds
+from specsim.cost_profile import GRID_KIND
 from specsim.errors import InputError
 
 GRID_VERSION = 1
@@ -98,7 +99,7 @@ class GridCost:
 
 
 @dataclass(frozen=True)
-class GridPairCost:
+class GridPairCost(CostModel):
     """The cost model of a target's grid and a drafter's, measured apart, at one batch size.
 
     Times of passes alone: what a policy step, a round and an autoregressive step cost besides
@@ -106,19 +107,19 @@ class GridPairCost:
     """
 
     target: GridCost
-    draft: GridCost
+    drafter: GridCost
     batch: int = 1
     policy_step_s: float = 0.0
     round_overhead_s: float = 0.0
     autoregressive_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for grid in (self.target, self.draft):
+        for grid in (self.target, self.drafter):
             grid._batch_row(self.batch)
-        ours, others = ((g.device, g.dtype) for g in (self.target, self.draft))
+        ours, others = ((g.device, g.dtype) for g in (self.target, self.drafter))
         if ours != others:
             raise InputError(
-                f"cost grids of {self.target.model} ({', '.join(ours)}) and {self.draft.model} "
+                f"cost grids of {self.target.model} ({', '.join(ours)}) and {self.drafter.model} "
                 f"({', '.join(others)}) were measured differently; measure both on one device in one dtype"
             )
         for name in ("policy_step_s", "round_overhead_s", "autoregressive_overhead_s"):
@@ -126,8 +127,15 @@ class GridPairCost:
             if not 0 <= value < np.inf:
                 raise InputError(f"cost: {name}={value} seconds is no time; give 0 or more")
 
-    def draft_step(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return self.draft.pass_s(self.batch, n_tokens, context)
+    @property
+    def max_tree_tokens(self) -> int:
+        return int(min(self.target.tokens[-1], self.drafter.tokens[-1]))
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return n_tokens * self.drafter.pass_s(self.batch, 1, context)
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self.wider(2, context)
 
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return self.target.pass_s(self.batch, n_tokens, context)
@@ -140,6 +148,9 @@ class GridPairCost:
 
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
         return self.target.pass_s(self.batch, 1, context) + self.autoregressive_overhead_s
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        return self.drafter.pass_s(self.batch, n_nodes, context) - self.drafter.pass_s(self.batch, 1, context)
 
 
 def read_grid(path: Path | str) -> GridCost:

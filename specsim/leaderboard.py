@@ -21,10 +21,10 @@ from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_int
 from specsim.cost import CostModel, CostTable
 from specsim.errors import InputError
 from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, ChainPolicy, Variant
+from specsim.policy import POLICIES, Policy, Variant
 from specsim.prediction import Prediction, summarise
 from specsim.rejection import DRAWS
-from specsim.replay import Replay, autoregressive_seconds, compile_for, replay, specialise
+from specsim.replay import Replay, autoregressive_seconds, compile_for, prepare, replay
 from specsim.sensitivity import Sweep, sweep, swept_settings
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
@@ -48,7 +48,7 @@ class Row:
     """
 
     label: str
-    policy: ChainPolicy
+    policy: Policy
     tuned: bool
     prediction: Prediction
     seeds: int
@@ -148,7 +148,7 @@ def leaderboard(
     traces: Mapping[str, Trace],
     costs: Sequence[CostModel],
     *,
-    kinds: Sequence[type[ChainPolicy]] | None = None,
+    kinds: Sequence[type[Policy]] | None = None,
     max_drafts: Sequence[int] = (),
     trials: int = 100,
     tuning_share: float = 0.5,
@@ -228,7 +228,7 @@ def shallower(trace: Trace, depth: int) -> Trace:
     return dataclasses.replace(trace, **cut)
 
 
-def replay_seeds(trace: Trace, policy: ChainPolicy, cost: CostModel, seeds: Sequence[int]) -> list[Replay]:
+def replay_seeds(trace: Trace, policy: Policy, cost: CostModel, seeds: Sequence[int]) -> list[Replay]:
     """Replays under these seeds; just the first where the second shows that nothing is drawn."""
     table = compile_for(trace, cost, policy)
     replays = [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[:2]]
@@ -241,7 +241,7 @@ def _board(
     name: str,
     trace: Trace,
     cost: CostModel,
-    kinds: Sequence[type[ChainPolicy]],
+    kinds: Sequence[type[Policy]],
     *,
     trials: int,
     tuning_share: float,
@@ -260,7 +260,7 @@ def _board(
     oracle_s, ar_s = _oracle(holdout, table, draws), autoregressive_seconds(holdout, table)
     entries, skipped = forms(trace, kinds)
 
-    def run(kind: type[ChainPolicy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
+    def run(kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
         name = label(kind, variant)
         try:
             policy = settle(kind, variant, train, cost, trials=trials, seed=seed, jobs=1)
@@ -269,7 +269,7 @@ def _board(
         except InputError as error:  # such as costs that do not cover this policy's shape
             return name, str(error)
 
-        def speedup(other: ChainPolicy) -> float:
+        def speedup(other: Policy) -> float:
             replays = replay_seeds(holdout, other, cost, draws)
             return float(sum(r.autoregressive_s.sum() for r in replays) / sum(r.seconds.sum() for r in replays))
 
@@ -277,7 +277,7 @@ def _board(
         return row, [sweep(name, policy, setting, train, cost, speedup) for setting in names]
 
     for kind in kinds:
-        specialise(kind)  # type: ignore[arg-type]  # once, ahead of the threads
+        prepare(kind)  # once, ahead of the threads
     rows: list[Row] = []
     sweeps: list[Sweep] = []
     results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(delayed(run)(*entry) for entry in entries)
@@ -324,7 +324,7 @@ def _oracle(trace: Trace, table: CostTable, seeds: Sequence[int]) -> Floats:
 
 def _row(
     name: str,
-    policy: ChainPolicy,
+    policy: Policy,
     tuned: bool,
     train_speedup: float,
     holdout: Trace,
@@ -359,6 +359,8 @@ def _together(replays: Sequence[Replay]) -> Replay:
     """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
     if len(replays) == 1:
         return replays[0]
-    names = ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds", "autoregressive_s")
+    names = ["rounds", "drafted", "accepted", "verified", "policy_steps", "output_tokens", "seconds", "autoregressive_s"]
+    if replays[0].truncated is not None:
+        names.append("truncated")
     sums = {name: np.sum([getattr(r, name) for r in replays], axis=0) for name in names}
     return dataclasses.replace(replays[0], log=None, **sums)

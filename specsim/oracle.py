@@ -24,7 +24,17 @@ from specsim.trace import IntArray, Trace
 
 @nb.njit(cache=True, nogil=True, error_model="numpy")
 def _least_seconds(  # type: ignore[no-untyped-def]
-    offsets, prompt_tokens, match_len, draft_limit, bucket_bits, draft_s, verify_s, round_overhead_s, seconds, choice
+    offsets,
+    prompt_tokens,
+    match_len,
+    draft_limit,
+    bucket_bits,
+    draft_s,
+    catch_up_s,
+    verify_s,
+    round_overhead_s,
+    seconds,
+    choice,
 ):
     """Backward over the positions of each sequence: the least seconds from there to its end.
 
@@ -42,16 +52,16 @@ def _least_seconds(  # type: ignore[no-untyped-def]
             bucket = (prompt_tokens[s] + t - 1) >> bucket_bits
             right, limit = np.int64(match_len[row]), np.int64(draft_limit[row])
             none = verify_s[1, bucket] + remaining[t + 1, 1]
-            best, best_k = np.inf, 0  # of the rounds that draft, less their first step
+            best, best_k = np.inf, 0  # of the rounds that draft, less catching up
             for k in range(1, limit + 1):
                 accepted = k if k < right else right
                 after = min(t + accepted + 1, length)
                 then = remaining[after, 1] if accepted == k else remaining[after, 0]
-                total = (k - 1) * draft_s[0, bucket] + verify_s[k + 1, bucket] + then
+                total = draft_s[k, bucket] + verify_s[k + 1, bucket] + then
                 if total < best:
                     best, best_k = total, k
             for behind in range(2):
-                drafting = best + draft_s[behind, bucket]
+                drafting = best + behind * catch_up_s[bucket]
                 remaining[t, behind] = min(none, drafting) + round_overhead_s
                 if recording:
                     choice[row, behind] = best_k if drafting < none else 0
@@ -75,6 +85,7 @@ def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray
         trace.draft_limit,
         table.bucket_bits,
         table.draft_s,
+        table.catch_up_s,
         table.verify_s,
         table.round_overhead_s,
         seconds,

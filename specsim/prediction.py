@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from specsim import metrics
 from specsim.bootstrap import Estimate, ratio_interval
-from specsim.cost import ConstantCost, CostModel, ProfileCost
+from specsim.cost import ConstantCost, CostModel
+from specsim.cost_profile import ProfileCost
 from specsim.oracle import oracle_seconds
-from specsim.policy import ChainPolicy
+from specsim.policy import Policy
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
 
@@ -24,12 +25,14 @@ class Prediction:
     Counts and seconds are those of all sequences, once; where a replay summed over several
     outcomes of each (approximate), their means, counts to the nearest whole number.
 
+    verified : tokens in the target's passes beside the pending ones; a chain's are all drafted ones
+    truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
     oracle_regret : seconds over those of the oracle (`specsim.oracle`) less 1, all sequences
         together, under the cost model as it is; None where no oracle was asked. Below 0 only
         for a policy that reshapes the cost of a round.
     """
 
-    policy: ChainPolicy
+    policy: Policy
     speedup: Estimate
     v_d: float
     r_d: float
@@ -41,6 +44,8 @@ class Prediction:
     output_tokens: int
     seconds: float
     ar_seconds: float
+    verified: int
+    truncated_rounds: int | None = None
     oracle_regret: float | None = None
     approximate: bool = False
 
@@ -60,6 +65,8 @@ class Prediction:
                     "rounds",
                     "drafted",
                     "accepted",
+                    "verified",
+                    "truncated_rounds",
                     "output_tokens",
                     "seconds",
                     "ar_seconds",
@@ -92,12 +99,14 @@ def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -
         output_tokens=round(output / result.draws),
         seconds=float(result.seconds.sum() / result.draws),
         ar_seconds=float(result.autoregressive_s.sum() / result.draws),
+        verified=round(int(result.verified.sum()) / result.draws),
+        truncated_rounds=None if result.truncated is None else int(result.truncated.sum()),
         oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
         approximate=result.approximate,
     )
 
 
-def predict(trace: Trace, policy: ChainPolicy, cost: CostModel, *, seed: int = 0) -> Prediction:
+def predict(trace: Trace, policy: Policy, cost: CostModel, *, seed: int = 0) -> Prediction:
     """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
     result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
     return summarise(result, oracle_seconds(trace, compile_for(trace, cost), seed=seed))
@@ -116,7 +125,7 @@ class Ladder:
     profile: float
 
 
-def ladder(trace: Trace, policy: ChainPolicy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
+def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
     """Predict one policy on each rung. s_d and s_t are read at the trace's middle context."""
     middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
     constant: ConstantCost = profile.constant(middle)

@@ -74,7 +74,7 @@ def read_result(path: Path) -> Result:
 
 
 def _trace(path: Path) -> Result:
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
 
     trace = read_trace(path)
     made = trace.meta["provenance"]

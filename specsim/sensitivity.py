@@ -12,7 +12,7 @@ import numpy as np
 
 from specsim.cost import CostModel
 from specsim.errors import InputError
-from specsim.policy.base import ChainPolicy, Variant
+from specsim.policy.base import Policy, Variant
 from specsim.replay import compile_for
 from specsim.trace import Trace
 
@@ -49,7 +49,7 @@ class Sweep:
         return {**dataclasses.asdict(self), "spread_percent": self.spread_percent, "near_best": self.near_best}
 
 
-def swept_settings(kind: type[ChainPolicy], variant: Variant) -> list[str]:
+def swept_settings(kind: type[Policy], variant: Variant) -> list[str]:
     """The settings to vary: searched ones of a tuned form, or of the first form where none is tuned."""
     forms = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
     if variant not in forms:
@@ -60,11 +60,11 @@ def swept_settings(kind: type[ChainPolicy], variant: Variant) -> list[str]:
 
 def sweep(
     label: str,
-    policy: ChainPolicy,
+    policy: Policy,
     setting: str,
     train: Trace,
     cost: CostModel,
-    speedup: Callable[[ChainPolicy], float],
+    speedup: Callable[[Policy], float],
 ) -> Sweep:
     """Speedups of the policy over the search range of one setting, where trace and costs serve it.
 

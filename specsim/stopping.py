@@ -33,11 +33,12 @@ MAX_STEPS = 60  # of Dinkelbach's iteration, which converges superlinearly
 class RoundCost:
     """Seconds of a round's parts at an average context, the same wherever it starts.
 
-    draft_s : [2], a draft step that ingests 1 or 2 tokens
+    draft_s : [k_max + 1], drafting k tokens one after another; catch_up_s, the first step's more for a token more
     verify_s : [n_max + 1], a target pass over n tokens (entry 0 is unused)
     """
 
     draft_s: Floats
+    catch_up_s: float
     verify_s: Floats
     policy_step_s: float
     round_overhead_s: float
@@ -45,7 +46,8 @@ class RoundCost:
 
     def margin_s(self, depth: int) -> float:
         """What drafting on after the depth-th token costs at least: a draft step and a longer pass."""
-        return float(self.draft_s[0] + self.verify_s[depth + 2] - self.verify_s[depth + 1])
+        step_s = self.draft_s[depth + 1] - self.draft_s[depth]
+        return float(step_s + self.verify_s[depth + 2] - self.verify_s[depth + 1])
 
 
 def mean_cost(trace: Trace, table: CostTable) -> RoundCost:
@@ -55,6 +57,7 @@ def mean_cost(trace: Trace, table: CostTable) -> RoundCost:
     share = np.bincount(context >> table.bucket_bits, minlength=columns)[:columns] / len(context)
     return RoundCost(
         draft_s=table.draft_s @ share,
+        catch_up_s=float(table.catch_up_s @ share),
         verify_s=np.nan_to_num(table.verify_s) @ share,
         policy_step_s=table.policy_step_s,
         round_overhead_s=table.round_overhead_s,
@@ -134,9 +137,8 @@ def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_
     """
     margins_s = np.array([cost.margin_s(depth) for depth in range(1, max_draft)])
     thresholds = np.full((max(max_draft - 1, 0), len(chain.accept)), NEVER)
-    catch_up_s = float(cost.draft_s[1] - cost.draft_s[0])
     gain_s = _backward(
-        chain.accept, chain.following, margins_s, value_s, catch_up_s, cost.policy_step_s, PATH_POINTS, thresholds
+        chain.accept, chain.following, margins_s, value_s, cost.catch_up_s, cost.policy_step_s, PATH_POINTS, thresholds
     )
     reached = chain.accept * (PATH_POINTS - 1)
     low = np.minimum(reached.astype(int), PATH_POINTS - 2)
@@ -185,10 +187,9 @@ def _backward(accept, following, margins_s, value_s, catch_up_s, policy_step_s, 
 def round_surplus_s(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> float:
     """Expected value x tokens - seconds of a round under the best stopping, at this value of a token."""
     _, gain_s = optimal_thresholds(chain, cost, value_s, max_draft)
-    catch_up_s = cost.draft_s[1] - cost.draft_s[0]
     asked_s = cost.policy_step_s if max_draft > 1 else 0.0
-    fixed_s = cost.draft_s[0] + cost.verify_s[2] + cost.round_overhead_s + asked_s
-    return float(chain.first @ ((value_s - catch_up_s) * chain.accept + gain_s) + value_s - fixed_s)
+    fixed_s = cost.draft_s[1] + cost.verify_s[2] + cost.round_overhead_s + asked_s
+    return float(chain.first @ ((value_s - cost.catch_up_s) * chain.accept + gain_s) + value_s - fixed_s)
 
 
 def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_draft: int) -> float:
@@ -200,7 +201,7 @@ def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_draft: int) 
     """
     from scipy.optimize import brentq  # slow to import, and a replay does not need it
 
-    high = float(cost.draft_s.max() + cost.verify_s[2] + cost.round_overhead_s + cost.policy_step_s)
+    high = float(cost.draft_s[1] + cost.catch_up_s + cost.verify_s[2] + cost.round_overhead_s + cost.policy_step_s)
     if not high > 0:
         raise InputError("the cost table says that a round takes no time; give costs above 0")
     return float(

@@ -1,38 +1,25 @@
 """Dense traces: for every position of the target's output, what the drafter would propose.
 
-A trace is a folder of `meta.json`, `sequences.parquet` and `steps.parquet`. In
-`steps.parquet`, row t of a sequence answers: after prompt and y[:t], the drafter proposes
-these D tokens, the first match_len[t] of which equal y[t:]. Any chain policy up to depth D
-can be replayed on it exactly.
+Row t of a sequence answers: after prompt and y[:t], the drafter proposes these D tokens, the
+first match_len[t] of which equal y[t:]. Any chain policy up to depth D can be replayed on it
+exactly; with the rank of the true token at every depth any static tree too, and with a record
+of trees (`specsim.tree_record`) any tree policy whose nodes were recorded. `specsim.trace_files`
+reads and writes traces.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from specsim.errors import InputError
+from specsim.tree_record import TreeRecord
 
-SCHEMA_VERSION = 1
-META = "meta.json"
-SEQUENCES = "sequences.parquet"
-STEPS = "steps.parquet"
 MAX_DEPTH = 255  # match_len and draft_limit are uint8
-META_KEYS = ("target", "drafter", "decoding", "depth", "eos_token_id", "dtype", "device")
 
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -44,7 +31,7 @@ STEP_LISTS = {  # column -> dtype of its lists over depth 1..D
     "entropy_nats": np.float32,
 }
 OPTIONAL_LISTS = {
-    "true_rank": np.int16,  # rank of y[t+i-1] in the draft distribution on the true path
+    "true_rank": np.int16,  # rank of y[t+i-1] among the drafter's candidates after y[:t+i-1]; -1 beyond the output
     "accept_prob": np.float32,  # acceptance probability under the drafted prefix
     "score": np.float32,  # acceptance predictor's output
 }
@@ -61,6 +48,7 @@ class Trace:
     token, match_len : int32, uint8 [N]
     draft_token, prob, confidence, entropy_nats : [N, D]
     true_rank, accept_prob, score : [N, D] or None where not recorded
+    tree : the drafter's expansion at every position, or None
     """
 
     meta: dict[str, Any]
@@ -78,6 +66,7 @@ class Trace:
     true_rank: IntArray | None = None
     accept_prob: FloatArray | None = None
     score: FloatArray | None = None
+    tree: TreeRecord | None = None
 
     @property
     def depth(self) -> int:
@@ -114,9 +103,13 @@ class Trace:
     @property
     def approximate(self) -> bool:
         """Whether a replay draws acceptance from accept_prob, so that rounds chain approximately."""
+        return self.sampled_by_rejection and self.accept_prob is not None
+
+    @property
+    def sampled_by_rejection(self) -> bool:
+        """Whether the output was decoded by rejection sampling."""
         decoding = self.meta.get("decoding")
-        mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
-        return mode == "rejection" and self.accept_prob is not None
+        return (decoding.get("mode") if isinstance(decoding, dict) else decoding) == "rejection"
 
     @cached_property
     def drawn(self) -> dict[tuple[int, int], IntArray]:
@@ -139,222 +132,8 @@ class Trace:
             value = getattr(self, field.name)
             if field.name in ("sequence_id", "domain", "prompt_tokens", "budget_tokens"):
                 values[field.name] = value[index]
+            elif field.name == "tree":
+                values["tree"] = None if value is None else value.select(rows)
             elif field.name not in values:
                 values[field.name] = None if value is None else value[rows]
         return Trace(**values)
-
-
-def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
-    """Write a trace folder: a kill leaves no half-written one.
-
-    When overwriting, the old folder is moved aside for the moment in which the new one
-    takes its place.
-    """
-    folder = Path(folder)
-    check_free(folder, overwrite=overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        pq.write_table(_sequence_table(trace), work / SEQUENCES)
-        pq.write_table(_step_table(trace), work / STEPS, compression="zstd")
-        meta = {
-            **trace.meta,
-            "schema_version": SCHEMA_VERSION,
-            "depth": trace.depth,
-            "checksums": {name: checksum(work / name) for name in (SEQUENCES, STEPS)},
-        }
-        (work / META).write_text(json.dumps(meta, indent=2) + "\n")
-        work.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            os.replace(folder, old)
-            try:
-                os.replace(work, folder)
-            except BaseException:
-                os.replace(old, folder)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(work, folder)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-
-
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """InputError unless a trace may be written here."""
-    if folder.exists() and not overwrite:
-        raise InputError(f"{folder} exists; choose another name or overwrite it (--overwrite)")
-    if folder.exists() and not (folder / META).is_file():
-        raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
-
-
-def pack_trace(folder: Path, path: Path) -> None:
-    """Put a trace folder into one .zip file, which `read_trace` reads as well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
-            for name in (META, SEQUENCES, STEPS):
-                archive.write(folder / name, name)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def read_trace(folder: Path | str) -> Trace:
-    """Read and check a trace folder, or one packed as .zip; InputError says what is wrong with it."""
-    folder = Path(folder)
-    if folder.suffix == ".zip" and folder.is_file():
-        with tempfile.TemporaryDirectory() as unpacked:
-            try:
-                with zipfile.ZipFile(folder) as archive:
-                    for name in set(archive.namelist()) & {META, SEQUENCES, STEPS}:
-                        archive.extract(name, unpacked)
-            except (zipfile.BadZipFile, OSError) as error:
-                raise InputError(f"{folder} is no readable packed trace ({error}); pack it again") from None
-            return read_trace(unpacked)
-    meta = _read_meta(folder)
-    for name, expected in meta["checksums"].items():
-        path = folder / name
-        if not path.is_file():
-            raise InputError(f"{path} is missing; copy the whole trace folder or record it again")
-        if checksum(path) != expected:
-            raise InputError(f"{path} is truncated or altered (checksum differs); restore or record it again")
-    sequences = _read_table(folder / SEQUENCES)
-    steps = _read_table(folder / STEPS)
-    values: dict[str, Any] = {"meta": meta}
-    for name in ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens"):
-        values[name] = _column(sequences, name, np.int64, folder / SEQUENCES)
-        if (values[name] < (0 if name in ("sequence_id", "output_tokens") else 1)).any():
-            raise InputError(f"{folder / SEQUENCES}: column {name!r} has a value below its least; record it again")
-    values["domain"] = _column(sequences, "domain", np.str_, folder / SEQUENCES)
-    lengths = values.pop("output_tokens")
-    values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    values["token"] = _column(steps, "token", np.int32, folder / STEPS)
-    values["match_len"] = _column(steps, "match_len", np.uint8, folder / STEPS)
-    for name, dtype in {**STEP_LISTS, **OPTIONAL_LISTS}.items():
-        if name in OPTIONAL_LISTS and name not in steps.column_names:
-            continue
-        values[name] = _list_column(steps, name, dtype, meta["depth"], folder / STEPS)
-    trace = Trace(**values)
-    _check(trace, folder, *(_column(steps, name, np.int64, folder / STEPS) for name in ("sequence_id", "t")))
-    return trace
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / META
-    if not path.is_file():
-        raise InputError(f"{folder} is no trace: {META} is missing; give a folder made by `realrun record`")
-    try:
-        meta = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no valid JSON ({error}); restore or record it again") from None
-    if not isinstance(meta, dict):
-        raise InputError(f"{path} holds no JSON object; restore or record it again")
-    version = meta.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
-    missing = [key for key in (*META_KEYS, "checksums") if key not in meta]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}; restore or record it again")
-    depth, checksums = meta["depth"], meta["checksums"]
-    if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
-        raise InputError(f"{path}: depth {depth!r} is no whole number from 1 to {MAX_DEPTH}; record it again")
-    if not isinstance(checksums, dict) or not {SEQUENCES, STEPS} <= set(checksums):
-        raise InputError(f"{path}: checksums do not name {SEQUENCES} and {STEPS}; restore or record it again")
-    return meta
-
-
-def _read_table(path: Path) -> pa.Table:
-    try:
-        # `pq.read_table` and `to_numpy` would import pandas, a third of the start-up time.
-        with pq.ParquetFile(path) as file:
-            return file.read()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} is no readable Parquet file ({error}); record it again") from None
-
-
-def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> npt.NDArray[Any]:
-    if name not in table.column_names:
-        raise InputError(f"{path} lacks column {name!r}; record it again")
-    column = table.column(name)
-    if column.null_count:
-        raise InputError(f"{path}: column {name!r} has nulls; record it again")
-    return _as_numpy(column.combine_chunks(), name, dtype, path)
-
-
-def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> npt.NDArray[Any]:
-    """A writable copy, since the replay kernel is compiled once per array type, read-only being another."""
-    wanted = pa.string() if dtype is np.str_ else pa.from_numpy_dtype(dtype)
-    try:
-        values = column.cast(wanted)
-        return np.array(values.to_pylist(), dtype=np.str_) if dtype is np.str_ else np.array(np.from_dlpack(values))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise InputError(
-            f"{path}: column {name!r} holds {column.type} that does not fit {wanted}; record it again"
-        ) from None
-
-
-def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path) -> npt.NDArray[Any]:
-    if name not in table.column_names:
-        raise InputError(f"{path} lacks column {name!r}; record it again")
-    column = table.column(name).combine_chunks()
-    if not pa.types.is_fixed_size_list(column.type) or column.type.list_size != depth:
-        raise InputError(f"{path}: column {name!r} is {column.type}, wanted lists of {depth}; record it again")
-    flat = column.flatten()
-    if column.null_count or flat.null_count:
-        raise InputError(f"{path}: column {name!r} has nulls; record it again")
-    values = _as_numpy(flat, name, dtype, path).reshape(len(table), depth)
-    if np.issubdtype(dtype, np.floating) and not np.isfinite(values).all():
-        row = int(np.argwhere(~np.isfinite(values))[0, 0])
-        raise InputError(f"{path}: column {name!r} is not finite at row {row}; record it again")
-    return values
-
-
-def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntArray) -> None:
-    expected = np.repeat(trace.sequence_id, trace.output_tokens), trace.position
-    if not all(map(np.array_equal, (step_sequence_id, step_t), expected)):
-        raise InputError(f"{folder / STEPS} does not have the rows that {SEQUENCES} counts; record it again")
-    if trace.sequences == 0 or len(trace.token) == 0:
-        raise InputError(f"{folder} holds no output token; record at least one")
-    if (trace.output_tokens > trace.budget_tokens).any():
-        raise InputError(f"{folder / SEQUENCES}: an output is longer than its budget; record it again")
-    if trace.match_len.max() > trace.depth:
-        raise InputError(f"{folder / STEPS}: match_len exceeds the depth {trace.depth}; record it again")
-    chance = trace.accept_prob
-    if chance is not None and not ((chance >= 0) & (chance <= 1)).all():
-        raise InputError(f"{folder / STEPS}: accept_prob leaves [0, 1]; record it again")
-
-
-def _sequence_table(trace: Trace) -> pa.Table:
-    return pa.table(
-        {
-            "sequence_id": pa.array(trace.sequence_id, pa.int32()),
-            "domain": pa.array(trace.domain.tolist(), pa.string()),
-            "prompt_tokens": pa.array(trace.prompt_tokens, pa.int32()),
-            "budget_tokens": pa.array(trace.budget_tokens, pa.int32()),
-            "output_tokens": pa.array(trace.output_tokens, pa.int32()),
-        }
-    )
-
-
-def _step_table(trace: Trace) -> pa.Table:
-    columns: dict[str, pa.Array] = {
-        "sequence_id": pa.array(np.repeat(trace.sequence_id, trace.output_tokens), pa.int32()),
-        "t": pa.array(trace.position, pa.int32()),
-        "token": pa.array(trace.token, pa.int32()),
-        "match_len": pa.array(trace.match_len, pa.uint8()),
-    }
-    for name, dtype in {**STEP_LISTS, **OPTIONAL_LISTS}.items():
-        values = getattr(trace, name)
-        if values is not None:
-            flat = pa.array(np.ascontiguousarray(values, dtype=dtype).ravel())
-            columns[name] = pa.FixedSizeListArray.from_arrays(flat, trace.depth)
-    return pa.table(columns)

@@ -24,9 +24,9 @@ from tiny import tiny_pair
 
 import realrun.cli
 import specsim.cli
-import specsim.trace
+import specsim.trace_files
 from specsim.policy import POLICIES
-from specsim.trace import checksum
+from specsim.trace_files import checksum
 
 PREDICTION = {
     "policy", "params", "speedup", "v_d", "r_d", "hm", "tau",
@@ -589,9 +589,9 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
     if exists:
         shutil.copytree(files.trace, folder)
     write = pq.write_table
-    monkeypatch.setattr(specsim.trace.pq, "write_table", interrupted)
+    monkeypatch.setattr(specsim.trace_files.pq, "write_table", interrupted)
     if name == "meta.json":
-        monkeypatch.setattr(specsim.trace, "checksum", no_checksum)
+        monkeypatch.setattr(specsim.trace_files, "checksum", no_checksum)
     args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5]
     result = call("realrun", *args, "--overwrite")
     assert result.code not in (0, 2) and result.out == ""

@@ -21,7 +21,7 @@ from realrun.lab.train import TrainSettings, encode_split, export, train
 from realrun.models import LAB_WEIGHTS, load_pair
 from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings, record
-from specsim.trace import pack_trace, write_trace
+from specsim.trace_files import pack_trace, write_trace
 
 NAME = "lab"
 SHARE = 1.0

@@ -19,7 +19,8 @@ from realrun.models import load_pair
 from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings, record
 from realrun.scripted import run_scripted
-from specsim.trace import Trace, read_trace
+from specsim.trace import Trace
+from specsim.trace_files import read_trace
 
 NAME = "validate"
 SHARE = 1.0

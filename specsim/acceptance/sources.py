@@ -208,7 +208,7 @@ _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
 
 def read_source(path: Path | str, *, policy: str | None = None) -> Source:
     """A trace folder or .zip, a rounds .parquet, or a counters .json, by what the path is."""
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
 
     path = Path(path)
     if path.suffix == ".parquet":

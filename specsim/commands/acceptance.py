@@ -104,7 +104,7 @@ def generate(
     """
     from specsim.acceptance.files import load_model
     from specsim.acceptance.synthetic import generate as run_generate
-    from specsim.trace import check_free, write_trace
+    from specsim.trace_files import check_free, write_trace
 
     check_free(out, overwrite=overwrite)
     loaded = load_model(model)
@@ -145,7 +145,7 @@ def check(
     """
     from specsim.acceptance.files import load_model
     from specsim.acceptance.goodness import fit_report
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
 
     loaded, recorded = load_model(model), read_trace(trace)
     with progress_bar() as report:

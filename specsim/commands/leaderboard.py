@@ -88,7 +88,7 @@ def leaderboard(
     from specsim.errors import InputError
     from specsim.leaderboard import leaderboard as run
     from specsim.policy import POLICIES, find_policies
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
 
     kinds = find_policies([*(policy or POLICIES), *also])
     try:

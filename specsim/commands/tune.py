@@ -90,7 +90,7 @@ def tune(
     Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
     """
     from specsim.policy import make_policy
-    from specsim.trace import read_trace
+    from specsim.trace_files import read_trace
     from specsim.tuning import split_sequences
     from specsim.tuning.crossval import cross_validate, fold_sequences
     from specsim.tuning.search import tune as run_tune

@@ -1,4 +1,4 @@
-"""Chain policies. A new one is a file like `adaedl.py` and a line in `KINDS`."""
+"""Policies, of chains and of trees. A new one is a file like `adaedl.py` or `pct.py` and a line in `KINDS`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.policy.adaedl import AdaEDL
-from specsim.policy.base import ChainPolicy, Step, Variant, build_policy, setting
+from specsim.policy.base import ChainPolicy, Policy, Step, Variant, build_policy, setting
 from specsim.policy.beta_ts import BetaTS
 from specsim.policy.cali_ts import CaliTS
 from specsim.policy.files import find_policies, find_policy, load_policy_file
@@ -17,8 +17,9 @@ from specsim.policy.p_min import PMin
 from specsim.policy.renewal_stop import RenewalStop
 from specsim.policy.space_k import SpaceK
 from specsim.policy.time_gain import TimeGain
+from specsim.policy.tree import Tree, TreePolicy
 
-KINDS: tuple[type[ChainPolicy], ...] = (
+KINDS: tuple[type[Policy], ...] = (
     FixedK,
     MaxConfidence,
     AdaEDL,
@@ -30,10 +31,10 @@ KINDS: tuple[type[ChainPolicy], ...] = (
     PMin,
     SpaceK,
 )
-POLICIES: dict[str, type[ChainPolicy]] = {kind.name: kind for kind in KINDS}
+POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
 
 
-def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> ChainPolicy:
+def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
     """The policy of that name, built in or FILE.py, with these settings; InputError names the known ones."""
     return build_policy(find_policy(name), settings or {})
 
@@ -48,10 +49,13 @@ __all__ = [
     "HuggingFace",
     "MaxConfidence",
     "PMin",
+    "Policy",
     "RenewalStop",
     "SpaceK",
     "Step",
     "TimeGain",
+    "Tree",
+    "TreePolicy",
     "Variant",
     "build_policy",
     "find_policies",

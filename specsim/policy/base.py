@@ -1,4 +1,4 @@
-"""What a chain policy is: frozen settings and three small pure functions.
+"""What a policy is: frozen settings and a few small pure functions; here those of a chain policy.
 
 The functions are module-level numba functions of plain numbers, so the replay kernel
 compiles them in and the real run calls the very same ones:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specsim.cost import CostModel, CostTable
     from specsim.trace import Trace
 
-Kind = TypeVar("Kind", bound="ChainPolicy")
+Kind = TypeVar("Kind", bound="Policy")
 
 
 class Step(NamedTuple):
@@ -71,16 +71,16 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class ChainPolicy:
-    """Base of every chain policy. Subclasses are frozen dataclasses of `setting` fields."""
+class Policy:
+    """Base of every policy. Subclasses are frozen dataclasses of `setting` fields."""
 
     name: ClassVar[str]
     source: ClassVar[str]  # paper and equation
-    features: ClassVar[tuple[str, ...]] = ()  # trace columns that keep_drafting reads
+    features: ClassVar[tuple[str, ...]] = ()  # trace columns that the policy reads
     drafter_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of drafter that it is meant for; none: any
     variants: ClassVar[tuple[Variant, ...]] = (Variant("tuned"),)  # how leaderboard and validation take it
+    functions: ClassVar[tuple[str, ...]]  # names of the compiled functions
     initial_state: ClassVar[Callable[..., Any]]
-    keep_drafting: ClassVar[Callable[..., Any]]
     update: ClassVar[Callable[..., Any]]
 
     def __post_init__(self) -> None:
@@ -97,6 +97,11 @@ class ChainPolicy:
         return model
 
     @property
+    def deepest(self) -> int:
+        """Longest path that this policy can ask for, in tokens."""
+        raise NotImplementedError
+
+    @property
     def carries_state(self) -> bool:
         """Whether the state lives on from sequence to sequence."""
         return False
@@ -105,11 +110,6 @@ class ChainPolicy:
     def adapts(self) -> bool:
         """Whether rounds change later decisions: whether `update` does anything."""
         return True
-
-    @property
-    def max_draft_tokens(self) -> int:
-        """Longest draft this policy can ask for, in tokens."""
-        return int(self.settings["max_draft"])
 
     @property
     def params(self) -> tuple[Any, ...]:
@@ -129,6 +129,23 @@ class ChainPolicy:
             if value != field.default or field.metadata["tune"]:
                 parts.append(f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}")
         return f"{self.name}({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class ChainPolicy(Policy):
+    """Base of every chain policy: how many tokens to draft, one after another."""
+
+    functions = ("initial_state", "keep_drafting", "update")
+    keep_drafting: ClassVar[Callable[..., Any]]
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Longest draft this policy can ask for, in tokens."""
+        return int(self.settings["max_draft"])
+
+    @property
+    def deepest(self) -> int:
+        return self.max_draft_tokens
 
 
 def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.cost import CostModel, with_scores
+from specsim.cost import CostModel
+from specsim.cost_profile import with_scores
 from specsim.policy.base import ChainPolicy, setting
 from specsim.policy.thompson import COUNTING, THETA, count_round
 from specsim.randomness import normal_quantile, split

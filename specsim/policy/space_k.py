@@ -13,7 +13,7 @@ from specsim.policy.fixed_k import initial_state, keep_drafting, update
 
 
 @dataclass(frozen=True)
-class SpaceCost:
+class SpaceCost(CostModel):
     """Costs of SPACE: no draft step, and every pass holds 1 + k(k + 2) tokens.
 
     Those are the pending token, k candidates, and k mask tokens after it and after each
@@ -23,14 +23,11 @@ class SpaceCost:
     model: CostModel
     k: int
 
-    def draft_step(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return np.zeros(np.shape(context))
 
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return self.model.verify(1 + self.k * (self.k + 2), context)
-
-    def policy_step(self) -> float:
-        return 0.0
 
     def round_overhead(self) -> float:
         return self.model.round_overhead()

@@ -56,8 +56,7 @@ class TimeGain(ChainPolicy):
 
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
-        ratio = float(table.draft_s[0].mean() / table.autoregressive_s.mean())
-        return build_policy(cls, {"cost_ratio": ratio, **settings})
+        return build_policy(cls, {"cost_ratio": table.step_ratio, **settings})
 
     @property
     def adapts(self) -> bool:

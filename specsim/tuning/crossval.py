@@ -14,7 +14,7 @@ import numpy.typing as npt
 from specsim.cost import CostModel
 from specsim.errors import InputError
 from specsim.oracle import oracle_seconds
-from specsim.policy import ChainPolicy
+from specsim.policy import Policy
 from specsim.prediction import Prediction, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
@@ -91,7 +91,7 @@ def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[npt.NDArr
 
 
 def cross_validate(
-    kind: type[ChainPolicy],
+    kind: type[Policy],
     trace: Trace,
     cost: CostModel,
     *,
@@ -169,5 +169,5 @@ def together(replays: list[Replay]) -> Replay:
     return dataclasses.replace(replays[0], log=None, **columns)
 
 
-def _replay(trace: Trace, policy: ChainPolicy, cost: CostModel, seed: int) -> Replay:
+def _replay(trace: Trace, policy: Policy, cost: CostModel, seed: int) -> Replay:
     return replay(trace, policy, compile_for(trace, cost, policy), seed=seed)

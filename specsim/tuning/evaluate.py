@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from specsim.cost import CostModel, CostTable
 from specsim.errors import InputError
-from specsim.policy.base import ChainPolicy
+from specsim.policy.base import Policy
 from specsim.rejection import outcomes
+from specsim.chain_replay import COUNTS
 from specsim.replay import autoregressive_seconds, check_covered, check_replayable, compile_for, compiled
 from specsim.trace import Trace
 
@@ -43,7 +44,7 @@ class Evaluator:
 
     def __init__(
         self,
-        kind: type[ChainPolicy],
+        kind: type[Policy],
         trace: Trace,
         cost: CostModel,
         *,
@@ -62,23 +63,23 @@ class Evaluator:
         self.train_table = self.table if train is None else compile_for(train, cost)
         self.jobs: int = jobs or cpu_count()
         self.outcomes = list(outcomes(trace, seed))
-        self.own_cost = kind.cost is not ChainPolicy.cost
+        self.own_cost = kind.cost is not Policy.cost
 
     @cached_property
     def baseline_s(self) -> Floats:
         """Autoregressive seconds per sequence [S], as often as the trace has outcomes."""
         return len(self.outcomes) * autoregressive_seconds(self.trace, self.table)
 
-    def build(self, points: Sequence[Mapping[str, Any]]) -> list[ChainPolicy | InputError]:
+    def build(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
         """The policy of each point, or why this trace and these costs cannot serve it."""
         size = math.ceil(len(points) / (4 * self.jobs))
         tasks = [points[i : i + size] for i in range(0, len(points), max(1, size))]
         return [built for part in self._parallel(self._build_all, [(task,) for task in tasks]) for built in part]
 
-    def _build_all(self, points: Sequence[Mapping[str, Any]]) -> list[ChainPolicy | InputError]:
+    def _build_all(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
         return [self._build(point) for point in points]
 
-    def _build(self, point: Mapping[str, Any]) -> ChainPolicy | InputError:
+    def _build(self, point: Mapping[str, Any]) -> Policy | InputError:
         try:
             policy = self.kind.fit({**self.held, **point}, self.train, self.train_table)
             check_replayable(self.trace, policy)
@@ -87,10 +88,10 @@ class Evaluator:
             return error
         return policy
 
-    def _table_of(self, policy: ChainPolicy) -> CostTable:
+    def _table_of(self, policy: Policy) -> CostTable:
         return compile_for(self.trace, self.cost, policy) if self.own_cost else self.table
 
-    def seconds(self, policies: Sequence[ChainPolicy], which: Indices | None = None) -> Floats:
+    def seconds(self, policies: Sequence[Policy], which: Indices | None = None) -> Floats:
         """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
 
         Independent of threads and blocks, and equal to `replay`'s on the whole trace. A
@@ -113,17 +114,17 @@ class Evaluator:
         self._parallel(self._replay_all, tasks)
         return result
 
-    def _compile(self, policy: ChainPolicy) -> None:
+    def _compile(self, policy: Policy) -> None:
         """Compile, or load, ahead of the threads; this replays nothing."""
         empty = np.zeros((0, 4))
-        none = np.zeros((0, 4), dtype=np.int64)
+        none = np.zeros((0, COUNTS), dtype=np.int64)
         compiled(policy)(self.trace, self.table, self.outcomes[0], np.zeros(0, dtype=np.int64), none, empty, none)
 
-    def _replay_all(self, policies: Sequence[ChainPolicy], which: Indices, result: Floats) -> None:
+    def _replay_all(self, policies: Sequence[Policy], which: Indices, result: Floats) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
         cuts = np.unique(np.searchsorted(rows, np.arange(BLOCK_ROWS, rows[-1], BLOCK_ROWS)))
         blocks = np.unique([0, *cuts.tolist(), len(which)]).tolist()
-        counts = np.zeros((len(policies), len(which), 4), dtype=np.int64)
+        counts = np.zeros((len(policies), len(which), COUNTS), dtype=np.int64)
         seconds = np.zeros((len(policies), len(which), 4))
         runs = [(compiled(policy), self._table_of(policy), policy.carries_state) for policy in policies]
         no_log = np.zeros((0, 4), dtype=np.int64)
@@ -155,7 +156,7 @@ class Evaluated:
     baseline_s : autoregressive seconds of the same
     """
 
-    policies: list[ChainPolicy | None]
+    policies: list[Policy | None]
     reasons: list[str | None]
     seconds: Floats
     baseline_s: float
@@ -167,7 +168,7 @@ class Evaluated:
 
 
 def evaluate_many(
-    kind: type[ChainPolicy],
+    kind: type[Policy],
     settings_list: Sequence[Mapping[str, Any]],
     trace: Trace,
     cost: CostModel,
@@ -185,18 +186,18 @@ def evaluate_many(
     Raises InputError if the costs do not cover the trace at all.
     """
     evaluator = Evaluator(kind, trace, cost, train=train, seed=seed, jobs=jobs)
-    built: list[ChainPolicy | InputError] = []
+    built: list[Policy | InputError] = []
     seconds = np.full(len(settings_list), np.inf)
     for start in range(0, len(settings_list), BATCH):
         batch = evaluator.build(settings_list[start : start + BATCH])
-        served = [i for i, policy in enumerate(batch) if isinstance(policy, ChainPolicy)]
-        policies = [policy for policy in batch if isinstance(policy, ChainPolicy)]
+        served = [i for i, policy in enumerate(batch) if isinstance(policy, Policy)]
+        policies = [policy for policy in batch if isinstance(policy, Policy)]
         seconds[start + np.array(served, dtype=int)] = evaluator.seconds(policies).sum(axis=1)
         built += batch
         if progress:
             progress(len(built), len(settings_list))
     return Evaluated(
-        policies=[p if isinstance(p, ChainPolicy) else None for p in built],
+        policies=[p if isinstance(p, Policy) else None for p in built],
         reasons=[str(p) if isinstance(p, InputError) else None for p in built],
         seconds=seconds,
         baseline_s=float(evaluator.baseline_s.sum()),

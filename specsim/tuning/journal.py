@@ -21,7 +21,7 @@ import numpy as np
 import specsim
 from specsim.cost import CostModel
 from specsim.errors import InputError
-from specsim.policy.base import ChainPolicy
+from specsim.policy.base import Policy
 from specsim.replay import compile_for, context_range
 from specsim.trace import Trace
 
@@ -134,7 +134,7 @@ def _check_header(path: Path, line: bytes, wanted: Line) -> None:
 
 
 def describe_job(
-    kind: type[ChainPolicy], trace: Trace, cost: CostModel, held: Mapping[str, Any], search: Mapping[str, Any]
+    kind: type[Policy], trace: Trace, cost: CostModel, held: Mapping[str, Any], search: Mapping[str, Any]
 ) -> Line:
     """Everything that determines a search's answer, in plain values and digests."""
     sources = [path.read_bytes() for path in sorted(Path(specsim.__file__).parent.rglob("*.py"))]
@@ -172,7 +172,7 @@ def cost_digest(trace: Trace, cost: CostModel) -> str:
     return _digest(parts)
 
 
-def _source_of(kind: type[ChainPolicy]) -> bytes:
+def _source_of(kind: type[Policy]) -> bytes:
     return Path(inspect.getfile(kind)).read_bytes()
 
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from specsim.policy.base import ChainPolicy
+from specsim.policy.base import Policy
 from specsim.trace import Trace
 from specsim.tuning.evaluate import BATCH, Evaluator
 from specsim.tuning.journal import Line
@@ -75,7 +75,7 @@ class _Field:
 
     def __init__(self, evaluator: Evaluator, points: Sequence[Settings], order: Indices) -> None:
         self.evaluator, self.points, self.order = evaluator, points, order
-        self.policies: dict[int, ChainPolicy] = {}
+        self.policies: dict[int, Policy] = {}
         self.known: dict[int, Floats] = {}
 
     def seconds(self, points: Sequence[int]) -> Floats:
@@ -89,7 +89,7 @@ class _Field:
         """
         missing = [i for i in batch if i not in self.policies]
         for i, policy in zip(missing, self.evaluator.build([self.points[i] for i in missing]), strict=True):
-            if isinstance(policy, ChainPolicy):
+            if isinstance(policy, Policy):
                 self.policies[i] = policy
         results: dict[int, list[float]] = {}
         carrying = [i for i in batch if i in self.policies and self.policies[i].carries_state]

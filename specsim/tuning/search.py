@@ -15,7 +15,7 @@ from specsim.bootstrap import Comparison, paired_difference
 from specsim.cost import CostModel
 from specsim.errors import InputError
 from specsim.oracle import oracle_seconds
-from specsim.policy import ChainPolicy, FixedK, build_policy
+from specsim.policy import Policy, FixedK, build_policy
 from specsim.prediction import Prediction, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
@@ -43,8 +43,8 @@ class Found:
     interrupted : the search was stopped; these are the best so far
     """
 
-    best: ChainPolicy
-    runner_up: ChainPolicy | None
+    best: Policy
+    runner_up: Policy | None
     search: str
     trials: int
     refused: int
@@ -75,7 +75,7 @@ class TuneResult:
     warnings : what these data cannot tell, a sentence each
     """
 
-    best: ChainPolicy
+    best: Policy
     train: Prediction
     holdout: Prediction
     trials: int
@@ -87,7 +87,7 @@ class TuneResult:
     warnings: tuple[str, ...] = ()
 
     @property
-    def runner_up(self) -> ChainPolicy | None:
+    def runner_up(self) -> Policy | None:
         """The second best of the search that differs from the best by more than a shade."""
         return self.references[RUNNER_UP].prediction.policy if RUNNER_UP in self.references else None
 
@@ -108,7 +108,7 @@ class TuneResult:
 
 
 def tune(
-    kind: type[ChainPolicy],
+    kind: type[Policy],
     train: Trace,
     holdout: Trace,
     cost: CostModel,
@@ -157,7 +157,7 @@ def tune(
 
 
 def find_best(
-    kind: type[ChainPolicy],
+    kind: type[Policy],
     train: Trace,
     cost: CostModel,
     *,
@@ -223,7 +223,7 @@ def _run(how: Search, task: Task, space: Space, trials: int, seed: int) -> None:
 
 
 def _conclude(evaluator: Evaluator, space: Space, done: Trials, how: Search, interrupted: bool) -> Found:
-    def built(point: Settings) -> ChainPolicy:
+    def built(point: Settings) -> Policy:
         policy = evaluator.build([point])[0]
         if isinstance(policy, InputError):
             raise policy
@@ -254,7 +254,7 @@ def default_search(trials: int) -> Search:
     return "optuna" if trials <= OPTUNA_TRIALS and find_spec("optuna") else "race"
 
 
-def held_settings(kind: type[ChainPolicy], fixed: Mapping[str, Any] | None, depth: int) -> Settings:
+def held_settings(kind: type[Policy], fixed: Mapping[str, Any] | None, depth: int) -> Settings:
     """What is not searched: settings held by the caller, and `max_draft` at the recorded depth.
 
     Raises InputError for an unknown or illegal setting.
@@ -266,7 +266,7 @@ def held_settings(kind: type[ChainPolicy], fixed: Mapping[str, Any] | None, dept
     return {key: getattr(policy, key) for key in held}  # parsed
 
 
-def default_policy(kind: type[ChainPolicy], space: Space, evaluator: Evaluator) -> ChainPolicy | None:
+def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Policy | None:
     """The policy with what it has by default or learns, whole numbers within the space; None if refused."""
     whole = {axis.name: axis.default for axis in space.axes if isinstance(axis.values, range)}
     usual = {field.name: field.default for field in dataclasses.fields(kind)}
@@ -275,16 +275,16 @@ def default_policy(kind: type[ChainPolicy], space: Space, evaluator: Evaluator) 
 
 
 def reference_policies(
-    kind: type[ChainPolicy],
+    kind: type[Policy],
     train: Trace,
     cost: CostModel,
     fixed: Mapping[str, Any] | None,
     found: Found,
     seed: int,
     jobs: int | None,
-) -> dict[str, ChainPolicy]:
+) -> dict[str, Policy]:
     """What the tuned policy must beat: runner-up, defaults, and the fixed K that is best on `train`."""
-    policies: dict[str, ChainPolicy | None] = {RUNNER_UP: found.runner_up}
+    policies: dict[str, Policy | None] = {RUNNER_UP: found.runner_up}
     held = held_settings(kind, fixed, train.depth)
     evaluator = Evaluator(kind, train, cost, held=held, seed=seed, jobs=jobs)
     policies[DEFAULT] = default_policy(kind, search_space(kind, held, train.depth), evaluator)
@@ -294,7 +294,7 @@ def reference_policies(
     return {name: policy for name, policy in policies.items() if policy is not None}
 
 
-def replayed(trace: Trace, policy: ChainPolicy, cost: CostModel, seed: int) -> tuple[Replay, Prediction]:
+def replayed(trace: Trace, policy: Policy, cost: CostModel, seed: int) -> tuple[Replay, Prediction]:
     """One replay under the policy's own cost of a round, and its summary."""
     result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
     return result, summarise(result, oracle_seconds(trace, compile_for(trace, cost), seed=seed))
@@ -305,7 +305,7 @@ def compared(tuned: Replay, other: Replay) -> Comparison:
     return paired_difference(tuned.autoregressive_s, tuned.speculative_s, other.speculative_s)
 
 
-def warnings_of(references: Mapping[str, Reference], tuned: ChainPolicy | None, sequences: int) -> tuple[str, ...]:
+def warnings_of(references: Mapping[str, Reference], tuned: Policy | None, sequences: int) -> tuple[str, ...]:
     """A sentence for each reference, but the tuned policy itself, that the data do not show to be slower."""
     found = []
     for name, reference in references.items():

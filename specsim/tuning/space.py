@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from specsim.errors import InputError
-from specsim.policy.base import ChainPolicy, build_policy
+from specsim.policy.base import Policy, build_policy
 
 Settings = dict[str, Any]
 APART = 0.1  # floats this share of their range apart count as different settings
@@ -113,7 +113,7 @@ class Space:
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)
 
 
-def search_space(kind: type[ChainPolicy], held: Mapping[str, Any], depth: int) -> Space:
+def search_space(kind: type[Policy], held: Mapping[str, Any], depth: int) -> Space:
     """What to search: settings with a `tune` range that are not held.
 
     A whole number that bounds the draft stays within `depth`, the recorded one in tokens.
@@ -121,12 +121,12 @@ def search_space(kind: type[ChainPolicy], held: Mapping[str, Any], depth: int) -
     return Space(tuple(_axis(kind, field, held, depth) for field in tuned_fields(kind) if field.name not in held))
 
 
-def tuned_fields(kind: type[ChainPolicy]) -> list[dataclasses.Field[Any]]:
+def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
     """The settings that the policy declares a search range for."""
     return [field for field in dataclasses.fields(kind) if field.metadata["tune"]]
 
 
-def _axis(kind: type[ChainPolicy], field: dataclasses.Field[Any], held: Mapping[str, Any], depth: int) -> Axis:
+def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, Any], depth: int) -> Axis:
     name, default, log = field.name, field.default, bool(field.metadata["log"])
     if isinstance(default, bool):
         return Axis(name, default, 0, 1, False, (False, True))
@@ -141,8 +141,8 @@ def _axis(kind: type[ChainPolicy], field: dataclasses.Field[Any], held: Mapping[
     return Axis(name, default, low, high, log, range(low, high + 1)).around(default)
 
 
-def _fits(kind: type[ChainPolicy], settings: Settings, depth: int) -> bool:
+def _fits(kind: type[Policy], settings: Settings, depth: int) -> bool:
     try:
-        return build_policy(kind, settings).max_draft_tokens <= depth
+        return build_policy(kind, settings).deepest <= depth
     except InputError:
         return False

@@ -6,17 +6,17 @@ import inspect
 from collections.abc import Iterable
 
 from specsim.cost import CostModel
-from specsim.policy import ChainPolicy, Variant
+from specsim.policy import Policy, Variant
 from specsim.replay import compile_for, why_not
 from specsim.trace import Trace
 from specsim.tuning.search import find_best, held_settings
 
 LENGTHS = ("max_draft", "k")  # settings that bound the draft length, so never above the trace's depth
 
-Form = tuple[type[ChainPolicy], Variant]
+Form = tuple[type[Policy], Variant]
 
 
-def forms(trace: Trace, kinds: Iterable[type[ChainPolicy]]) -> tuple[list[Form], list[tuple[str, str]]]:
+def forms(trace: Trace, kinds: Iterable[type[Policy]]) -> tuple[list[Form], list[tuple[str, str]]]:
     """All variants of these policies that a trace can serve, and (policy, reason) of the others."""
     found: list[Form] = []
     skipped: list[tuple[str, str]] = []
@@ -35,18 +35,18 @@ def forms(trace: Trace, kinds: Iterable[type[ChainPolicy]]) -> tuple[list[Form],
     return found, skipped
 
 
-def learns(kind: type[ChainPolicy]) -> bool:
+def learns(kind: type[Policy]) -> bool:
     """Whether policies of this kind learn from data or costs."""
-    return inspect.getattr_static(kind, "fit") is not inspect.getattr_static(ChainPolicy, "fit")
+    return inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
 
 
-def label(kind: type[ChainPolicy], variant: Variant) -> str:
+def label(kind: type[Policy], variant: Variant) -> str:
     """What a form is called in tables."""
     return f"{kind.name}, {variant.label}"
 
 
 def settle(
-    kind: type[ChainPolicy],
+    kind: type[Policy],
     variant: Variant,
     train: Trace,
     cost: CostModel,
@@ -54,7 +54,7 @@ def settle(
     trials: int = 100,
     seed: int = 0,
     jobs: int | None = None,
-) -> ChainPolicy:
+) -> Policy:
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
         return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best

@@ -29,11 +29,12 @@ from realrun.record import RecordSettings
 from specsim.bootstrap import paired_difference
 from specsim.commands.leaderboard import as_document, write_results
 from specsim.console import progress_bar
-from specsim.cost import ConstantCost, CostModel, read_cost
+from specsim.cost import ConstantCost, CostModel
+from specsim.cost_profile import read_cost
 from specsim.errors import InputError
 from specsim.leaderboard import Board, leaderboard
 from specsim.policy import POLICIES
-from specsim.trace import read_trace
+from specsim.trace_files import read_trace
 
 HERE = Path(__file__).parent
 MEASURED, CHEAP = "measured costs", "cheap drafter"

@@ -18,7 +18,7 @@ from realrun.cli import app
 from specsim.cost_grid import grid_from_json
 from specsim.errors import InputError
 from specsim.results import list_results
-from specsim.trace import read_trace
+from specsim.trace_files import read_trace
 
 
 def stage(name: str, share: float = 1.0, **result: Any) -> SimpleNamespace:

@@ -30,7 +30,7 @@ from specsim.cost import ConstantCost
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy, make_policy
 from specsim.replay import compile_for, replay
-from specsim.trace import read_trace
+from specsim.trace_files import read_trace
 
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 POLICIES = [

@@ -266,7 +266,7 @@ def test_a_policy_that_reads_scores_needs_a_predictor() -> None:
 def test_a_profile_measures_what_a_score_costs() -> None:
     document = profile(scoring_pair(), contexts=[8, 16], depth=3, repeats=4)
     for name in ("median_s", "p25_s", "p75_s"):
-        assert 0 <= document[name]["score_step"] < document[name]["draft"][0][0] * 5
+        assert 0 <= document[name]["score_step"] < document[name]["draft_step"][0][0] * 5
     assert profile(tiny_pair(), contexts=[8], depth=2, repeats=2)["median_s"]["score_step"] == 0
 
 

@@ -18,7 +18,7 @@ from realrun.decode import Decoder
 from realrun.drafters.draft_model import DraftModel
 from realrun.lean_llama import LeanLlama
 from realrun.profile import ScriptedVerifier, _measure_round, profile, write_json
-from specsim.cost import profile_from_json, read_cost
+from specsim.cost_profile import profile_from_json, read_cost
 from specsim.errors import InputError
 
 CONTEXTS, DEPTH = [4, 30, 70], 5
@@ -43,17 +43,18 @@ def test_tables_have_their_shapes_and_positive_times(document: dict[str, Any]) -
     assert document["contexts"] == CONTEXTS and document["target"] == "tiny/target"
     for name in TABLES:
         table = document[name]
-        assert np.shape(table["draft"]) == (2, len(CONTEXTS))
+        assert np.shape(table["draft_step"]) == (DEPTH, len(CONTEXTS))
+        assert np.shape(table["catch_up"]) == (len(CONTEXTS),)
         assert np.shape(table["verify"]) == (DEPTH + 1, len(CONTEXTS))
         assert np.shape(table["autoregressive"]) == (len(CONTEXTS),)
     median = document["median_s"]
-    for key in ("draft", "verify", "autoregressive", "policy_step"):
+    for key in ("draft_step", "verify", "autoregressive", "policy_step"):
         assert np.min(median[key]) > 0
 
 
 def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
     for read in (
-        lambda table: table["draft"][0],
+        lambda table: table["draft_step"],
         lambda table: table["verify"],
         lambda table: table["autoregressive"],
         lambda table: table["policy_step"],
@@ -66,7 +67,7 @@ def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_shallow_short_profile_measures_every_cell(depth: int, seed: int) -> None:
     short = profile(tiny_pair(), contexts=[4, 9], depth=depth, repeats=2, seed=seed)
-    assert np.isfinite([*np.ravel(short["median_s"]["draft"]), *np.ravel(short["median_s"]["verify"])]).all()
+    assert np.isfinite([*np.ravel(short["median_s"]["draft_step"]), *np.ravel(short["median_s"]["verify"])]).all()
 
 
 def test_progress_counts_the_contexts() -> None:

@@ -19,7 +19,8 @@ from realrun.drafters.draft_model import DraftModel
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, elapsed_ratio, record
 from specsim.errors import InputError
-from specsim.trace import Trace, read_trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import read_trace, write_trace
 
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())

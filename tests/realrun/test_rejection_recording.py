@@ -26,14 +26,16 @@ from realrun.profile import profile
 from realrun.record import RecordSettings, record
 from realrun.record_rejection import drafted_with, rejection_columns
 from realrun.validate import as_document, validate
-from specsim.cost import ConstantCost, profile_from_json
+from specsim.cost import ConstantCost
+from specsim.cost_profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy import POLICIES as POLICY_KINDS
 from specsim.policy import make_policy
 from specsim.rejection import as_recorded
 from specsim.replay import compile_for, context_range, replay
 from specsim.report.validation import render_validation
-from specsim.trace import Trace, read_trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import read_trace, write_trace
 
 CHOICE = Choice("rejection", 0.8, seed=4, top_p=0.9)
 DEPTH = 4

@@ -23,7 +23,8 @@ from realrun.script import Script, ScriptedDecoder, ScriptedDrafter, random_pair
 from realrun.scripted import run_scripted, scripted_validation
 from realrun.static_llama import StaticLlama
 from realrun.validate import rounds_identical
-from specsim.cost import ConstantCost, profile_from_json
+from specsim.cost import ConstantCost
+from specsim.cost_profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy import ChainPolicy, Step, make_policy
 from specsim.prediction import predict

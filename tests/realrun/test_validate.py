@@ -17,11 +17,11 @@ from realrun.main_job import Settings, run_main_job
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.validate import output_identical, rounds_identical, validate
-from specsim.cost import profile_from_json, read_cost
+from specsim.cost_profile import profile_from_json, read_cost
 from specsim.errors import InputError
 from specsim.policy import POLICIES, make_policy
 from specsim.replay import compile_for, replay
-from specsim.trace import read_trace
+from specsim.trace_files import read_trace
 from specsim.tuning import split_sequences
 
 SETTINGS = Settings(RecordSettings(4, 24, Choice("gumbel", 0.8, 0)), trials=5, repeats=1)

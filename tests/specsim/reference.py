@@ -13,19 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from specsim.cost import CostModel
 from specsim.trace import Trace
 
 BUCKET = 16  # contexts are priced at the middle of buckets of this many tokens
 
 
 @dataclass(frozen=True)
-class RampCost:
+class RampCost(CostModel):
     """A cost model in which every argument matters, in seconds."""
 
     slope: float = 3e-7  # per cached token
 
-    def draft_step(self, n_tokens: int, context: Any) -> Any:
-        return 1e-3 + 2.5e-4 * n_tokens + self.slope * np.asarray(context, dtype=float)
+    def draft(self, n_tokens: int, context: Any) -> Any:
+        return 1.2e-3 * n_tokens + 1e-3 * math.sqrt(n_tokens) + self.slope * n_tokens * np.asarray(context, dtype=float)
+
+    def catch_up(self, context: Any) -> Any:
+        return 2.5e-4 + self.slope * np.asarray(context, dtype=float)
 
     def verify(self, n_tokens: int, context: Any) -> Any:
         return 1e-2 + 1e-4 * n_tokens**1.5 + 2 * self.slope * np.asarray(context, dtype=float)
@@ -152,7 +156,8 @@ class Decoder:
             room = min(rule.longest, trace.depth, budget - t - 1)  # the target adds one
             context = prompt + t - 1
             while len(draft) < room:
-                draft_s += self.price("draft_step", prompt + t + len(draft) - in_draft_cache, context)
+                lacking = prompt + t + len(draft) - in_draft_cache - 1
+                draft_s += self.step_s(len(draft) + 1, lacking, context)
                 in_draft_cache = prompt + t + len(draft)
                 draft.append(proposals[t][len(draft)])
                 if len(draft) == room or self.ends_draft(draft[-1]):
@@ -175,8 +180,13 @@ class Decoder:
         result.policy_steps.append(asked)
         result.seconds.append([draft_s, asked * self.cost.policy_step(), verify_s, other_s])
         result.autoregressive_s.append(
-            sum(self.price("autoregressive_step", 0, prompt + t - 1) for t in range(len(wanted)))
+            sum(self.price("autoregressive_step", None, prompt + t - 1) for t in range(len(wanted)))
         )
+
+    def step_s(self, place: int, lacking: int, context: int) -> float:
+        """Seconds of the place-th draft step of a round, with so many tokens to catch up on."""
+        before_s = self.price("draft", place - 1, context) if place > 1 else 0.0
+        return self.price("draft", place, context) - before_s + lacking * self.price("catch_up", None, context)
 
     def ends_draft(self, token: int) -> bool:
         return token in self.eos
@@ -189,12 +199,12 @@ class Decoder:
         """The target's own token: a correction, or a bonus after a fully accepted draft."""
         return rest[:1]
 
-    def price(self, call: str, n_tokens: int, context: int) -> float:
+    def price(self, call: str, n_tokens: int | None, context: int) -> float:
         """Seconds of a call, at the middle of its context bucket but inside the contexts met."""
         key = (call, n_tokens, context // BUCKET)
         if key not in self.prices:
             middle = min(max((context // BUCKET + 0.5) * BUCKET, self.lowest), self.highest)
-            arguments = (middle,) if call == "autoregressive_step" else (n_tokens, middle)
+            arguments = (middle,) if n_tokens is None else (n_tokens, middle)
             self.prices[key] = float(getattr(self.cost, call)(*arguments))
         return self.prices[key]
 

@@ -19,7 +19,8 @@ from specsim.acceptance.synthetic import AcceptanceModel, geometric_entropy_nats
 from specsim.errors import InputError
 from specsim.policy import AdaEDL, FixedK
 from specsim.replay import compile_for, replay
-from specsim.trace import Trace, read_trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import read_trace, write_trace
 
 MODELS: list[AcceptanceModel] = [IID(0.7), PerPosition((0.8, 0.7, 0.75, 0.5, 0.9, 0.6)), difficulty()]
 ALPHAS = (0.8, 0.7, 0.75, 0.5, 0.9)

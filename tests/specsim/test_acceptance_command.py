@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from specsim.acceptance import generate, load_model, save_model
 from specsim.commands.acceptance import acceptance
 from specsim.errors import InputError
-from specsim.trace import read_trace, write_trace
+from specsim.trace_files import read_trace, write_trace
 
 app = typer.Typer()
 app.add_typer(acceptance, name="acceptance")

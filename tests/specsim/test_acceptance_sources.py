@@ -15,7 +15,8 @@ from reference import small_trace
 from specsim.acceptance import Counters, Rounds, read_counters, read_rounds, read_source
 from specsim.acceptance.sources import describe
 from specsim.errors import InputError
-from specsim.trace import Trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import write_trace
 
 GOOD = {
     "policy": ["a", "a", "a", "b"],

@@ -98,8 +98,7 @@ class Expectation:
             for drafted in range(min(limit, 1), limit + 1):
                 stops = 1.0 if drafted == limit else 1 - self.keep(row, drafted, r, n, m)
                 asked = drafted if drafted < limit else max(limit - 1, 0)
-                draft_s = drafted and price("draft_step", 1 + behind, context)
-                draft_s += max(drafted - 1, 0) * price("draft_step", 1, context)
+                draft_s = drafted and price("draft", drafted, context) + behind * price("catch_up", None, context)
                 for accepted in range(drafted + 1):
                     chance = goes_on * stops * self.accepts(row, accepted, drafted)
                     if chance > 0:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from reference import RampCost, small_trace
 
-from specsim.cost import ConstantCost, ProfileCost, compile_table, read_cost
+from specsim.cost import ConstantCost, compile_table
+from specsim.cost_profile import ProfileCost, read_cost
 from specsim.errors import InputError
 from specsim.replay import compile_for
 
@@ -23,7 +24,8 @@ CONTEXTS = np.array([16, 64, 256])
 def profile(verify_s: Any = None, **changes: Any) -> ProfileCost:
     values: dict[str, Any] = {
         "contexts": CONTEXTS,
-        "draft_s": np.array([[1.0, 2.0, 4.0], [1.5, 2.5, 4.5]]),
+        "draft_step_s": np.array([[1.5, 2.5, 4.5], [1.0, 2.0, 4.0]]),
+        "catch_up_s": np.array([0.5, 0.25, 0.75]),
         "verify_s": np.array([[10.0, 20.0, 40.0], [12.0, 19.0, 44.0]] if verify_s is None else verify_s),
         "autoregressive_s": np.array([9.0, 18.0, 36.0]),
         "policy_step_s": 0.25,
@@ -37,10 +39,11 @@ def document(**median: Any) -> dict[str, Any]:
     whole = profile()
     return {
         "kind": "specsim-profile",
-        "version": 1,
+        "version": 2,
         "contexts": CONTEXTS.tolist(),
         "median_s": {
-            "draft": whole.draft_s.tolist(),
+            "draft_step": whole.draft_step_s.tolist(),
+            "catch_up": whole.catch_up_s.tolist(),
             "verify": whole.verify_s.tolist(),
             "autoregressive": whole.autoregressive_s.tolist(),
             "policy_step": 0.25,
@@ -59,8 +62,10 @@ def test_a_table_holds_the_model_at_the_middle_of_each_bucket(low: int, span: in
     column = context >> bits
     half = 2**bits / 2 * 1e-3 * (1 + 1e-9)
     assert table.verify_s.shape == (deepest + 2, column[-1] + 1)
-    for n in (1, 2):
-        assert np.abs(table.draft_s[n - 1, column] - model.draft_step(n, context)).max() <= half
+    for n in range(1, deepest + 1):
+        assert np.abs(table.draft_s[n, column] - model.draft(n, context)).max() <= n * half
+    assert (table.draft_s[0] == 0).all()
+    assert np.abs(table.catch_up_s[column] - model.catch_up(context)).max() <= half
     for n in range(1, deepest + 2):
         assert np.abs(table.verify_s[n, column] - model.verify(n, context)).max() <= 2 * half
     assert np.abs(table.autoregressive_s[column] - model.autoregressive_step(context)).max() <= 2 * half
@@ -78,7 +83,10 @@ def test_a_table_asks_for_covered_contexts_only() -> None:
 
 def test_constant_cost_is_the_papers_two_numbers() -> None:
     model = ConstantCost(s_d=1.1e-3, s_t=29.8e-3)  # EDD + PCT, appendix B, 7B
-    np.testing.assert_array_equal(model.draft_step(2, [1, 9]), [1.1e-3, 1.1e-3])
+    np.testing.assert_array_equal(model.draft(2, [1, 9]), [2.2e-3, 2.2e-3])
+    np.testing.assert_array_equal(model.catch_up([1, 9]), [0, 0])
+    np.testing.assert_array_equal(model.wider(9, [1, 9]), [0, 0])
+    np.testing.assert_array_equal(model.tree_verify(64, [1, 9]), model.verify(1, [1, 9]))
     np.testing.assert_array_equal(model.verify(17, [1, 9]), model.autoregressive_step([1, 9]))
     assert model.policy_step() == model.round_overhead() == 0
     for bad in (0.0, -1.0, float("nan"), float("inf")):
@@ -90,12 +98,13 @@ def test_constant_cost_is_the_papers_two_numbers() -> None:
 
 def test_a_profile_is_exact_on_its_grid_and_linear_between() -> None:
     model = profile()
-    np.testing.assert_array_equal(model.draft_step(1, CONTEXTS), [1, 2, 4])
-    np.testing.assert_array_equal(model.draft_step(2, [40, 160]), [2.0, 3.5])
+    np.testing.assert_array_equal(model.draft(1, CONTEXTS), [1.5, 2.5, 4.5])
+    np.testing.assert_array_equal(model.draft(2, [40, 160]), [3.5, 6.5])
+    np.testing.assert_array_equal(model.catch_up([40, 160]), [0.375, 0.5])
     np.testing.assert_array_equal(model.verify(1, [40, 160]), [15, 30])
     np.testing.assert_array_equal(model.autoregressive_step([16, 28, 256]), [9, 11.25, 36])
     np.testing.assert_array_equal(model.verify(2, CONTEXTS), [12, 20, 44])  # 19 after 20 was noise
-    assert model.constant(40) == ConstantCost(s_d=1.5, s_t=13.5)
+    assert model.constant(40) == ConstantCost(s_d=1.75, s_t=13.5)
 
 
 positive = st.floats(1e-6, 1.0)
@@ -114,7 +123,8 @@ def test_verification_never_gets_cheaper_with_more_tokens(verify_s: np.ndarray, 
 def test_a_context_outside_the_grid_is_named(asked: Any, named: str) -> None:
     model = profile()
     for call in (
-        lambda: model.draft_step(1, asked),
+        lambda: model.draft(1, asked),
+        lambda: model.catch_up(asked),
         lambda: model.verify(1, asked),
         lambda: model.autoregressive_step(asked),
     ):
@@ -127,13 +137,13 @@ def test_a_size_outside_the_grid_is_named() -> None:
     for n in (0, 3):
         with pytest.raises(InputError, match=f"1 to 2 tokens, asked for {n};"):
             profile().verify(n, 20)
-        with pytest.raises(InputError, match=f"1 or 2 tokens, not {n}"):
-            profile().draft_step(n, 20)
+        with pytest.raises(InputError, match=f"drafts of 1 to 2 tokens, asked for {n};"):
+            profile().draft(n, 20)
 
 
 def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
     """Its contexts are 0 (a prompt of one token) to 68 (a prompt of 30 and 40 tokens of output)."""
-    deep = profile(np.ones((7, 3)))
+    deep = profile(np.ones((7, 3)), draft_step_s=np.ones((6, 3)))
     with pytest.raises(InputError, match="covers contexts 16 to 256 tokens, asked for 8"):
         compile_for(small_trace(), deep)
     with pytest.raises(InputError, match="1 to 2 tokens, asked for 3"):
@@ -147,7 +157,7 @@ def test_read_cost_reads_both_kinds(tmp_path: Path) -> None:
     model = read_cost(path)
     assert isinstance(model, ProfileCost)
     np.testing.assert_array_equal(model.verify_s, profile().verify_s)
-    np.testing.assert_array_equal(model.draft_s, profile().draft_s)
+    np.testing.assert_array_equal(model.draft_step_s, profile().draft_step_s)
     assert (model.policy_step(), model.round_overhead()) == (0.25, 0.5)
     path.write_text('{"s_d": 0.001, "s_t": 0.02, "note": "by hand"}')
     assert read_cost(str(path)) == ConstantCost(0.001, 0.02)
@@ -174,7 +184,7 @@ def without(key: str) -> dict[str, Any]:
         '{"s_d": "x", "s_t": 1}',
         *(json.dumps(without(key)) for key in ("kind", "version", "contexts", "median_s")),
         *(json.dumps(without(key)) for key in document()["median_s"]),
-        json.dumps({**document(), "version": 2}),
+        json.dumps({**document(), "version": 1}),
         json.dumps({**document(), "contexts": [16, 64]}),
         json.dumps({**document(), "contexts": [16, 256, 64]}),
         json.dumps({**document(), "contexts": [16, 64, 64]}),
@@ -182,9 +192,9 @@ def without(key: str) -> dict[str, Any]:
         json.dumps({**document(), "contexts": 16}),
         json.dumps({**document(), "contexts": ["a", "b", "c"]}),
         json.dumps({**document(), "median_s": [1]}),
-        json.dumps(document(draft=[[1, 2, 3]])),
-        json.dumps(document(draft=[1, 2, 3])),
-        json.dumps(document(draft=1.0)),
+        json.dumps(document(draft_step=[])),
+        json.dumps(document(draft_step=[1, 2, 3])),
+        json.dumps(document(catch_up=1.0)),
         json.dumps(document(verify=[1, 2, 3])),
         json.dumps(document(verify=[])),
         json.dumps(document(verify=7)),

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import small_trace
 
-from specsim.cost import ConstantCost, read_cost
+from specsim.cost import ConstantCost
+from specsim.cost_profile import read_cost
 from specsim.cost_grid import GridCost, GridPairCost, grid_from_json, read_grid, read_grid_pair
 from specsim.errors import InputError
 from specsim.policy import AdaEDL, FixedK
@@ -130,7 +131,8 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     table = compile_for(small_trace(), cost)
     context = np.array([8.0, 40.0])
     np.testing.assert_allclose(table.verify_s[3, [0, 2]], cost.verify(3, context))
-    np.testing.assert_allclose(table.draft_s[1, [0, 2]], 0.1e-3 * (10 + context / 64 + 0.2))
+    np.testing.assert_allclose(table.draft_s[1, [0, 2]], 0.1e-3 * (10 + context / 64 + 0.1))
+    np.testing.assert_allclose(table.catch_up_s[[0, 2]], 0.1e-3 * 0.1)
     np.testing.assert_allclose(table.autoregressive_s[[0, 2]], 1e-5 + 1e-3 * (10 + context / 64 + 0.1))
     assert (table.policy_step_s, table.round_overhead_s) == (1e-6, 2e-5)
 

@@ -23,14 +23,17 @@ from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
 
-class DyadicCost:
+class DyadicCost(CostModel):
     """Times that are multiples of 1/64 second, so that sums are exact in any order."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.draft, self.pass_s = rng.integers(1, 40, 2) / 64, rng.integers(20, 80, 12) / 64
+        self.step_s, self.pass_s = rng.integers(1, 40, 12) / 64, rng.integers(20, 80, 12) / 64
 
-    def draft_step(self, n_tokens: int, context: Any) -> Any:
-        return self.draft[n_tokens - 1] + np.asarray(context) // 16 / 64
+    def draft(self, n_tokens: int, context: Any) -> Any:
+        return self.step_s[:n_tokens].sum() + n_tokens * (np.asarray(context) // 16) / 64
+
+    def catch_up(self, context: Any) -> Any:
+        return 5 / 64 + np.asarray(context) // 16 / 64
 
     def verify(self, n_tokens: int, context: Any) -> Any:
         return self.pass_s[n_tokens] + np.asarray(context) // 16 / 32
@@ -57,7 +60,7 @@ def seconds_of(trace: Trace, table: CostTable, lengths: tuple[int, ...]) -> tupl
         accepted = min(drafted, int(trace.match_len[row]))
         bucket = int(trace.prompt_tokens[0]) - 1 + row >> table.bucket_bits
         if drafted:
-            spent += table.draft_s[behind, bucket] + (drafted - 1) * table.draft_s[0, bucket]
+            spent += table.draft_s[drafted, bucket] + behind * table.catch_up_s[bucket]
         spent += table.verify_s[drafted + 1, bucket] + table.round_overhead_s
         behind = int(drafted == accepted)  # in full, or nothing drafted: the draft cache lacks a token
         t += accepted + 1

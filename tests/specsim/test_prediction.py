@@ -10,7 +10,7 @@ import pytest
 from reference import RampCost, build_trace, small_trace
 
 from specsim.bootstrap import ratio_interval
-from specsim.cost import ProfileCost
+from specsim.cost_profile import ProfileCost
 from specsim.metrics import eq13_time_s
 from specsim.oracle import oracle_seconds
 from specsim.policy import AdaEDL, FixedK, SpaceK
@@ -25,7 +25,8 @@ def flat_profile(step: float = 0.0) -> ProfileCost:
     contexts = np.array([0, 100])
     return ProfileCost(
         contexts=contexts,
-        draft_s=np.full((2, 2), 1e-3),
+        draft_step_s=np.full((6, 2), 1e-3),
+        catch_up_s=np.zeros(2),
         verify_s=1e-2 + step * np.arange(7)[:, None] * np.ones(2),
         autoregressive_s=np.full(2, 1e-2),
         policy_step_s=step,
@@ -68,7 +69,7 @@ def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() 
     """SPACE drafts inside the pass: here that is cheaper than any drafter of its own can be."""
     rng = np.random.default_rng(3)
     trace = build_trace(rng, np.ones((80, 2), dtype=bool), [40, 40])
-    cost = replace(flat_profile(), draft_s=np.full((2, 2), 0.5), verify_s=np.full((9, 2), 1e-2))
+    cost = replace(flat_profile(), draft_step_s=np.full((6, 2), 0.5), verify_s=np.full((9, 2), 1e-2))
     shaped = predict(trace, SpaceK(k=2), cost)
     assert shaped.seconds == pytest.approx(shaped.rounds * 1e-2)
     plain_s = oracle_seconds(trace, compile_for(trace, cost)).sum()

@@ -17,7 +17,8 @@ from specsim.policy.max_confidence import MaxConfidence
 from specsim.prediction import predict
 from specsim.rejection import DRAWS, as_recorded, drawn_match_len, outcomes
 from specsim.replay import compile_for, replay
-from specsim.trace import Trace, read_trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import read_trace, write_trace
 
 COST = ConstantCost(1e-3, 1e-2)
 

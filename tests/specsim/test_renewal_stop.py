@@ -13,7 +13,7 @@ import pytest
 from reference import RampCost, build_trace, small_trace
 from scipy.optimize import brentq
 
-from specsim.cost import ConstantCost
+from specsim.cost import ConstantCost, CostModel
 from specsim.errors import InputError
 from specsim.metrics import leviathan_speedup
 from specsim.policy import FixedK, MaxConfidence, build_policy
@@ -34,18 +34,21 @@ from specsim.trace import Trace
 
 
 @dataclass(frozen=True)
-class FlatCost:
+class FlatCost(CostModel):
     """Every part of a round costs something, the same at every context, in seconds."""
 
-    draft: float = 1e-3
-    catch_up: float = 4e-4
+    step_s: float = 1e-3
+    catch_up_s: float = 4e-4
     pass_s: float = 1e-2
     per_token: float = 3e-4
     ask: float = 5e-5
     overhead: float = 2e-4
 
-    def draft_step(self, n_tokens: int, context: Any) -> Any:
-        return self.draft + self.catch_up * (n_tokens - 1) + np.zeros(np.shape(context))
+    def draft(self, n_tokens: int, context: Any) -> Any:
+        return n_tokens * self.step_s + np.zeros(np.shape(context))
+
+    def catch_up(self, context: Any) -> Any:
+        return self.catch_up_s + np.zeros(np.shape(context))
 
     def verify(self, n_tokens: int, context: Any) -> Any:
         return self.pass_s + self.per_token * (n_tokens - 1) + np.zeros(np.shape(context))
@@ -61,8 +64,8 @@ class FlatCost:
 
     def of_round(self, depth: int) -> RoundCost:
         verify = np.array([0.0, *(float(self.verify(n, 0)) for n in range(1, depth + 2))])
-        draft = np.array([self.draft, self.draft + self.catch_up])
-        return RoundCost(draft, verify, self.ask, self.overhead, self.pass_s)
+        draft = self.step_s * np.arange(depth + 1)
+        return RoundCost(draft, self.catch_up_s, verify, self.ask, self.overhead, self.pass_s)
 
 
 def chain_of(first: list[float], accept: list[float], following: list[list[float]]) -> SignalChain:
@@ -96,16 +99,16 @@ def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, value_s: float, de
     def beyond_s(d: int, b: int, path: float) -> float:
         """The d-th token is drafted, in bin b, and right up to it with chance `path`."""
         if d == depth:
-            return -path * cost.catch_up
+            return -path * cost.catch_up_s
         asked_s = cost.ask if d + 1 < depth else 0.0
-        on_s = -cost.draft - cost.per_token - asked_s
+        on_s = -cost.step_s - cost.per_token - asked_s
         for c, chance in enumerate(chain.following[b].tolist()):
             if chance:
                 then = path * float(chain.accept[c])
                 on_s += chance * (value_s * then + beyond_s(d + 1, c, then))
-        return max(-path * cost.catch_up, on_s)
+        return max(-path * cost.catch_up_s, on_s)
 
-    fixed_s = cost.draft + cost.pass_s + cost.per_token + cost.overhead + (cost.ask if depth > 1 else 0.0)
+    fixed_s = cost.step_s + cost.pass_s + cost.per_token + cost.overhead + (cost.ask if depth > 1 else 0.0)
     total = value_s - fixed_s
     for b, chance in enumerate(chain.first.tolist()):
         right = float(chain.accept[b])
@@ -124,7 +127,7 @@ def time_per_token_s(result: Replay) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("chain", [STEADY, FORK], ids=["steady", "fork"])
-@pytest.mark.parametrize("cost", [COST, FlatCost(draft=3e-3), FlatCost(per_token=0.0, catch_up=0.0, ask=0.0)])
+@pytest.mark.parametrize("cost", [COST, FlatCost(step_s=3e-3), FlatCost(per_token=0.0, catch_up_s=0.0, ask=0.0)])
 def test_the_fixed_point_is_that_of_brute_force(chain: SignalChain, cost: FlatCost) -> None:
     """The grid over path probabilities costs at most 0.1 %."""
     found = least_time_per_token_s(chain, cost.of_round(6), 6)
@@ -154,7 +157,7 @@ def test_on_iid_acceptance_it_is_the_best_fixed_length(accept_prob: float, cost_
 
 def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
     """One more token returns 0.9 x 0.35 of a token's value, less than its cost, but tells of all that follow."""
-    dear, depth = FlatCost(draft=2.5e-3), 6
+    dear, depth = FlatCost(step_s=2.5e-3), 6
     cost = dear.of_round(depth)
     value_s = least_time_per_token_s(FORK, cost, depth)
     ahead, _ = optimal_thresholds(FORK, cost, value_s, depth)

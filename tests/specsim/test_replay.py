@@ -258,7 +258,7 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
     def one(length: int, depth: int) -> Trace:
         return build_trace(np.random.default_rng(0), np.ones((length, depth), dtype=bool), [length])
 
-    with pytest.raises(InputError, match=r"up to 3 tokens.* needs 5"):
+    with pytest.raises(InputError, match=r"drafts of up to 2 tokens.* needs 4"):
         replay(one(40, 4), FixedK(k=4), compile_for(one(40, 2), COST))
     with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
         replay(one(60, 4), FixedK(k=4), compile_for(one(8, 4), COST))

@@ -19,7 +19,8 @@ from reference import Decoder, RampCost, Threshold, build_trace, entropy_score, 
 import specsim
 from specsim.policy import AdaEDL
 from specsim.replay import compile_for, replay
-from specsim.trace import Trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import write_trace
 
 POSITIONS, SEQUENCE_TOKENS, DEPTH = 1_000_000, 1000, 16
 MIN_STEPS_PER_S = 100e6  # drafted tokens per second of one core
@@ -126,8 +127,9 @@ FRESH_PROCESS = """
 import json, sys
 from specsim.cost import ConstantCost
 from specsim.policy import AdaEDL
-from specsim.replay import compile_for, replay, specialise
-from specsim.trace import read_trace
+from specsim.chain_replay import specialise
+from specsim.replay import compile_for, replay
+from specsim.trace_files import read_trace
 
 trace = read_trace(sys.argv[1])
 policy, table = AdaEDL(max_draft=trace.depth), compile_for(trace, ConstantCost(1e-3, 1e-2))

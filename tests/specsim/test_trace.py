@@ -18,7 +18,8 @@ import pytest
 from reference import small_trace
 
 from specsim.errors import InputError
-from specsim.trace import Trace, checksum, pack_trace, read_trace, write_trace
+from specsim.trace import Trace
+from specsim.trace_files import checksum, pack_trace, read_trace, write_trace
 
 META, SEQUENCES, STEPS = "meta.json", "sequences.parquet", "steps.parquet"
 COLUMNS = {

@@ -11,7 +11,8 @@ import pytest
 from reference import RampCost, small_trace
 from tuning_cases import CASES, DEPTH, run_case, stretchy_trace
 
-from specsim.cost import ConstantCost, ProfileCost
+from specsim.cost import ConstantCost
+from specsim.cost_profile import ProfileCost
 from specsim.errors import InputError
 from specsim.policy import AdaEDL, FixedK, HuggingFace, SpaceK, TimeGain, setting
 from specsim.policy.base import ChainPolicy
@@ -92,7 +93,7 @@ def profile_to(sizes: int) -> ProfileCost:
     """Verification measured up to so many tokens."""
     contexts = np.array([1, 512])
     verify_s = np.linspace(1e-2, 2e-2, sizes)[:, None] * np.ones(2)
-    return ProfileCost(contexts, np.full((2, 2), 1e-3), verify_s, np.full(2, 1e-2), 1e-5, 1e-4)
+    return ProfileCost(contexts, np.full((6, 2), 1e-3), np.zeros(2), verify_s, np.full(2, 1e-2), 1e-5, 1e-4)
 
 
 def test_what_the_costs_cannot_price_is_passed_over() -> None:

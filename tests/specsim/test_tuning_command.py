@@ -17,7 +17,7 @@ from specsim.commands.tune import tune
 from specsim.console import run
 from specsim.cost import ConstantCost
 from specsim.policy import POLICIES, AdaEDL, FixedK
-from specsim.trace import read_trace, write_trace
+from specsim.trace_files import read_trace, write_trace
 from specsim.tuning import cross_validate, find_best, split_sequences
 from specsim.tuning import tune as run_tune
 

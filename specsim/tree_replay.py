@@ -1,0 +1,324 @@
+"""The replay kernels of tree policies: one for trees that grow by what the drafter says, one for static ones.
+
+The accepted path follows from `true_rank` alone: at every depth, the rank of the true token
+among the children of the node before. So a static tree replays without recorded nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from specsim.binding import bind
+from specsim.chain_replay import (
+    ACCEPTED,
+    DRAFT_S,
+    DRAFTED,
+    OTHER_S,
+    POLICY_S,
+    POLICY_STEPS,
+    ROUNDS,
+    TRUNCATED,
+    VERIFIED,
+    VERIFY_S,
+)
+from specsim.cost import CostTable
+
+# `_specialise` rebinds these four names to each policy's own functions.
+from specsim.policy.static_tree import StaticTree, expand, expanded_per_level, initial_state, select, update
+from specsim.policy.tree import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, limit_widths
+from specsim.randomness import uniform
+from specsim.trace import IntArray, Trace
+
+LOG = 6  # columns of the log of rounds
+
+
+def _replay(  # type: ignore[no-untyped-def]
+    params,
+    carries_state,
+    deepest,
+    seed,
+    which,
+    offsets,
+    sequence_id,
+    prompt_tokens,
+    budget_tokens,
+    true_rank,
+    prob,
+    first_child,
+    horizon,
+    bucket_bits,
+    draft_s,
+    catch_up_s,
+    wider_s,
+    verify_s,
+    policy_step_s,
+    round_overhead_s,
+    counts,
+    seconds,
+    rounds_log,
+):
+    """The loop of one policy over the sequences `which`; `_specialise` binds the policy's functions.
+
+    Every round grows the tree level by level, as a drafter does, with the children that the
+    record holds; those it does not hold are UNKNOWN nodes.
+    """
+    room = MAX_DRAFTED + 1
+    tree = Tree(
+        np.zeros(room, np.float32),
+        np.zeros(room, np.float32),
+        np.zeros(room, np.int32),
+        np.zeros(room, np.int32),
+        np.zeros(room, np.int32),
+        np.zeros(room, np.float64),
+    )
+    tree.path[0] = tree.prob[0] = 1.0
+    tree.parent[0] = -1
+    recorded = np.zeros(room, np.int32)  # number of each node in the record, -1 if it is not there
+    child = np.zeros(room, np.int32)  # first child of each node
+    widths = np.zeros(room, np.int32)
+    keep = np.zeros(room, np.bool_)
+    log_row = 0
+    logging = rounds_log.shape[0] > 0
+    state = initial_state(params)
+    for i, s in enumerate(which):
+        if not carries_state:
+            state = initial_state(params)
+        start, end = offsets[s], offsets[s + 1]
+        base_context = prompt_tokens[s] - start - 1
+        t = start
+        behind = 0  # 1 where the draft cache lacks the last accepted token, which was not expanded
+        rounds = all_drafted = all_accepted = all_asked = all_verified = truncated = 0
+        draft_time = verify_time = 0.0
+        while t < end:
+            bucket = (base_context + t) >> bucket_bits
+            limit = min(deepest, budget_tokens[s] - (t - start) - 1)
+            first, count, level = 0, 1, 0
+            unknown = False
+            widths[0] = 0
+            while level < limit:
+                last = count
+                state = expand(
+                    state, params, tree, first, last, uniform(seed, sequence_id[s], t - start, level), widths
+                )
+                all_asked += 1
+                drafted, expanded = limit_widths(widths, first, last, room - count)
+                if drafted == 0:
+                    break
+                draft_time += draft_s[level + 1, bucket] - draft_s[level, bucket] + wider_s[expanded, bucket]
+                level += 1
+                for node in range(first, last):
+                    child[node] = count
+                    width = widths[node]
+                    if width == 0:
+                        continue
+                    known, at = np.int64(0), recorded[node]
+                    if at >= 0:
+                        begin = np.int64(first_child[t, at])
+                        known = min(width, np.int64(first_child[t, at + 1]) - begin)
+                        for rank in range(known):
+                            p = prob[t, begin + rank - 1]
+                            tree.prob[count] = p
+                            tree.path[count] = tree.path[node] * p
+                            tree.parent[count] = node
+                            tree.rank[count] = rank
+                            tree.depth[count] = level
+                            recorded[count] = begin + rank
+                            widths[count] = 0
+                            count += 1
+                    for rank in range(known, width):
+                        tree.prob[count] = UNKNOWN
+                        tree.path[count] = UNKNOWN
+                        tree.parent[count] = node
+                        tree.rank[count] = rank
+                        tree.depth[count] = level
+                        recorded[count] = -1
+                        widths[count] = 0
+                        count += 1
+                    unknown |= known < width
+                first = last
+            verified = accepted = last_node = 0
+            if count > 1:
+                keep[:count] = False
+                keep[0] = True
+                floor = select(state, params, tree, count, keep)
+                verified, depth = close_kept(tree, count, keep)
+                if unknown and horizon[t] >= floor:
+                    truncated += 1
+                while accepted < level:
+                    rank = np.int64(true_rank[t, accepted])
+                    if rank < 0 or rank >= widths[last_node] or not keep[child[last_node] + rank]:
+                        break
+                    last_node = child[last_node] + rank
+                    accepted += 1
+                draft_time += behind * catch_up_s[bucket]
+                state = update(state, params, depth, accepted)
+                behind = 1 if accepted > 0 and widths[last_node] == 0 else 0
+            else:
+                behind = 1
+            verify_time += verify_s[verified + 1, bucket]
+            rounds += 1
+            all_drafted += count - 1
+            all_verified += verified
+            all_accepted += accepted
+            if logging:
+                rounds_log[log_row, 0] = s
+                rounds_log[log_row, 1] = t - start
+                rounds_log[log_row, 2] = count - 1
+                rounds_log[log_row, 3] = accepted
+                rounds_log[log_row, 4] = verified
+                rounds_log[log_row, 5] = last_node
+                log_row += 1
+            t += accepted + 1
+        counts[i, ROUNDS] += rounds
+        counts[i, DRAFTED] += all_drafted
+        counts[i, ACCEPTED] += all_accepted
+        counts[i, POLICY_STEPS] += all_asked
+        counts[i, VERIFIED] += all_verified
+        counts[i, TRUNCATED] += truncated
+        seconds[i, DRAFT_S] += draft_time
+        seconds[i, POLICY_S] += all_asked * policy_step_s
+        seconds[i, VERIFY_S] += verify_time
+        seconds[i, OTHER_S] += rounds * round_overhead_s
+    return log_row
+
+
+@nb.njit(cache=True, nogil=True, error_model="numpy")
+def _replay_static(  # type: ignore[no-untyped-def]
+    children,
+    first_child,
+    level_end,
+    expanded,
+    which,
+    offsets,
+    prompt_tokens,
+    budget_tokens,
+    true_rank,
+    bucket_bits,
+    draft_s,
+    catch_up_s,
+    wider_s,
+    verify_s,
+    policy_step_s,
+    round_overhead_s,
+    counts,
+    seconds,
+    rounds_log,
+):
+    """The loop of one static tree. level_end [L + 1]: nodes up to each depth; expanded [L]: nodes expanded at each."""
+    log_row = 0
+    deepest = len(level_end) - 1
+    for i, s in enumerate(which):
+        start, end = offsets[s], offsets[s + 1]
+        base_context = prompt_tokens[s] - start - 1
+        t = start
+        behind = 0
+        while t < end:
+            bucket = (base_context + t) >> bucket_bits
+            limit = min(deepest, budget_tokens[s] - (t - start) - 1)
+            drafted = level_end[limit] - 1
+            accepted = node = 0
+            while accepted < limit:
+                rank = np.int64(true_rank[t, accepted])
+                if rank < 0 or rank >= children[node]:
+                    break
+                node = first_child[node] + rank
+                accepted += 1
+            if limit > 0:
+                seconds[i, DRAFT_S] += draft_s[limit, bucket] + behind * catch_up_s[bucket]
+                for level in range(limit):
+                    seconds[i, DRAFT_S] += wider_s[expanded[level], bucket]
+                behind = 1 if accepted > 0 and (accepted == limit or children[node] == 0) else 0
+            counts[i, ROUNDS] += 1
+            counts[i, DRAFTED] += drafted
+            counts[i, ACCEPTED] += accepted
+            counts[i, POLICY_STEPS] += limit
+            counts[i, VERIFIED] += drafted
+            seconds[i, POLICY_S] += limit * policy_step_s
+            seconds[i, VERIFY_S] += verify_s[drafted + 1, bucket]
+            seconds[i, OTHER_S] += round_overhead_s
+            if rounds_log.shape[0] > 0:
+                rounds_log[log_row, 0] = s
+                rounds_log[log_row, 1] = t - start
+                rounds_log[log_row, 2] = drafted
+                rounds_log[log_row, 3] = accepted
+                rounds_log[log_row, 4] = drafted
+                rounds_log[log_row, 5] = node
+                log_row += 1
+            t += accepted + 1
+    return log_row
+
+
+@cache
+def specialise_tree(kind: type[TreePolicy]) -> Callable[..., int]:
+    """The kernel compiled with one policy's functions inside; a static policy's needs none."""
+    return _replay_static if issubclass(kind, StaticTree) else bind(_replay, globals(), kind)
+
+
+def run_tree(policy: TreePolicy) -> Callable[..., int]:
+    """The kernel bound to one policy; see `specsim.replay.compiled`."""
+    kernel = specialise_tree(type(policy))  # type: ignore[arg-type]  # a class hashes well
+
+    def run(
+        trace: Trace,
+        table: CostTable,
+        outcome: tuple[IntArray, int],
+        which: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.float64],
+        rounds_log: npt.NDArray[np.int64],
+    ) -> int:
+        assert table.tree is not None
+        costs = (
+            table.bucket_bits,
+            table.draft_s,
+            table.catch_up_s,
+            table.tree.wider_s,
+            table.tree.verify_s,
+            table.tree.policy_step_s,
+            table.tree.round_overhead_s,
+        )
+        results = (counts, seconds, rounds_log)
+        where = (which, trace.offsets)
+        if isinstance(policy, StaticTree):
+            lengths = (trace.prompt_tokens, trace.budget_tokens, trace.true_rank)
+            return kernel(*_links(policy.shape), *where, *lengths, *costs, *results)
+        assert trace.tree is not None
+        return kernel(
+            policy.params,
+            policy.carries_state,
+            policy.deepest,
+            outcome[1],
+            *where,
+            trace.sequence_id,
+            trace.prompt_tokens,
+            trace.budget_tokens,
+            trace.true_rank,
+            trace.tree.prob,
+            trace.tree.first_child,
+            trace.tree.horizon,
+            *costs,
+            *results,
+        )
+
+    return run
+
+
+def _links(shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], ...]:
+    """children, first_child, level_end, expanded of `_replay_static`."""
+    children = np.array(shape, dtype=np.int64)
+    first = 1 + np.concatenate([[0], np.cumsum(children)[:-1]])
+    ends, end = [1], 1
+    while True:
+        begin = 0 if len(ends) == 1 else ends[-2]
+        size = int(children[begin:end].sum())
+        if not size:
+            break
+        end += size
+        ends.append(end)
+    return children, first, np.array(ends), np.array(expanded_per_level(shape)[:-1] or [0])
