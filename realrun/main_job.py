@@ -21,12 +21,13 @@ from realrun.validate import as_document, rounds_table, validate
 from speckernels import backend_for
 from specsim.cost_profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
-from specsim.policy import ChainPolicy
+from specsim.policy import Policy
 from specsim.replay import context_range
 from specsim.trace import Trace
 from specsim.trace_files import read_trace, write_trace
 
 Progress = Callable[[str, int, int], None]
+TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
 SLICE_REPEATS = 10  # of the profile, before decoding and after every repeat of it
 MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
 
@@ -36,7 +37,7 @@ class Settings:
     """Settings of the main job. kinds : policies to compare; None: all that the trace can serve."""
 
     record: RecordSettings
-    kinds: tuple[type[ChainPolicy], ...] | None = None
+    kinds: tuple[type[Policy], ...] | None = None
     trials: int = 100
     repeats: int = 3
     tuning_share: float = 0.5
@@ -69,6 +70,7 @@ def run_main_job(
             repeats=SLICE_REPEATS,
             choice=settings.record.choice,
             seed=settings.seed,
+            tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
             samples=samples,
             progress=lambda done, _: progress("profile", before + done, total),
         )
@@ -109,6 +111,7 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
             "kernels": backend_for(pair.device),
             "decoding": settings.record.choice.as_dict(),
             "depth": settings.record.depth,
+            "tree": None if settings.record.tree is None else settings.record.tree._asdict(),
             "max_new_tokens": settings.record.max_new_tokens,
             "dtype": str(pair.dtype).removeprefix("torch."),
             "prompts": prompt_digest(prompts),

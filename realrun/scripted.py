@@ -103,7 +103,7 @@ def scripted_validation(
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in policies]
     runner = ScriptedDecoder(pair, holdout, choice, seed)
-    arms = [candidate.policy for candidate in chosen]
+    arms = [candidate.policy for candidate in chosen if isinstance(candidate.policy, ChainPolicy)]
     runner.warm_up(arms)
     runs = _Runs(defaultdict(list), {})
     order = np.random.default_rng(seed)

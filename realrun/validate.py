@@ -24,9 +24,8 @@ from specsim.bootstrap import Estimate, ratio_interval
 from specsim.calibration import judged_tokens
 from specsim.cost_profile import ProfileCost
 from specsim.errors import InputError
-from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, ChainPolicy, FixedK, make_policy
-from specsim.prediction import Ladder, Prediction, ladder, predict, summarise
+from specsim.policy import POLICIES, FixedK, Policy, TreePolicy, make_policy
+from specsim.prediction import Ladder, Prediction, ladder, least_seconds, predict, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
@@ -39,7 +38,7 @@ Progress = Callable[[str, int, int], None]  # (what, done, total)
 class Candidate:
     """A policy to validate and where its settings come from: tuned, fitted, default or fixed_k."""
 
-    policy: ChainPolicy
+    policy: Policy
     role: str
 
 
@@ -85,14 +84,14 @@ def candidates(
     train: Trace,
     cost: ProfileCost,
     *,
-    kinds: Sequence[type[ChainPolicy]] | None = None,
+    kinds: Sequence[type[Policy]] | None = None,
     trials: int,
     seed: int,
     progress: Progress | None = None,
 ) -> list[Candidate]:
     """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`."""
     found: list[Candidate] = []
-    served, _ = forms(train, POLICIES.values() if kinds is None else kinds)
+    served, _ = forms(train, POLICIES.values() if kinds is None else kinds, cost)
     for done, (kind, variant) in enumerate(served):
         policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
         role = "tuned" if variant.tuned else "fixed_k" if kind is FixedK else "fitted" if learns(kind) else "default"
@@ -109,7 +108,7 @@ def validate(
     prompts: Sequence[Prompt],
     cost: ProfileCost,
     *,
-    kinds: Sequence[type[ChainPolicy]] | None = None,
+    kinds: Sequence[type[Policy]] | None = None,
     trials: int = 100,
     repeats: int = 3,
     tuning_share: float = 0.5,
@@ -134,7 +133,7 @@ def validate(
     chosen = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
     drafter = DraftModel(pair.draft, pair.eos_token_ids, pair.predictor)
     decoder = Decoder(pair.target, drafter, pair.eos_token_ids, choice)
-    arms: list[ChainPolicy | None] = [None, *(candidate.policy for candidate in chosen)]
+    arms: list[Policy | None] = [None, *(candidate.policy for candidate in chosen)]
     for arm in arms:  # compile and warm up before the clock counts
         decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
     seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -183,7 +182,8 @@ def validate(
         return np.asarray(spent * wanted / emitted)
 
     baseline_s = arm_seconds(0)
-    oracle_s = oracle_seconds(holdout, compile_for(holdout, cost), seed=seed)
+    kinds_run = [type(candidate.policy) for candidate in chosen]
+    oracle_s = least_seconds(holdout, kinds_run, compile_for(holdout, cost), seed=seed)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         table = compile_for(holdout, cost, candidate.policy)
@@ -210,12 +210,16 @@ def validate(
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
-    """Share of replayed rounds (t, drafted, accepted) that the real run did just so."""
+    """Share of replayed rounds that the real run did just so: t, drafted and accepted tokens.
+
+    Of a tree policy also the nodes verified, and which node of the drafted tree was accepted last.
+    """
     assert replayed.log is not None
+    trees = isinstance(replayed.policy, TreePolicy)
     same = 0
     for index, run in enumerate(runs):
         expected = {tuple(row[1:]) for row in replayed.log[replayed.log[:, 0] == index].tolist()}
-        same += len(expected & set(run.log()))
+        same += len(expected & set(run.tree_log() if trees else run.log()))
     return same / len(replayed.log)
 
 

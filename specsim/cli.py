@@ -21,6 +21,7 @@ from specsim.commands.options import (
     TraceArgument,
     read_costs,
 )
+from specsim.commands.tree import tree
 from specsim.commands.tune import tune
 from specsim.console import parse_settings, print_json, print_table, run
 
@@ -38,6 +39,7 @@ app = typer.Typer(
 data = typer.Typer(help="Results of campaigns that ship with specsim, or lie in a folder.", no_args_is_help=True)
 app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
+app.add_typer(tree, name="tree")
 
 
 @app.command()
@@ -66,19 +68,19 @@ def replay(
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
-    from specsim.oracle import oracle_seconds
     from specsim.policy import make_policy
     from specsim.policy.files import find_policy
-    from specsim.prediction import predict, summarise
+    from specsim.prediction import least_seconds, predict, summarise
     from specsim.replay import compile_for
     from specsim.trace_files import read_trace
-    from specsim.tuning.variants import learns
+    from specsim.tuning.variants import DEPTHS, learns
 
     whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
     settings: dict[str, Any] = {**parse_settings(set_)}
     fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(find_policy(policy))}
-    if "max_draft" in fields:  # its default may be longer than the trace is deep
-        settings.setdefault("max_draft", min(fields["max_draft"], whole.depth))
+    for name in {"max_draft", *DEPTHS} & set(fields):  # its default may be longer than the trace is deep
+        if fields[name] > whole.depth:
+            settings.setdefault(name, whole.depth)
     chosen = make_policy(policy, settings)
     part, learned_on = whole, 0
     if learns(type(chosen)):
@@ -91,10 +93,15 @@ def replay(
             chosen, part, learned_on = learned, whole.select(held), len(tuning)
     if expected:
         from specsim.averaged import expected_replay
+        from specsim.errors import InputError
+        from specsim.policy import ChainPolicy
+
+        if not isinstance(chosen, ChainPolicy):
+            raise InputError(f"policy {chosen.name} is of trees, which --expected does not average; replay it")
 
         table = compile_for(part, model)
         result = expected_replay(part, chosen, compile_for(part, model, chosen))
-        prediction = summarise(result, oracle_seconds(part, table, seed=seed))
+        prediction = summarise(result, least_seconds(part, [type(chosen)], table, seed=seed))
     else:
         prediction = predict(part, chosen, model, seed=seed)
     document = prediction.as_dict()
@@ -105,7 +112,8 @@ def replay(
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
     for key in ("v_d", "r_d", "hm", "tau", "seconds", "ar_seconds"):
         rows.append([key, f"{document[key]:.3f}"])
-    for key in ("rounds", "drafted", "accepted", "output_tokens"):
+    trees = ["verified", "truncated_rounds"] if prediction.truncated_rounds is not None else []
+    for key in ("rounds", "drafted", *trees, "accepted", "output_tokens"):
         rows.append([key, f"{document[key]:,}"])
     rows.append(["oracle regret", percent_text(prediction.oracle_regret)])
     notes = [f"learned on {learned_on} sequences, reported on {part.sequences} others"] if learned_on else []

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from specsim.errors import InputError
 
 Seconds = npt.NDArray[np.float64]
-MAX_TREE_TOKENS = 256  # that a cost table prices
+MAX_TREE_TOKENS = 512  # that a cost table prices
 
 
 class CostModel:

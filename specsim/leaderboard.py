@@ -20,15 +20,14 @@ import numpy.typing as npt
 from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.cost import CostModel, CostTable
 from specsim.errors import InputError
-from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, Policy, Variant
-from specsim.prediction import Prediction, summarise
+from specsim.policy import POLICIES, FixedK, Policy, TreePolicy, Variant
+from specsim.prediction import Prediction, least_seconds, summarise
 from specsim.rejection import DRAWS
 from specsim.replay import Replay, autoregressive_seconds, compile_for, prepare, replay
 from specsim.sensitivity import Sweep, sweep, swept_settings
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
-from specsim.tuning.variants import forms, label, settle
+from specsim.tuning.variants import Form, forms, label, settle
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 Floats = npt.NDArray[np.float64]
@@ -40,7 +39,7 @@ class Row:
     """One form of one policy on the held-out sequences.
 
     seeds : replays it was averaged over; 1 unless the policy draws
-    lengths : rounds by drafted tokens [D + 1], of all seeds together
+    lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all seeds together
     token_s : seconds per output token in draft, policy, verify, other
     speculative_s : seconds per held-out sequence [S], mean of the seeds
     train_speedup : on the tuning sequences, whether it was tuned or not
@@ -65,11 +64,11 @@ class Row:
 
     @property
     def mean_length(self) -> float:
-        """Mean draft length in tokens."""
+        """Mean number of drafted tokens that a round verified."""
         return float(self.lengths @ np.arange(len(self.lengths)) / self.lengths.sum())
 
     def length_quantile(self, q: float) -> int:
-        """Least draft length, in tokens, that a share q of the rounds does not exceed."""
+        """Least number of verified tokens that a share q of the rounds does not exceed."""
         return int(np.searchsorted(self.lengths.cumsum(), q * self.lengths.sum()))
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,6 +84,7 @@ class Row:
             "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
             "rounds_by_draft_tokens": self.lengths.tolist(),
             "token_seconds": dict(zip(PARTS, self.token_s, strict=True)),
+            "truncated_share": (document["truncated_rounds"] or 0) / document["rounds"],
             "seeds": self.seeds,
             "tied_with_leader": self.tied,
             "leader_minus_this": self.to_leader.as_dict() if self.to_leader else None,
@@ -257,8 +257,8 @@ def _board(
     train, holdout = trace.select(tuning), trace.select(held)
     table = compile_for(holdout, cost)
     draws = [*range(seed, seed + seeds)]
-    oracle_s, ar_s = _oracle(holdout, table, draws), autoregressive_seconds(holdout, table)
-    entries, skipped = forms(trace, kinds)
+    entries, skipped = forms(trace, kinds, cost)
+    oracle_s, ar_s = _oracle(holdout, kinds_of(entries), table, draws), autoregressive_seconds(holdout, table)
 
     def run(kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
         name = label(kind, variant)
@@ -314,11 +314,16 @@ def _board(
     )
 
 
-def _oracle(trace: Trace, table: CostTable, seeds: Sequence[int]) -> Floats:
+def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
+    """The kinds of these forms, chains' first kind if there is none."""
+    return [kind for kind, _ in entries] or [FixedK]
+
+
+def _oracle(trace: Trace, kinds: Sequence[type[Policy]], table: CostTable, seeds: Sequence[int]) -> Floats:
     """The oracle's seconds per sequence [S]; where outcomes are drawn, the mean over all that policies meet."""
     if not trace.approximate:
-        return oracle_seconds(trace, table)
-    total: Floats = np.sum([oracle_seconds(trace, table, seed=seed) for seed in seeds], axis=0)
+        return least_seconds(trace, kinds, table)
+    total: Floats = np.sum([least_seconds(trace, kinds, table, seed=seed) for seed in seeds], axis=0)
     return total / (DRAWS * len(seeds))
 
 
@@ -336,14 +341,15 @@ def _row(
     replays = replay_seeds(holdout, policy, cost, seeds)
     whole = _together(replays)
     times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
-    drafted = np.concatenate([_rounds(one)[:, 2] for one in replays])
+    # What the target was given to verify: of a chain all that was drafted, of a tree what was selected.
+    verified = np.concatenate([_rounds(one)[:, 4 if isinstance(policy, TreePolicy) else 2] for one in replays])
     return Row(
         label=name,
         policy=policy,
         tuned=tuned,
         prediction=summarise(whole, oracle_s * times),
         seeds=len(replays),
-        lengths=np.bincount(drafted, minlength=holdout.depth + 1),
+        lengths=np.bincount(verified, minlength=holdout.depth + 1),
         token_s=tuple((whole.seconds.sum(axis=0) / whole.output_tokens.sum()).tolist()),
         speculative_s=whole.speculative_s / times,
         train_speedup=train_speedup,
@@ -359,8 +365,5 @@ def _together(replays: Sequence[Replay]) -> Replay:
     """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
     if len(replays) == 1:
         return replays[0]
-    names = ["rounds", "drafted", "accepted", "verified", "policy_steps", "output_tokens", "seconds", "autoregressive_s"]
-    if replays[0].truncated is not None:
-        names.append("truncated")
-    sums = {name: np.sum([getattr(r, name) for r in replays], axis=0) for name in names}
+    sums = {name: np.sum([one.columns[name] for one in replays], axis=0) for name in replays[0].columns}
     return dataclasses.replace(replays[0], log=None, **sums)

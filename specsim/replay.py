@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.chain_replay import ACCEPTED, COUNTS, DRAFTED, POLICY_STEPS, ROUNDS, TRUNCATED, VERIFIED, run_chain, specialise
+from specsim.chain_replay import (
+    ACCEPTED,
+    COUNTS,
+    DRAFTED,
+    POLICY_STEPS,
+    ROUNDS,
+    TRUNCATED,
+    VERIFIED,
+    run_chain,
+    specialise,
+)
 from specsim.cost import CostModel, CostTable, compile_table
 from specsim.errors import InputError
 from specsim.policy.base import ChainPolicy, Policy
@@ -56,6 +68,12 @@ class Replay:
         """Seconds per sequence, all parts."""
         total: npt.NDArray[np.float64] = self.seconds.sum(axis=1)
         return total
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What there is per sequence, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "log"}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @property
     def speedup(self) -> float:

@@ -20,7 +20,7 @@ from specsim.errors import InputError
 from specsim.trace import MAX_DEPTH, OPTIONAL_LISTS, STEP_LISTS, IntArray, Trace
 from specsim.tree_record import TreeRecord, record_from_nodes
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 ranked true tokens by probability alone, whatever the mode
 META = "meta.json"
 SEQUENCES = "sequences.parquet"
 STEPS = "steps.parquet"

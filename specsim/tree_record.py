@@ -60,7 +60,9 @@ class TreeRecord:
         children = np.diff(self.first_child.astype(np.int64), axis=1)
         result = np.full(self.prob.shape, -1, dtype=np.int16)
         nodes = np.broadcast_to(np.arange(self.nodes + 1), children.shape)
-        result[np.arange(self.nodes) < self.count[:, None]] = np.repeat(nodes.ravel(), children.ravel().astype(np.int64))
+        result[np.arange(self.nodes) < self.count[:, None]] = np.repeat(
+            nodes.ravel(), children.ravel().astype(np.int64)
+        )
         return result
 
     @cached_property

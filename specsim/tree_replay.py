@@ -113,34 +113,26 @@ def _replay(  # type: ignore[no-untyped-def]
                 draft_time += draft_s[level + 1, bucket] - draft_s[level, bucket] + wider_s[expanded, bucket]
                 level += 1
                 for node in range(first, last):
-                    child[node] = count
                     width = widths[node]
+                    child[node] = count
                     if width == 0:
                         continue
-                    known, at = np.int64(0), recorded[node]
-                    if at >= 0:
-                        begin = np.int64(first_child[t, at])
-                        known = min(width, np.int64(first_child[t, at + 1]) - begin)
-                        for rank in range(known):
-                            p = prob[t, begin + rank - 1]
-                            tree.prob[count] = p
-                            tree.path[count] = tree.path[node] * p
-                            tree.parent[count] = node
-                            tree.rank[count] = rank
-                            tree.depth[count] = level
-                            recorded[count] = begin + rank
-                            widths[count] = 0
-                            count += 1
-                    for rank in range(known, width):
-                        tree.prob[count] = UNKNOWN
-                        tree.path[count] = UNKNOWN
+                    path, known, begin = tree.path[node], np.int64(0), np.int64(0)
+                    if recorded[node] >= 0:
+                        begin = np.int64(first_child[t, recorded[node]])
+                        known = min(np.int64(width), np.int64(first_child[t, recorded[node] + 1]) - begin)
+                    unknown |= known < width
+                    for rank in range(width):
+                        there = rank < known
+                        p = prob[t, begin + rank - 1] if there else np.float32(UNKNOWN)
+                        tree.prob[count] = p
+                        tree.path[count] = path * p if there else np.float32(UNKNOWN)
                         tree.parent[count] = node
                         tree.rank[count] = rank
                         tree.depth[count] = level
-                        recorded[count] = -1
+                        recorded[count] = begin + rank if there else -1
                         widths[count] = 0
                         count += 1
-                    unknown |= known < width
                 first = last
             verified = accepted = last_node = 0
             if count > 1:
@@ -151,10 +143,10 @@ def _replay(  # type: ignore[no-untyped-def]
                 if unknown and horizon[t] >= floor:
                     truncated += 1
                 while accepted < level:
-                    rank = np.int64(true_rank[t, accepted])
-                    if rank < 0 or rank >= widths[last_node] or not keep[child[last_node] + rank]:
+                    true = np.int64(true_rank[t, accepted])
+                    if true < 0 or true >= widths[last_node] or not keep[child[last_node] + true]:
                         break
-                    last_node = child[last_node] + rank
+                    last_node = child[last_node] + true
                     accepted += 1
                 draft_time += behind * catch_up_s[bucket]
                 state = update(state, params, depth, accepted)

@@ -25,7 +25,7 @@ from tiny import tiny_pair
 import realrun.cli
 import specsim.cli
 import specsim.trace_files
-from specsim.policy import POLICIES
+from specsim.policy import CHAIN_POLICIES, POLICIES
 from specsim.trace_files import checksum
 
 PREDICTION = {
@@ -33,7 +33,7 @@ PREDICTION = {
     "rounds", "drafted", "accepted", "output_tokens", "seconds", "ar_seconds", "oracle_regret",
 }  # fmt: skip
 SERVED = [  # by a draft model's trace without a predictor
-    name for name, kind in POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds
+    name for name, kind in CHAIN_POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds
 ]
 OWN = """
 from dataclasses import dataclass

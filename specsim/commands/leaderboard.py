@@ -75,9 +75,9 @@ def leaderboard(
     engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval;
     "behind", the leader's speedup less the row's, and "=" where these sequences cannot tell
     the two apart; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
-    their harmonic mean; tau, output tokens per target pass; the mean draft length, with the
-    middle 80 % of rounds; regret, the time beyond that of the oracle, which knows what will
-    be accepted.
+    their harmonic mean; tau, output tokens per target pass; the mean number of drafted tokens
+    that a round verified, with the middle 80 % of rounds; regret, the time beyond that of the
+    oracle, which knows what will be accepted.
 
     What a trace cannot serve (a column not recorded, another kind of drafter) is listed with
     the reason. With several traces a combined ranking follows: geometric mean of the speedups,
@@ -227,7 +227,7 @@ def print_board(board: Mapping[str, Any]) -> None:
         "r_d",
         "HM",
         "tau",
-        "drafted",
+        "verified",
         "regret",
         "settings",
     ]
@@ -236,6 +236,9 @@ def print_board(board: Mapping[str, Any]) -> None:
     ahead = sum(row["speedup"]["estimate"] >= 1 for row in board["rows"])
     placed.insert(ahead, ["autoregressive", "1.000", *[""] * 5, "1.00", *[""] * 3])
     print_table(title, columns, rows + placed)
+    cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in board["rows"] if row["truncated_share"]]
+    if cut:
+        print(f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}")
     if board["skipped"]:
         print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
     if board["sensitivity"]:

@@ -9,15 +9,22 @@ from specsim.policy.adaedl import AdaEDL
 from specsim.policy.base import ChainPolicy, Policy, Step, Variant, build_policy, setting
 from specsim.policy.beta_ts import BetaTS
 from specsim.policy.cali_ts import CaliTS
+from specsim.policy.cape import Cape
+from specsim.policy.cartesian import Cartesian
+from specsim.policy.eagle2 import Eagle2
 from specsim.policy.files import find_policies, find_policy, load_policy_file
 from specsim.policy.fixed_k import FixedK
 from specsim.policy.hugging_face import HuggingFace
 from specsim.policy.max_confidence import MaxConfidence
+from specsim.policy.optimal_tree import OptimalTree
 from specsim.policy.p_min import PMin
+from specsim.policy.pct import PCT
 from specsim.policy.renewal_stop import RenewalStop
 from specsim.policy.space_k import SpaceK
+from specsim.policy.sparse_tree import SparseTree
 from specsim.policy.time_gain import TimeGain
 from specsim.policy.tree import Tree, TreePolicy
+from specsim.policy.vct import VCT
 
 KINDS: tuple[type[Policy], ...] = (
     FixedK,
@@ -30,8 +37,17 @@ KINDS: tuple[type[Policy], ...] = (
     HuggingFace,
     PMin,
     SpaceK,
+    VCT,
+    Cartesian,
+    SparseTree,
+    OptimalTree,
+    Cape,
+    Eagle2,
+    PCT,
 )
 POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
+CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPolicy)}
+TREE_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, TreePolicy)}
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
@@ -40,18 +56,27 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
 
 
 __all__ = [
+    "PCT",
+    "CHAIN_POLICIES",
     "POLICIES",
+    "TREE_POLICIES",
+    "VCT",
     "AdaEDL",
     "BetaTS",
     "CaliTS",
+    "Cape",
+    "Cartesian",
     "ChainPolicy",
+    "Eagle2",
     "FixedK",
     "HuggingFace",
     "MaxConfidence",
+    "OptimalTree",
     "PMin",
     "Policy",
     "RenewalStop",
     "SpaceK",
+    "SparseTree",
     "Step",
     "TimeGain",
     "Tree",

@@ -14,8 +14,8 @@ functions, shared by replay and real run:
 writes into widths, int32 and zero before, how many children each of them gets; none at all
 ends the tree. `u` is a uniform in (0, 1) of this place alone. `select` sees the drafted tree of
 `count` nodes and sets keep[i] for those to verify; a node whose parent is not kept is
-dropped. It returns the floor: a node of a smaller path probability would not have been kept,
-nor changed what is kept (infinite where it keeps by rank alone). `update` sees the depth of the
+dropped. It returns the floor: a node of a smaller path probability would neither have been kept
+nor changed what is drafted and kept (infinite where all goes by rank alone). `update` sees the depth of the
 verified tree and the accepted tokens.
 """
 

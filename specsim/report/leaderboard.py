@@ -56,7 +56,8 @@ DEFINITIONS = {
     "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
     "HM": "Harmonic mean of v_d and r_d.",
     "tau": "Output tokens per target pass, the target's own included.",
-    "Draft length": "Tokens drafted in a round: mean, and the range from the 10 % to the 90 % quantile.",
+    "Verified": "Drafted tokens that the target verified in a round, of a chain all of them: mean, and the range from "
+    "the 10 % to the 90 % quantile.",
     "Oracle": "The least time in which any policy that knew all match lengths could have decoded these sequences, "
     "by dynamic programming; no real policy can reach it. Regret is time over the oracle's, less 1.",
     "Seeds": "A policy that draws random numbers is averaged over this many replays; others need one.",
@@ -79,7 +80,7 @@ def render_leaderboard(document: Mapping[str, Any]) -> str:
         raise InputError(f"report: the document is no {KIND} with a board; give a leaderboard's JSON")
     boards = document["boards"]
     title = "Leaderboard: " + ", ".join(dict.fromkeys(escape(board["trace"]) for board in boards))
-    body = ['<p class="eyebrow">Draft-stopping policies, tuned and ranked</p>', f"<h1>{title}</h1>", _lead(document)]
+    body = ['<p class="eyebrow">Drafting policies, tuned and ranked</p>', f"<h1>{title}</h1>", _lead(document)]
     if len(boards) > 1:
         body += ["<h2>All boards</h2>", *_side_by_side(document)]
     for number, board in enumerate(boards):
@@ -158,10 +159,10 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
             "an oracle would have saved.",
         ),
         (
-            "Draft lengths",
+            "Verified tokens",
             figures.draft_lengths(board, name),
-            "How long the drafts were that each policy asked for; a fixed length is one dark cell, but for the ends "
-            "of outputs.",
+            "How many drafted tokens each policy gave the target to verify; a fixed number is one dark cell, but for "
+            "the ends of outputs.",
         ),
     ]
     if board["sensitivity"]:
@@ -192,7 +193,7 @@ def _board_table(board: Mapping[str, Any]) -> str:
         "r_d",
         "HM",
         "tau",
-        "draft<br>length",
+        "verified<br>tokens",
         "oracle<br>regret",
         "on tuning<br>part",
         "seeds",

@@ -32,6 +32,7 @@ LINES = (("#0072b2", "-"), ("#d55e00", (0, (5, 1.5))), ("#007a5a", (0, (1, 1.2))
 MARKERS = "osD^vPX*"
 WIDE = 12.4  # inches
 PANELS_PER_LINE = 4
+MOST_CELLS = 21  # of a line, before numbers of tokens share cells
 
 
 @styled()
@@ -68,10 +69,15 @@ def ranking(board: Mapping[str, Any], name: str) -> str:
 
 @styled()
 def draft_lengths(board: Mapping[str, Any], name: str) -> str:
-    """Share of rounds by drafted tokens, a line of cells per policy, with the mean."""
+    """Share of rounds by verified tokens, a line of cells per policy, with the mean; many tokens share cells."""
     rows = board["rows"]
-    counts = np.array([row["rounds_by_draft_tokens"] for row in rows], dtype=np.float64)
-    share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    longest = max(len(row["rounds_by_draft_tokens"]) for row in rows)
+    counts = np.array([np.pad(c, (0, longest - len(c))) for c in (row["rounds_by_draft_tokens"] for row in rows)])
+    means = counts @ np.arange(longest) / np.maximum(counts.sum(axis=1), 1)
+    starts = np.arange(longest)
+    if longest > MOST_CELLS:
+        starts = np.array([n for n in (*range(17), *range(20, 33, 4), *range(40, 65, 8), 80) if n < longest])
+    share = 100 * np.add.reduceat(counts, starts, axis=1) / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     y = np.arange(len(rows))[::-1]
     figure, axes = _lines_figure(rows, extra=0.5)
     axes.grid(visible=False)
@@ -80,19 +86,19 @@ def draft_lengths(board: Mapping[str, Any], name: str) -> str:
     cells = axes.pcolormesh(edges, np.arange(len(rows) + 1) - 0.5, share[::-1], cmap=shades, vmin=0, vmax=100)
     cells.set_edgecolor("white")
     cells.set_linewidth(1.5)
-    for at, line in zip(y, share, strict=True):
+    for at, line, mean in zip(y, share, means, strict=True):
         for length in np.flatnonzero(line >= 0.5):
             axes.annotate(
                 f"{line[length]:.0f}", (float(length), at), ha="center", va="center", fontsize=8,
                 color="white" if line[length] > 45 else INK,
             )  # fmt: skip
-        axes.annotate(f"{line @ np.arange(len(line)) / 100:.2f}", (1, at), (1.01, at), **_beside(axes), color=INK)
+        axes.annotate(f"{mean:.2f}", (1, at), (1.01, at), **_beside(axes), color=INK)
     axes.annotate(
         "mean", (1, 1), (1.01, 1.0), va="bottom", xycoords="axes fraction", textcoords="axes fraction", color=MUTED
     )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
-    axes.set_xlabel("drafted tokens in a round; cells: percent of the policy's rounds")
-    return svg(figure, f"{name}-lengths", "Draft lengths")
+    axes.set_xticks(np.arange(len(starts)), [str(n) for n in starts])
+    axes.set_xlabel("drafted tokens verified in a round, from each number to the next; cells: percent of the rounds")
+    return svg(figure, f"{name}-lengths", "Verified tokens")
 
 
 @styled()

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from specsim.cost import CostModel
 from specsim.errors import InputError
-from specsim.oracle import oracle_seconds
-from specsim.policy import Policy
-from specsim.prediction import Prediction, summarise
+from specsim.policy import FixedK, Policy
+from specsim.prediction import Prediction, least_seconds, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
 from specsim.tuning.search import (
@@ -141,7 +140,7 @@ def cross_validate(
         policies = {"": found.best, **reference_policies(kind, train, cost, fixed, found, seed, jobs)}
         for name, policy in policies.items():
             replays.setdefault(name, []).append(_replay(holdout, policy, cost, seed))
-        oracle_s.append(oracle_seconds(holdout, compile_for(holdout, cost), seed=seed))
+        oracle_s.append(least_seconds(holdout, [kind, FixedK], compile_for(holdout, cost), seed=seed))
         train_speedup = _replay(train, found.best, cost, seed).speedup
         done.append(Fold(found, train_speedup, replays[""][-1].speedup, holdout.sequences))
         if found.interrupted:
@@ -164,8 +163,9 @@ def cross_validate(
 
 def together(replays: list[Replay]) -> Replay:
     """Replays of disjoint sequences as one, under the first one's policy."""
-    names = ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds", "autoregressive_s")
-    columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in replays]) for name in names}
+    columns: dict[str, Any] = {
+        name: np.concatenate([one.columns[name] for one in replays]) for name in replays[0].columns
+    }
     return dataclasses.replace(replays[0], log=None, **columns)
 
 

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from specsim.chain_replay import COUNTS
 from specsim.cost import CostModel, CostTable
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.rejection import outcomes
-from specsim.chain_replay import COUNTS
 from specsim.replay import autoregressive_seconds, check_covered, check_replayable, compile_for, compiled
 from specsim.trace import Trace
 

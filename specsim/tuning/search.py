@@ -14,9 +14,8 @@ import numpy as np
 from specsim.bootstrap import Comparison, paired_difference
 from specsim.cost import CostModel
 from specsim.errors import InputError
-from specsim.oracle import oracle_seconds
-from specsim.policy import Policy, FixedK, build_policy
-from specsim.prediction import Prediction, summarise
+from specsim.policy import FixedK, Policy, build_policy
+from specsim.prediction import Prediction, least_seconds, summarise
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
 from specsim.tuning.evaluate import Evaluator, evaluate_many
@@ -139,12 +138,12 @@ def tune(
         storage=storage,
         progress=progress,
     )
-    _, on_train = replayed(train, found.best, cost, seed)
-    result, on_holdout = replayed(holdout, found.best, cost, seed)
+    _, on_train = replayed(train, found.best, cost, seed, kind)
+    result, on_holdout = replayed(holdout, found.best, cost, seed, kind)
     references = {}
     if compare:
         for name, policy in reference_policies(kind, train, cost, fixed, found, seed, jobs).items():
-            other, prediction = replayed(holdout, policy, cost, seed)
+            other, prediction = replayed(holdout, policy, cost, seed, kind)
             references[name] = Reference(prediction, compared(result, other))
     return TuneResult(
         best=found.best,
@@ -294,10 +293,10 @@ def reference_policies(
     return {name: policy for name, policy in policies.items() if policy is not None}
 
 
-def replayed(trace: Trace, policy: Policy, cost: CostModel, seed: int) -> tuple[Replay, Prediction]:
-    """One replay under the policy's own cost of a round, and its summary."""
+def replayed(trace: Trace, policy: Policy, cost: CostModel, seed: int, kind: type[Policy]) -> tuple[Replay, Prediction]:
+    """One replay under the policy's own cost of a round, and its summary; the oracle of this kind and of chains."""
     result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
-    return result, summarise(result, oracle_seconds(trace, compile_for(trace, cost), seed=seed))
+    return result, summarise(result, least_seconds(trace, [kind, FixedK], compile_for(trace, cost), seed=seed))
 
 
 def compared(tuned: Replay, other: Replay) -> Comparison:

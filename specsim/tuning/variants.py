@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 from specsim.cost import CostModel
-from specsim.policy import Policy, Variant
+from specsim.policy import Policy, TreePolicy, Variant
 from specsim.replay import compile_for, why_not
 from specsim.trace import Trace
 from specsim.tuning.search import find_best, held_settings
 
 LENGTHS = ("max_draft", "k")  # settings that bound the draft length, so never above the trace's depth
+DEPTHS = ("depth", "max_depth")  # of trees; a default beyond the trace's depth is cut to that
 
 Form = tuple[type[Policy], Variant]
 
 
-def forms(trace: Trace, kinds: Iterable[type[Policy]]) -> tuple[list[Form], list[tuple[str, str]]]:
-    """All variants of these policies that a trace can serve, and (policy, reason) of the others."""
+def forms(trace: Trace, kinds: Iterable[type[Policy]], cost: CostModel) -> tuple[list[Form], list[tuple[str, str]]]:
+    """All variants of these policies that trace and costs can serve, and (policy, reason) of the others."""
     found: list[Form] = []
     skipped: list[tuple[str, str]] = []
     for kind in kinds:
         reason = why_not(trace, kind)
+        if not reason and issubclass(kind, TreePolicy) and not cost.max_tree_tokens:
+            reason = "these costs are not of trees; profile with `--tree-tokens`"
         if reason:
             skipped.append((kind.name, reason))
             continue
@@ -58,4 +63,6 @@ def settle(
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
         return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
-    return kind.fit(held_settings(kind, variant.held, train.depth), train, compile_for(train, cost))
+    usual: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind)}
+    deep = {name: train.depth for name in DEPTHS if usual.get(name, 0) > train.depth}
+    return kind.fit({**deep, **held_settings(kind, variant.held, train.depth)}, train, compile_for(train, cost))

@@ -33,7 +33,7 @@ from specsim.cost import ConstantCost, CostModel
 from specsim.cost_profile import read_cost
 from specsim.errors import InputError
 from specsim.leaderboard import Board, leaderboard
-from specsim.policy import POLICIES
+from specsim.policy import CHAIN_POLICIES
 from specsim.trace_files import read_trace
 
 HERE = Path(__file__).parent
@@ -162,7 +162,7 @@ def main(out: Path) -> None:
     used.write_text(json.dumps(config, indent=2))
     pair = load_pair(dtype=config["dtype"], threads=config["threads"])
     prompts = study_prompts(pair.tokenizer, config["prompts"])
-    kinds = tuple(kind for name, kind in POLICIES.items() if name not in config["left_out"])
+    kinds = tuple(kind for name, kind in CHAIN_POLICIES.items() if name not in config["left_out"])
     documents: dict[str, dict[str, Any]] = {}
     boards: dict[str, dict[str, list[Board]]] = {}
     for run in config["runs"]:

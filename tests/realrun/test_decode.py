@@ -19,7 +19,7 @@ from realrun.lean_llama import LeanLlama
 from realrun.record import RecordSettings, record
 from specsim.cost import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, ChainPolicy, make_policy, setting
+from specsim.policy import CHAIN_POLICIES, ChainPolicy, make_policy, setting
 from specsim.replay import compile_for, replay
 
 DEPTH = 8
@@ -49,7 +49,7 @@ SETTINGS = {  # every policy, with settings that stop drafting here and there on
 # What needs a trained predictor's score is run in test_predictor.py and on the lab.
 ARMS = [
     make_policy(name, settings)
-    for name, kind in POLICIES.items()
+    for name, kind in CHAIN_POLICIES.items()
     if "score" not in kind.features
     for settings in SETTINGS.get(name, [{"max_draft": DEPTH}])
 ]

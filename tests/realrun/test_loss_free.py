@@ -17,7 +17,7 @@ from realrun.prompts import Prompt, lab_prompts
 from realrun.record import RecordSettings, elapsed_ratio, record
 from realrun.validate import output_identical, rounds_identical
 from specsim.cost import ConstantCost
-from specsim.policy import POLICIES, make_policy
+from specsim.policy import CHAIN_POLICIES, make_policy
 from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
@@ -70,7 +70,7 @@ def recorded(request: pytest.FixtureRequest, size: tuple[int, int], lab_pair64: 
 
 
 def test_every_policy_is_tested_here() -> None:
-    assert {name for name, _ in SETTINGS} == set(POLICIES)
+    assert {name for name, _ in SETTINGS} == set(CHAIN_POLICIES)
 
 
 @pytest.mark.parametrize("spec", SETTINGS, ids=lambda spec: str(make_policy(*spec)))
@@ -79,7 +79,7 @@ def test_every_round_and_every_output_is_identical(
 ) -> None:
     name, settings = spec
     table = compile_for(recorded.trace, ConstantCost(1e-3, 5e-3))
-    policy = POLICIES[name].fit(settings, recorded.trace, table)
+    policy = CHAIN_POLICIES[name].fit(settings, recorded.trace, table)
     replayed = replay(recorded.trace, policy, table, seed=3, log=True)
     drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids, lab_pair64.predictor)
     decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, recorded.choice)

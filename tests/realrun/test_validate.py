@@ -19,7 +19,7 @@ from realrun.record import RecordSettings, record
 from realrun.validate import output_identical, rounds_identical, validate
 from specsim.cost_profile import profile_from_json, read_cost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, make_policy
+from specsim.policy import CHAIN_POLICIES, make_policy
 from specsim.replay import compile_for, replay
 from specsim.trace_files import read_trace
 from specsim.tuning import split_sequences
@@ -61,7 +61,7 @@ def test_the_job_writes_trace_profile_result_and_report(job: Job) -> None:
 def test_the_result_has_the_promised_shape(job: Job) -> None:
     document, _, _ = job
     rows = document["rows"]
-    served = {name for name, kind in POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds}
+    served = {name for name, kind in CHAIN_POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds}
     assert {row["policy"] for row in rows} == served
     fitted = {row["policy"] for row in rows if row["role"] == "fitted"}
     assert fitted == {"renewal_stop", "time_gain"}  # what they learned is no default

@@ -21,7 +21,7 @@ from specsim.cost import ConstantCost
 from specsim.errors import InputError
 from specsim.leaderboard import Board, combined, leaderboard, shallower
 from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, ChainPolicy, Variant, make_policy, setting
+from specsim.policy import CHAIN_POLICIES, POLICIES, ChainPolicy, Variant, make_policy, setting
 from specsim.policy.max_confidence import MaxConfidence
 from specsim.prediction import predict
 from specsim.replay import compile_for, replay
@@ -244,7 +244,7 @@ def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
 
 
 def test_search_values_span_the_declared_range() -> None:
-    fields = {field.name: field for kind in POLICIES.values() for field in dataclasses.fields(kind)}
+    fields = {field.name: field for kind in CHAIN_POLICIES.values() for field in dataclasses.fields(kind)}
     log = search_values(fields["alpha0"], 8)
     assert len(log) == POINTS and np.ptp(np.diff(np.log(log))) < 1e-9
     assert (log[0], log[-1]) == pytest.approx(fields["alpha0"].metadata["tune"])

@@ -17,7 +17,7 @@ from reference import RampCost, build_trace, small_trace
 
 from specsim.cost import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, ChainPolicy, FixedK, Step, build_policy, make_policy, setting
+from specsim.policy import CHAIN_POLICIES, POLICIES, ChainPolicy, FixedK, Step, build_policy, make_policy, setting
 from specsim.policy.dynamic_threshold import update_threshold
 from specsim.randomness import uniform
 from specsim.replay import compile_for, replay, why_not
@@ -54,7 +54,7 @@ class Coin(ChainPolicy):
     update = staticmethod(coin_update)
 
 
-KINDS = {**POLICIES, "coin": Coin}
+KINDS = {**CHAIN_POLICIES, "coin": Coin}
 every_policy = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 DEPTH = 6
 

@@ -207,7 +207,7 @@ def test_a_missing_meta_key_is_named(folder: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("schema_version", 0),
+        ("schema_version", 1),
         ("schema_version", "1"),
         ("checksums", None),
         ("checksums", {}),

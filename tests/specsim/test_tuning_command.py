@@ -16,7 +16,7 @@ from tuning_cases import stretchy_trace
 from specsim.commands.tune import tune
 from specsim.console import run
 from specsim.cost import ConstantCost
-from specsim.policy import POLICIES, AdaEDL, FixedK
+from specsim.policy import CHAIN_POLICIES, AdaEDL, FixedK
 from specsim.trace_files import read_trace, write_trace
 from specsim.tuning import cross_validate, find_best, split_sequences
 from specsim.tuning import tune as run_tune
@@ -100,10 +100,10 @@ def test_a_journal_is_kept_and_another_searches_is_refused(call: Call, tmp_path:
     assert sorted(path.name for path in tmp_path.glob("folds*")) == ["folds", "folds.1", "folds.2"]
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", CHAIN_POLICIES)
 def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
     trace = stretchy_trace(6, 40)
-    kind = POLICIES[name]
+    kind = CHAIN_POLICIES[name]
     if any(getattr(trace, feature) is None for feature in kind.features):
         pytest.skip("not in this trace")
     train, holdout = trace.select([0, 1, 2, 3]), trace.select([4, 5])
