@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ import torch
 
 import speckernels
 from realrun import kernels
+from speckernels.draft_statistics import MAX_TOP_K
 from specsim.errors import InputError
 from specsim.randomness import uniform
 
@@ -143,17 +145,38 @@ class Choice:
         the host. Greedy and Gumbel only; rejection sampling draws in `draft`.
         """
         logits = self._within_nucleus(logits)
-        noise, temperature = self._noise(logits, sequence, position), self._temperature
+        noise = self._noise(logits, sequence, range(position, position + len(logits)))
+        temperature = self._temperature
         if lean(logits):
             return lean_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
 
     def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         """The tokens of `statistics`, int64 [n]."""
+        return self.tokens_at(logits, sequence, range(position, position + len(logits)))
+
+    def tokens_at(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor:
+        """The token chosen after each row of logits [n, V], int64 [n]; row i is for output position positions[i]."""
+        noise = self._noise(logits, sequence, positions)
         if lean(logits):
-            scaled = _scaled(self._within_nucleus(logits), self._temperature)
-            return _argmax(scaled, self._noise(logits, sequence, position))
-        return self.statistics(logits, sequence, position)[:, 0].long()
+            return _argmax(self.warped(logits), noise)
+        logits, temperature = self._within_nucleus(logits), self._temperature
+        return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, 0].long()
+
+    def candidates(
+        self, logits: torch.Tensor, sequence: int, positions: Sequence[int], width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `width` siblings below each row of logits [n, V], in order: tokens int64 [n, w] and probs [n, w].
+
+        Row i is for output position positions[i]; w is `width`, or V if that is less. With q the
+        distribution that is sampled from and g the noise of the position (0 but in Gumbel mode),
+        siblings are ordered by log q + g, lowest index first at ties, so that the first is the
+        token that a chain drafts, and a sibling's prob is softmax(log q + g): as the target chooses by the
+        same noise, this says how likely it chooses the sibling, and q does not.
+        """
+        scores = self.warped(logits)
+        noise = self._noise(logits, sequence, positions) if self.mode == "gumbel" else None
+        return top_tokens(scores if noise is None else scores + noise, width)
 
     def draft(
         self, logits: torch.Tensor, sequence: int, position: int, depth: int
@@ -169,7 +192,11 @@ class Choice:
 
     def probs(self, logits: torch.Tensor) -> torch.Tensor:
         """The distribution [n, V] that is sampled from, in at least float32."""
-        return _scaled(self._within_nucleus(logits), self._temperature).softmax(-1)
+        return self.warped(logits).softmax(-1)
+
+    def warped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of `probs`: at the temperature, -inf outside the nucleus, in at least float32."""
+        return _scaled(self._within_nucleus(logits), self._temperature)
 
     def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
         """A uniform in (0, 1) for token `depth` of the round at `position`, shared with no other stream or place."""
@@ -185,18 +212,52 @@ class Choice:
     def _temperature(self) -> float:
         return 1.0 if self.mode == "greedy" else self.temperature
 
-    def _noise(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor | None:
+    def _noise(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor | None:
+        """The noise [n, V] of the rows' positions, None for none."""
         assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
         if self.mode == "greedy":
             return None
-        count, vocab = logits.shape
-        dtype = _compared_in(logits.dtype)
-        return gumbel_noise(self.seed, sequence, position, count, vocab, logits.device, dtype)
+        vocab, dtype = logits.shape[1], _compared_in(logits.dtype)
+
+        def noise(start: int, count: int) -> torch.Tensor:
+            return gumbel_noise(self.seed, sequence, start, count, vocab, logits.device, dtype)
+
+        if isinstance(positions, range):
+            return noise(positions.start, len(positions))
+        # Nodes of a level share their position.
+        parts = [noise(at, 1).expand(len([*rows]), -1) for at, rows in groupby(positions)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form. top_p is left out where it cuts nothing, as in traces from before it was known."""
         values = {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
         return values if self.top_p == 1.0 else {**values, "top_p": self.top_p}
+
+
+def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of each row's largest scores [n, V], falling, lowest index first at ties, and their softmax(scores).
+
+    Both [n, w], where w is `width`, or V if that is less. Scores are finite or -inf.
+    """
+    vocabulary = scores.shape[1]
+    width = min(width, vocabulary)
+    if not lean(scores) and width <= MAX_TOP_K:
+        # Kernels give no token for -inf; this far down, the probability is 0 all the same.
+        statistics = speckernels.draft_statistics(scores.clamp(min=-1e30), top_k=width)
+        return statistics.top_ids, statistics.top_probs
+    best, tokens = scores.topk(min(width + 1, vocabulary), dim=-1)
+    tokens = tokens[:, :width]
+    if bool((best[:, 1:] == best[:, :-1]).any()):  # topk leaves open which of equals it takes
+        tokens = torch.stack(
+            [_top_of_row(row, least, width) for row, least in zip(scores, best[:, width - 1], strict=True)]
+        )
+    return tokens, scores.softmax(-1).gather(-1, tokens)
+
+
+def _top_of_row(scores: torch.Tensor, least: torch.Tensor, width: int) -> torch.Tensor:
+    """The tokens of `top_tokens` for one row [V], `least` being its width-th largest score."""
+    tokens = torch.cat([(scores > least).nonzero()[:, 0], (scores == least).nonzero()[:width, 0]])
+    return tokens[scores[tokens].argsort(descending=True, stable=True)][:width]
 
 
 def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -209,9 +270,14 @@ def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 def draw(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """A token int64 [n] for each row of weights [n, V], which need not sum to 1, from its uniform [n]: by inversion."""
+    return draw_each(weights, [[u] for u in uniforms])[:, 0]
+
+
+def draw_each(weights: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Tokens int64 [n, w], independent draws from each row of weights [n, V] by its uniforms [n, w]."""
     cumulative = weights.double().cumsum(-1)
-    at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, at, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
+    at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, at, right=True).clamp(max=weights.shape[-1] - 1)
 
 
 def describe(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -237,7 +303,11 @@ def lean(logits: torch.Tensor) -> bool:
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     logits = logits.to(_compared_in(logits.dtype))
-    return logits if temperature == 1.0 else logits / temperature
+    if temperature == 1.0:
+        return logits
+    # Divided as speckernels.draft_statistics does: by a number, torch would multiply by its reciprocal on a GPU.
+    on_cpu = logits.device.type == "cpu"
+    return logits / (temperature if on_cpu else torch.full((), temperature, dtype=logits.dtype, device=logits.device))
 
 
 def _argmax(scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:

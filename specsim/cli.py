@@ -68,20 +68,19 @@ def replay(
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
-    from specsim.policy import make_policy
+    from specsim.policy import build_policy
     from specsim.policy.files import find_policy
     from specsim.prediction import least_seconds, predict, summarise
     from specsim.replay import compile_for
     from specsim.trace_files import read_trace
-    from specsim.tuning.variants import DEPTHS, learns
+    from specsim.tuning.space import shortened
+    from specsim.tuning.variants import learns
 
     whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
     settings: dict[str, Any] = {**parse_settings(set_)}
-    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(find_policy(policy))}
-    for name in {"max_draft", *DEPTHS} & set(fields):  # its default may be longer than the trace is deep
-        if fields[name] > whole.depth:
-            settings.setdefault(name, whole.depth)
-    chosen = make_policy(policy, settings)
+    kind = find_policy(policy)
+    settings = {**shortened(kind, whole.depth), **settings}
+    chosen = build_policy(kind, settings)
     part, learned_on = whole, 0
     if learns(type(chosen)):
         from specsim.tuning import split_sequences

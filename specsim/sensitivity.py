@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from specsim.cost import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy, Variant
 from specsim.replay import compile_for
 from specsim.trace import Trace
+from specsim.tuning.space import Axis, search_space
 
 POINTS = 25  # values of a setting that is a float
+MOST_WHOLE = 32  # whole numbers that are all tried
 NEAR = 0.01  # speedups that differ by less are as good as equal
 
 
@@ -74,9 +74,9 @@ def sweep(
     kind = type(policy)
     table = compile_for(train, cost)
     own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
-    field = next(field for field in dataclasses.fields(kind) if field.name == setting)
+    axis = next(axis for axis in search_space(kind, {}, train.depth).axes if axis.name == setting)
     found: list[tuple[Any, float]] = []
-    for value in search_values(field, train.depth):
+    for value in search_values(axis):
         with suppress(InputError):  # a value that trace or costs cannot serve
             found.append((value, speedup(kind.fit({**own, setting: value}, train, table))))
     return Sweep(
@@ -87,18 +87,10 @@ def sweep(
         speedups=[reached for _, reached in found],
         tuned=own[setting],
         at_tuned=speedup(policy),
-        log=bool(field.metadata["log"]),
+        log=axis.log,
     )
 
 
-def search_values(field: dataclasses.Field[Any], depth: int) -> list[Any]:
-    """Values over the search range: all of a whole number or a choice, an even grid of a float."""
-    if isinstance(field.default, bool):
-        return [False, True]
-    if isinstance(field.default, str):
-        return list(field.metadata["choices"])
-    low, high = field.metadata["tune"]
-    if isinstance(field.default, int):
-        return list(range(int(low), max(int(low), min(int(high), depth)) + 1))
-    spaced = np.geomspace if field.metadata["log"] else np.linspace
-    return [float(value) for value in spaced(low, high, POINTS)]
+def search_values(axis: Axis) -> list[Any]:
+    """Values over the search range: all of a choice or a few whole numbers, else an even grid."""
+    return list(axis.values) if axis.values is not None and len(axis.values) <= MOST_WHOLE else axis.even(POINTS)

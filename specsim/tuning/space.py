@@ -16,6 +16,7 @@ from specsim.policy.base import Policy, build_policy
 
 Settings = dict[str, Any]
 APART = 0.1  # floats this share of their range apart count as different settings
+DEPTHS = ("max_draft", "depth", "max_depth")  # settings that bound how deep a draft is, in tokens
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,12 @@ def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(kind) if field.metadata["tune"]]
 
 
+def shortened(kind: type[Policy], depth: int) -> Settings:
+    """Settings that bound the depth of a draft and whose defaults exceed the recorded one, cut to it."""
+    usual: Settings = {field.name: field.default for field in dataclasses.fields(kind)}
+    return {name: depth for name in DEPTHS if usual.get(name, 0) > depth}
+
+
 def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, Any], depth: int) -> Axis:
     name, default, log = field.name, field.default, bool(field.metadata["log"])
     if isinstance(default, bool):
@@ -137,7 +144,8 @@ def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, 
     if not isinstance(default, int):
         return Axis(name, default, low, high, log, None).around(default)
     low, high = int(low), int(high)
-    high = next((v for v in range(high, low, -1) if _fits(kind, {**held, name: v}, depth)), low)
+    others = {**shortened(kind, depth), **held}
+    high = next((v for v in range(high, low, -1) if _fits(kind, {**others, name: v}, depth)), low)
     return Axis(name, default, low, high, log, range(low, high + 1)).around(default)
 
 

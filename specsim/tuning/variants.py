@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Iterable
-from typing import Any
 
 from specsim.cost import CostModel
 from specsim.policy import Policy, TreePolicy, Variant
 from specsim.replay import compile_for, why_not
 from specsim.trace import Trace
 from specsim.tuning.search import find_best, held_settings
+from specsim.tuning.space import shortened
 
 LENGTHS = ("max_draft", "k")  # settings that bound the draft length, so never above the trace's depth
-DEPTHS = ("depth", "max_depth")  # of trees; a default beyond the trace's depth is cut to that
 
 Form = tuple[type[Policy], Variant]
 
@@ -63,6 +61,5 @@ def settle(
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
         return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
-    usual: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind)}
-    deep = {name: train.depth for name in DEPTHS if usual.get(name, 0) > train.depth}
-    return kind.fit({**deep, **held_settings(kind, variant.held, train.depth)}, train, compile_for(train, cost))
+    settings = {**shortened(kind, train.depth), **held_settings(kind, variant.held, train.depth)}
+    return kind.fit(settings, train, compile_for(train, cost))

@@ -21,7 +21,7 @@ from specsim.cost import ConstantCost
 from specsim.errors import InputError
 from specsim.leaderboard import Board, combined, leaderboard, shallower
 from specsim.oracle import oracle_seconds
-from specsim.policy import CHAIN_POLICIES, POLICIES, ChainPolicy, Variant, make_policy, setting
+from specsim.policy import POLICIES, ChainPolicy, Variant, make_policy, setting
 from specsim.policy.max_confidence import MaxConfidence
 from specsim.prediction import predict
 from specsim.replay import compile_for, replay
@@ -30,6 +30,7 @@ from specsim.report.page import range_text, value_text
 from specsim.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
+from specsim.tuning.space import search_space
 
 COST = RampCost()
 KINDS = [POLICIES[name] for name in ("fixed_k", "max_confidence", "beta_ts", "p_min", "space_k", "cali_ts")]
@@ -244,13 +245,16 @@ def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
 
 
 def test_search_values_span_the_declared_range() -> None:
-    fields = {field.name: field for kind in CHAIN_POLICIES.values() for field in dataclasses.fields(kind)}
-    log = search_values(fields["alpha0"], 8)
+    def values(policy: str, name: str, depth: int) -> list[Any]:
+        return search_values(next(a for a in search_space(POLICIES[policy], {}, depth).axes if a.name == name))
+
+    log = values("beta_ts", "alpha0", 8)
     assert len(log) == POINTS and np.ptp(np.diff(np.log(log))) < 1e-9
-    assert (log[0], log[-1]) == pytest.approx(fields["alpha0"].metadata["tune"])
-    assert search_values(fields["k"], 3) == [1, 2, 3]
-    assert search_values(fields["dynamic"], 3) == [False, True]
-    assert search_values(fields["schedule"], 3) == list(fields["schedule"].metadata["choices"])
+    assert (log[0], log[-1]) == pytest.approx((0.1, 2000.0))
+    assert values("fixed_k", "k", 3) == [1, 2, 3]
+    assert values("renewal_stop", "signal", 3) == ["confidence", "entropy", "both", "all"]
+    nodes = values("sparse_tree", "nodes", 3)
+    assert (nodes[0], nodes[-1]) == (1, 64) and len(nodes) == POINTS
 
 
 def test_texts_of_values_and_ranges() -> None:
