@@ -21,8 +21,8 @@ from realrun.models import find_dtype
 from realrun.provenance import provenance
 from realrun.shapes import describe, free_bytes, kv_bytes_per_token, random_model, shape_config
 from realrun.static_llama import StaticLlama
-from specsim.cost_profile import GRID_KIND
 from specsim.cost_grid import GRID_VERSION
+from specsim.cost_profile import GRID_KIND
 from specsim.errors import InputError
 
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

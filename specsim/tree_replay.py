@@ -28,10 +28,11 @@ from specsim.chain_replay import (
     VERIFY_S,
 )
 from specsim.cost import CostTable
+from specsim.errors import InputError
 
 # `_specialise` rebinds these four names to each policy's own functions.
 from specsim.policy.static_tree import StaticTree, expand, expanded_per_level, initial_state, select, update
-from specsim.policy.tree import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, limit_widths
+from specsim.policy.tree import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept
 from specsim.randomness import uniform
 from specsim.trace import IntArray, Trace
 
@@ -42,6 +43,8 @@ def _replay(  # type: ignore[no-untyped-def]
     params,
     carries_state,
     deepest,
+    most_nodes,
+    max_expanded,
     seed,
     which,
     offsets,
@@ -107,32 +110,45 @@ def _replay(  # type: ignore[no-untyped-def]
                     state, params, tree, first, last, uniform(seed, sequence_id[s], t - start, level), widths
                 )
                 all_asked += 1
-                drafted, expanded = limit_widths(widths, first, last, room - count)
-                if drafted == 0:
-                    break
-                draft_time += draft_s[level + 1, bucket] - draft_s[level, bucket] + wider_s[expanded, bucket]
                 level += 1
+                expanded = 0
                 for node in range(first, last):
-                    width = widths[node]
+                    width = min(max(widths[node], 0), room - count)
+                    widths[node] = width
                     child[node] = count
                     if width == 0:
                         continue
+                    expanded += 1
                     path, known, begin = tree.path[node], np.int64(0), np.int64(0)
                     if recorded[node] >= 0:
                         begin = np.int64(first_child[t, recorded[node]])
                         known = min(np.int64(width), np.int64(first_child[t, recorded[node] + 1]) - begin)
                     unknown |= known < width
-                    for rank in range(width):
-                        there = rank < known
-                        p = prob[t, begin + rank - 1] if there else np.float32(UNKNOWN)
+                    for rank in range(known):
+                        p = prob[t, begin + rank - 1]
                         tree.prob[count] = p
-                        tree.path[count] = path * p if there else np.float32(UNKNOWN)
+                        tree.path[count] = path * p
                         tree.parent[count] = node
                         tree.rank[count] = rank
                         tree.depth[count] = level
-                        recorded[count] = begin + rank if there else -1
+                        recorded[count] = begin + rank
                         widths[count] = 0
                         count += 1
+                    for rank in range(known, width):
+                        tree.prob[count] = UNKNOWN
+                        tree.path[count] = UNKNOWN
+                        tree.parent[count] = node
+                        tree.rank[count] = rank
+                        tree.depth[count] = level
+                        recorded[count] = -1
+                        widths[count] = 0
+                        count += 1
+                if expanded == 0:
+                    level -= 1
+                    break
+                if expanded > max_expanded:
+                    raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
+                draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
                 first = last
             verified = accepted = last_node = 0
             if count > 1:
@@ -140,6 +156,8 @@ def _replay(  # type: ignore[no-untyped-def]
                 keep[0] = True
                 floor = select(state, params, tree, count, keep)
                 verified, depth = close_kept(tree, count, keep)
+                if verified > most_nodes:
+                    raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
                 if unknown and horizon[t] >= floor:
                     truncated += 1
                 while accepted < level:
@@ -285,6 +303,8 @@ def run_tree(policy: TreePolicy) -> Callable[..., int]:
             policy.params,
             policy.carries_state,
             policy.deepest,
+            policy.most_nodes,
+            policy.max_expanded,
             outcome[1],
             *where,
             trace.sequence_id,

@@ -30,21 +30,16 @@ def least_expanded(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
+    # Without branches in the loop: numba then drops the reference counting, which would take most of the time.
     width, least, most = int(params[WIDTH]), least_expanded(params), int(params[MAX_NODES])
-    if first == 0:
-        widths[0] = width
-        return state
     expanded, reached = 0, 0.0
     for i in range(first, end):
-        if tree.path[i] >= least:
-            widths[i] = width
-            expanded += 1
-            reached += tree.path[i]
-    worth = params[TEST] != LEVEL or reached >= params[COST_RATIO]
-    if expanded > most or not worth:
+        likely = ((i == 0) | (tree.path[i] >= least)) & (expanded < most)
+        widths[i] = width * likely
+        expanded += likely
+        reached += tree.path[i] * likely
+    if (params[TEST] == LEVEL) & (first > 0) & (reached < params[COST_RATIO]):
         widths[first:end] = 0
-        if worth:  # what comes after a level's best max_nodes is not among the tree's best either
-            mark_best(tree.path, first, end, most, width, widths, tree.value)
     return state
 
 
@@ -71,15 +66,16 @@ class PCT(TreePolicy):
     its children. The root is always expanded. Drafted nodes of a chance below leaf_threshold
     are then dropped, in one pass, for no path's chance rises. `fit` reads s_d / s_t from the
     costs unless it is given. Not the paper's: a bound on the verified nodes, of which the
-    likeliest are kept; and the level test, which sets the chance that any node of a level is
-    accepted against the cost of the one pass that expands them all, those dropped left out.
+    likeliest are kept, and on those of a level that are expanded, the first being taken, which
+    matters only where s_d / s_t is below 1 / max_nodes; and the level test, which sets the chance that
+    any expanded node of a level is accepted against the cost of the one pass that expands them all.
     """
 
     cost_ratio: float = setting(0.1, 0.0, 10.0, tune=(0.003, 1.0), log=True, doc="s_d / s_t, from the costs if absent")
     leaf_threshold: float = setting(0.01, 0.0, 1.0, tune=(0.001, 0.3), log=True, doc="least chance of a verified node")
     width: int = setting(5, 1, 32, tune=(1, 8), doc="children of an expanded node")
     max_depth: int = setting(10, 1, 64, tune=(1, 16), doc="most levels of the tree")
-    max_nodes: int = setting(64, 1, 255, doc="most nodes verified in a round")
+    max_nodes: int = setting(64, 1, 255, doc="most nodes verified, and expanded of a level")
     test: str = setting("node", choices=TESTS, doc="expand single nodes, or all likely ones of a level or none")
 
     name = "pct"

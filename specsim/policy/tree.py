@@ -112,11 +112,9 @@ def limit_widths(widths, first, end, room):  # type: ignore[no-untyped-def]
 @nb.njit
 def close_kept(tree, count, keep):  # type: ignore[no-untyped-def]
     """Drop kept nodes whose parent is not kept; (nodes kept beside the root, depth of the deepest)."""
-    kept = depth = 0
-    for i in range(1, count):
-        if keep[i] and keep[tree.parent[i]]:
-            kept += 1
-            depth = tree.depth[i]
-        else:
-            keep[i] = False
-    return kept, depth
+    kept = last = 0
+    for i in range(1, count):  # without branches, which would be guessed wrong at every other node
+        keep[i] &= keep[tree.parent[i]]
+        kept += keep[i]
+        last = i if keep[i] else last
+    return kept, tree.depth[last]

@@ -340,6 +340,17 @@ def test_one_node_after_another_is_a_chain() -> None:
         np.testing.assert_allclose(result.seconds[:, parts], chain.seconds[:, parts], rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("limits", "match"), [({"max_nodes": 2, "max_expanded": 99}, "max_nodes"), ({"max_expanded": 1}, "max_expanded")]
+)
+def test_a_policy_that_does_more_than_it_says_is_caught(limits: dict[str, int], match: str) -> None:
+    """Costs are looked up for as many nodes as the policy announces."""
+    trace = tree_trace(0, sequences=2, tokens=12, depth=3)
+    policy = type("Boastful", (Whim,), limits)(expand_at=0.01, max_depth=3)
+    with pytest.raises(InputError, match=match):
+        replay(trace, policy, compile_for(trace, COST, policy))
+
+
 class FlatTrees(RampCost):
     """Trees cost what chains of as many tokens cost."""
 
