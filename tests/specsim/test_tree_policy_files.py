@@ -14,55 +14,7 @@ from specsim.policy import TreePolicy, load_policy_file, make_policy
 from specsim.policy.pct import PCT
 from specsim.replay import compile_for, replay
 
-GOOD = '''"""Draft on after likely nodes, and verify those."""
-
-from dataclasses import dataclass
-
-import numba as nb
-
-from specsim.policy.base import setting
-from specsim.policy.tree import TreePolicy
-from specsim.policy.tree_parts import initial_state, update
-
-
-@nb.njit
-def expand(state, params, tree, first, end, u, widths):
-    for i in range(first, end):
-        if tree.path[i] >= params[0]:
-            widths[i] = int(params[1])
-    return state
-
-
-@nb.njit
-def select(state, params, tree, count, keep):
-    for i in range(1, count):
-        keep[i] = tree.path[i] >= params[0]
-    return params[0]  # a node below it is neither kept nor expanded
-
-
-@dataclass(frozen=True)
-class KeepLikely(TreePolicy):
-    """Expand and verify the nodes whose path probability is at least `likely`."""
-
-    likely: float = setting(0.15, 0.05, 1.0, tune=(0.05, 0.5), log=True, doc="least path probability")
-    width: int = setting(3, 1, 16, tune=(1, 8), doc="children of a likely node")
-    max_depth: int = setting(8, 1, 12, tune=(1, 12), doc="most levels of the tree")
-
-    name = "keep_likely"
-    source = "example"
-    initial_state = staticmethod(initial_state)
-    expand = staticmethod(expand)
-    select = staticmethod(select)
-    update = staticmethod(update)
-
-    @property
-    def max_nodes(self):
-        return self.max_depth * int(1 / self.likely)  # the paths of one level sum to at most 1
-
-    @property
-    def max_width(self):
-        return self.width
-'''
+GOOD = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[2].split("```")[0]
 
 STATIC = '''
 from dataclasses import dataclass
