@@ -244,7 +244,7 @@ def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Te
     if not lean(scores) and width <= MAX_TOP_K:
         # Kernels give no token for -inf; this far down, the probability is 0 all the same.
         statistics = speckernels.draft_statistics(scores.clamp(min=-1e30), top_k=width)
-        return statistics.top_ids, statistics.top_probs
+        return statistics.top_ids, statistics.top_probs.clamp(max=1)  # one rounding above it otherwise
     best, tokens = scores.topk(min(width + 1, vocabulary), dim=-1)
     tokens = tokens[:, :width]
     if bool((best[:, 1:] == best[:, :-1]).any()):  # topk leaves open which of equals it takes

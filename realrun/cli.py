@@ -28,6 +28,8 @@ from realrun.options import (
     ThreadsOption,
     TokensOption,
     TopPOption,
+    TreeNodesOption,
+    TreeWidthOption,
     load,
     load_prompts,
 )
@@ -60,6 +62,8 @@ def record(
     count: CountOption = 36,
     max_new_tokens: TokensOption = 128,
     depth: DepthOption = 16,
+    tree_nodes: TreeNodesOption = 0,
+    tree_width: TreeWidthOption = 10,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
@@ -79,7 +83,8 @@ def record(
     from specsim.trace_files import check_free, write_trace
 
     check_free(out, overwrite=overwrite)
-    settings = RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p))
+    choice = Choice(mode.value, temperature, seed, top_p)
+    settings = RecordSettings(depth, max_new_tokens, choice, tree_nodes, tree_width)
     pair = load(target, draft, device, dtype, threads, predictor)
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = load_prompts(pair, prompts, count)
@@ -90,6 +95,7 @@ def record(
         "sequences": trace.sequences,
         "output_tokens": int(trace.output_tokens.sum()),
         "mean_match_len": float(trace.match_len.mean()),
+        **({} if trace.tree is None else {"mean_tree_nodes": float(trace.tree.count.mean())}),
         "first_token_accepted_share": trace.meta["first_token_accepted_share"],
         "distinct_trigram_share": trace.meta["distinct_trigram_share"],
         "time_over_generation": elapsed_ratio(trace),
@@ -110,6 +116,9 @@ def profile(
     contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
     depth: DepthOption = 16,
     repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=2)] = 40,
+    tree_tokens: Annotated[
+        int, typer.Option(help="Largest draft tree to measure, in tokens; 0 measures no trees.", min=0)
+    ] = 65,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
@@ -120,7 +129,7 @@ def profile(
     kernels: KernelsOption = Kernels.auto,
     json: JsonOption = False,
 ) -> None:
-    """Measure draft steps, verification of 1..D+1 tokens, policy steps and round overhead."""
+    """Measure draft steps, verification of 1..D+1 tokens and of trees, policy steps and round overhead."""
     from realrun.choice import Choice
     from realrun.kernels import use_kernels
     from realrun.profile import profile as run_profile
@@ -140,6 +149,7 @@ def profile(
             repeats=repeats,
             choice=Choice(mode.value, temperature, seed, top_p),
             seed=seed,
+            tree_tokens=tree_tokens,
             progress=lambda done, total: report("profile", done, total),
         )
     write_json(document, out)
@@ -156,6 +166,7 @@ def profile(
             verify[0],
             verify[depth // 2],
             verify[depth],
+            *([median["tree"]["verify"][-1][column]] if tree_tokens else []),
         ]
         rows.append([str(context), *(f"{1e3 * x:.2f}" for x in cells)])
     columns = [
@@ -165,6 +176,7 @@ def profile(
         "verify 1",
         f"verify {depth // 2 + 1}",
         f"verify {depth + 1}",
+        *([f"verify tree of {tree_tokens}"] if tree_tokens else []),
     ]
     print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)
 
@@ -179,6 +191,8 @@ def validate(
     count: CountOption = 36,
     max_new_tokens: TokensOption = 128,
     depth: DepthOption = 16,
+    tree_nodes: TreeNodesOption = 0,
+    tree_width: TreeWidthOption = 10,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
@@ -204,6 +218,7 @@ def validate(
 ) -> None:
     """The main job: record, profile, tune every policy offline, predict, really decode, compare.
 
+    With --tree-nodes trees are recorded and profiled too, and tree policies join the chains.
     A trace that is already in the output folder and was made with the same settings is
     used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
     """
@@ -215,7 +230,9 @@ def validate(
     from specsim.policy.files import find_policies
 
     settings = Settings(
-        record=RecordSettings(depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p)),
+        record=RecordSettings(
+            depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p), tree_nodes, tree_width
+        ),
         kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
         trials=trials,
         repeats=repeats,

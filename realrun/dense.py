@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
+from realrun.choice import Choice, gumbel_noise
+from realrun.dense_trees import TreeSize, grown_trees
 from realrun.predictor import Scorer
 
 CHUNK = 256  # positions whose branches share one forward pass
@@ -30,6 +31,7 @@ def dense_columns(
     choice: Choice,
     sequence: int,
     scorer: Scorer | None = None,
+    tree: TreeSize | None = None,
 ) -> Columns:
     """What the draft model proposes after prompt + output[:t], for every t at once.
 
@@ -39,20 +41,33 @@ def dense_columns(
     `specsim.trace`, [T] or [T, depth].
 
     scorer : the predictor's, after the target's states of T rounds; gives the column of scores
+    tree : gives the trees as well, the fields of `realrun.dense_trees.Trees` as columns tree_parent, ...
     """
     total, first = len(output), len(prompt)
     statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
     scores = torch.zeros(total, depth, dtype=torch.float64)
+    width = 0 if tree is None else min(tree.width, lm.model.config.vocab_size)
+    siblings = np.empty((total, depth, width), dtype=np.int64)
+    sibling_probs = np.empty((total, depth, width), dtype=np.float32)
+
+    def note(logits: torch.Tensor, begin: int, step: int) -> torch.Tensor:
+        """Fill in what is drafted from logits [n, V] at depth step + 1 from position `begin` on; the tokens."""
+        rows = slice(begin, begin + len(logits))
+        drafted = choice.statistics(logits, sequence, begin + step)
+        statistics[rows, step] = drafted.cpu()
+        if scorer is not None and lm.hidden is not None:
+            scores[rows, step] = scorer(lm.hidden[-len(logits) :], step + 1, begin).cpu()
+        if tree is not None:
+            ahead = range(begin + step, begin + step + len(logits))
+            tokens, probs = choice.candidates(logits, sequence, ahead, width)
+            siblings[rows, step], sibling_probs[rows, step] = tokens.cpu().numpy(), probs.cpu().numpy()
+        return drafted[:, 0].long()
+
     lm.reset()
     lm.keep_hidden = scorer is not None
     logits = lm.forward([*prompt, *output[:-1]])[first - 1 :]
-    drafted = choice.statistics(logits, sequence, 0)
-    statistics[:, 0] = drafted.cpu()
-    if scorer is not None and lm.hidden is not None:
-        scores[:, 0] = scorer(lm.hidden[first - 1 :], 1).cpu()
-    truth = torch.tensor(output, device=logits.device)
-    rank = (logits > logits.gather(-1, truth[:, None])).sum(-1).cpu().numpy()
-    tokens = drafted[:, 0].long()
+    rank = true_ranks(logits, output, choice, sequence)
+    tokens = note(logits, 0, 0)
     prefix = lm.length
     for begin in range(0, total, CHUNK):
         rows = torch.arange(begin, min(begin + CHUNK, total), device=logits.device)
@@ -62,14 +77,32 @@ def dense_columns(
             logits = lm.run_model(
                 input_ids=branch[None], position_ids=(rows + first + step - 1)[None], attention_mask=mask
             )
-            drafted = choice.statistics(logits, sequence, begin + step)
-            statistics[begin : begin + len(rows), step] = drafted.cpu()
-            if scorer is not None and lm.hidden is not None:
-                scores[begin : begin + len(rows), step] = scorer(lm.hidden, step + 1, begin).cpu()
-            branch = drafted[:, 0].long()
+            branch = note(logits, begin, step)
         lm.cache.crop(-(depth - 1) * len(rows))
     columns = columns_of(statistics.numpy(), rank, np.asarray(output), depth)
-    return columns if scorer is None else {**columns, "score": scores.numpy().astype(np.float32)}
+    if scorer is not None:
+        columns["score"] = scores.numpy().astype(np.float32)
+    if tree is not None:
+        trees = grown_trees(lm, first, siblings, sibling_probs, tree.nodes, choice, sequence)
+        columns |= {f"tree_{name}": column for name, column in trees._asdict().items()}
+    return columns
+
+
+def true_ranks(logits: torch.Tensor, output: Sequence[int], choice: Choice, sequence: int) -> npt.NDArray[np.int64]:
+    """Rank [T] of each output token among the siblings that `Choice.candidates` orders, from logits [T, V].
+
+    How many stand before it: those of a larger score, and of an equal one those of a lower index.
+    """
+    scores = choice.warped(logits)
+    if choice.mode == "gumbel":
+        total, vocabulary = scores.shape
+        scores = scores + gumbel_noise(choice.seed, sequence, 0, total, vocabulary, scores.device, scores.dtype)
+    truth = torch.tensor(output, device=scores.device)[:, None]
+    own = scores.gather(-1, truth)
+    index = torch.arange(scores.shape[1], device=scores.device)
+    before = (scores > own) | ((scores == own) & (index < truth))
+    ranks: npt.NDArray[np.int64] = before.sum(-1).cpu().numpy()
+    return ranks
 
 
 def branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dtype) -> torch.Tensor:

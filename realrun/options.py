@@ -46,6 +46,16 @@ PromptsOption = Annotated[
 CountOption = Annotated[int, typer.Option(help="Prompts to use.", min=1)]
 TokensOption = Annotated[int, typer.Option(help="Output tokens per prompt.", min=1)]
 DepthOption = Annotated[int, typer.Option(help="D, longest draft recorded, in tokens.", min=1, max=64)]
+TreeNodesOption = Annotated[
+    int,
+    typer.Option(
+        help="Nodes of the drafter's tree to record at every position, those of largest path probability; 0: no trees. "
+        "A tree policy replays exactly as far as its nodes were recorded. Recording 128 takes about five times as long "
+        "as decoding alone (the lab on one CPU thread). Not in rejection mode.",
+        min=0,
+    ),
+]
+TreeWidthOption = Annotated[int, typer.Option(help="Children of a node to record, at most.", min=1)]
 ModeOption = Annotated[
     Mode,
     typer.Option(

@@ -13,6 +13,7 @@ from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
 from realrun.dense import Columns, dense_columns
+from realrun.dense_trees import Trees, TreeSize
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
 from realrun.predictor import producing_states
@@ -22,19 +23,45 @@ from speckernels import backend_for
 from specsim.errors import InputError
 from specsim.metrics import distinct_trigrams
 from specsim.trace import Trace
+from specsim.tree_record import MAX_NODES, record_from_nodes
+
+MAX_WIDTH = 256  # children recorded of a node
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What to record. Lengths in tokens."""
+    """What to record. Lengths in tokens.
+
+    tree_nodes : nodes of every position's tree, at most; 0 records no trees
+    tree_width : children of a node that a tree may hold, at most
+    """
 
     depth: int = 16
     max_new_tokens: int = 128
     choice: Choice = Choice()
+    tree_nodes: int = 0
+    tree_width: int = 10
 
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= 64:
             raise InputError(f"depth={self.depth} is outside [1, 64]; choose a depth inside")
+        if self.tree_nodes and not self.depth <= self.tree_nodes <= MAX_NODES:
+            raise InputError(
+                f"tree_nodes={self.tree_nodes} is neither 0 nor in [{self.depth}, {MAX_NODES}], from the depth to "
+                "the most that a trace holds; choose a number inside, or 0 for no trees"
+            )
+        if not 1 <= self.tree_width <= MAX_WIDTH:
+            raise InputError(f"tree_width={self.tree_width} is outside [1, {MAX_WIDTH}]; choose a width inside")
+        if self.tree_nodes and self.choice.mode == "rejection":
+            raise InputError(
+                f"tree_nodes={self.tree_nodes} with rejection sampling: trees are recorded in greedy and Gumbel "
+                "mode only; choose one of these, or 0 for no trees"
+            )
+
+    @property
+    def tree(self) -> TreeSize | None:
+        """How much of the trees to record, None for no trees."""
+        return TreeSize(self.tree_nodes, self.tree_width) if self.tree_nodes else None
 
 
 def record(
@@ -45,7 +72,8 @@ def record(
 ) -> Trace:
     """Decode every prompt with the target alone and record the draft model densely.
 
-    In rejection mode the target judges the drafts as well (`realrun.record_rejection`).
+    With them the trees, if asked for. In rejection mode the target judges the drafts as well
+    (`realrun.record_rejection`).
     """
     from realrun.record_rejection import rejection_columns  # which imports this file
 
@@ -70,7 +98,9 @@ def record(
         if predictor is not None:
             scorer = predictor.after(producing_states(pair.target, prompt.tokens, decoded.tokens))
         asked = (prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence, scorer)
-        columns.append(dense_columns(lm, *asked) if judge is None else rejection_columns(lm, judge, *asked))
+        columns.append(
+            dense_columns(lm, *asked, settings.tree) if judge is None else rejection_columns(lm, judge, *asked)
+        )
         dense_s += decoder.clock() - generated
         generate_s += generated - start
         outputs.append(np.asarray(decoded.tokens))
@@ -78,6 +108,9 @@ def record(
             progress(sequence + 1, len(prompts))
     lengths = [len(output) for output in outputs]
     arrays: dict[str, Any] = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
+    if settings.tree is not None:
+        trees = Trees(*(arrays.pop(f"tree_{name}") for name in Trees._fields))
+        arrays["tree"] = record_from_nodes(**trees._asdict(), width=settings.tree.width)
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,
@@ -86,6 +119,7 @@ def record(
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.choice.as_dict(),
         "depth": settings.depth,
+        "tree": None if settings.tree is None else settings.tree._asdict(),
         "eos_token_id": list(pair.eos_token_ids),
         "max_new_tokens": settings.max_new_tokens,
         "dtype": str(pair.dtype).removeprefix("torch."),

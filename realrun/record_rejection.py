@@ -27,7 +27,7 @@ import torch
 
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice, describe, draw
-from realrun.dense import CHUNK, STATISTICS, Columns, branch_mask, columns_of
+from realrun.dense import CHUNK, STATISTICS, Columns, branch_mask, columns_of, true_ranks
 from realrun.predictor import Scorer
 
 
@@ -57,7 +57,7 @@ def rejection_columns(
     on_path = [lm.forward([*prompt, *output[:-1]])[first - 1 :] for lm in lms]
     hidden = None if drafter.hidden is None else drafter.hidden[first - 1 :]
     truth = torch.tensor(output, device=on_path[0].device)
-    rank = (on_path[0] > on_path[0].gather(-1, truth[:, None])).sum(-1).cpu().numpy()
+    rank = true_ranks(on_path[0], output, choice, sequence)
     prefix = drafter.length
     for begin in range(0, total, CHUNK):
         end = min(begin + CHUNK, total)

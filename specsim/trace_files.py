@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from specsim.errors import InputError
 from specsim.trace import MAX_DEPTH, OPTIONAL_LISTS, STEP_LISTS, IntArray, Trace
-from specsim.tree_record import TreeRecord, record_from_nodes
+from specsim.tree_record import MAX_NODES, TreeRecord, record_from_nodes
 
 SCHEMA_VERSION = 2  # 1 ranked true tokens by probability alone, whatever the mode
 META = "meta.json"
@@ -123,10 +123,11 @@ def read_trace(folder: Path | str) -> Trace:
         if name in OPTIONAL_LISTS and name not in steps.column_names:
             continue
         values[name] = _list_column(steps, name, dtype, meta["depth"], folder / STEPS)
+    rows = _column(steps, "sequence_id", np.int64, folder / STEPS), _column(steps, "t", np.int64, folder / STEPS)
     if TREES in meta["checksums"]:
-        values["tree"] = _read_trees(folder / TREES, meta, len(values["token"]))
+        values["tree"] = _read_trees(folder / TREES, meta, rows)
     trace = Trace(**values)
-    _check(trace, folder, *(_column(steps, name, np.int64, folder / STEPS) for name in ("sequence_id", "t")))
+    _check(trace, folder, *rows)
     return trace
 
 
@@ -221,27 +222,48 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
         raise InputError(f"{folder / STEPS}: accept_prob leaves [0, 1]; record it again")
 
 
-def _read_trees(path: Path, meta: dict[str, Any], positions: int) -> TreeRecord:
+def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray]) -> TreeRecord:
+    """The record of trees; `rows` are sequence id and t of every position."""
     shape = meta.get("tree")
-    if not isinstance(shape, dict) or not all(isinstance(shape.get(key), int) for key in ("nodes", "width")):
-        raise InputError(f"{path.parent / META}: tree does not give nodes and width; record it again")
+    keys = (("nodes", MAX_NODES), ("width", MAX_NODES))
+    if not isinstance(shape, dict) or not all(
+        type(shape.get(key)) is int and 1 <= shape[key] <= most for key, most in keys
+    ):
+        raise InputError(
+            f"{path.parent / META}: tree does not give nodes and width from 1 to {MAX_NODES}; record it again"
+        )
     table = _read_table(path)
-    if len(table) != positions:
-        raise InputError(f"{path} has {len(table)} rows, {STEPS} {positions}; record it again")
+    own = [_column(table, name, np.int64, path) for name in ("sequence_id", "t")]
+    if not all(map(np.array_equal, own, rows)):
+        raise InputError(f"{path} does not have the rows of {STEPS}; record it again")
     nodes: dict[str, npt.NDArray[Any]] = {}
+    counts: IntArray | None = None
     for name, dtype, absent in (("parent", np.int16, -1), ("token", np.int32, -1), ("prob", np.float32, 0.0)):
         if name not in table.column_names or not pa.types.is_list(table.column(name).type):
             raise InputError(f"{path}: column {name!r} is missing or holds no lists; record it again")
         column = table.column(name).combine_chunks()
-        counts = np.array(np.from_dlpack(column.value_lengths().fill_null(0)))
+        flat = column.flatten()
+        if column.null_count or flat.null_count:
+            raise InputError(f"{path}: column {name!r} has nulls; record it again")
+        lengths = np.array(np.from_dlpack(column.value_lengths()))
+        counts = lengths if counts is None else counts
+        if not np.array_equal(lengths, counts):
+            raise InputError(f"{path}: columns 'parent' and {name!r} differ in length; record it again")
         if counts.max() > shape["nodes"]:
             raise InputError(f"{path}: a tree has {counts.max()} nodes, more than {shape['nodes']}; record it again")
-        nodes[name] = np.full((positions, shape["nodes"]), absent, dtype=dtype)
-        nodes[name][np.arange(shape["nodes"]) < counts[:, None]] = _as_numpy(column.flatten(), name, dtype, path)
+        nodes[name] = np.full((len(counts), shape["nodes"]), absent, dtype=dtype)
+        nodes[name][np.arange(shape["nodes"]) < counts[:, None]] = _as_numpy(flat, name, dtype, path)
+    assert counts is not None
+    if not np.array_equal((nodes["parent"] >= 0).sum(axis=1), counts):
+        raise InputError(f"{path}: column 'parent' has a negative value; record it again")
     horizon = _column(table, "horizon", np.float32, path)
-    if not (np.isfinite(nodes["prob"]).all() and (nodes["prob"] >= 0).all() and (nodes["prob"] <= 1).all()):
-        raise InputError(f"{path}: column 'prob' leaves [0, 1]; record it again")
-    return record_from_nodes(**nodes, horizon=horizon, width=shape["width"])
+    for name, values in (("prob", nodes["prob"]), ("horizon", horizon)):
+        if not ((values >= 0) & (values <= 1)).all():
+            raise InputError(f"{path}: column {name!r} leaves [0, 1]; record it again")
+    try:
+        return record_from_nodes(**nodes, horizon=horizon, width=shape["width"])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _tree_table(trace: Trace, tree: TreeRecord) -> pa.Table:

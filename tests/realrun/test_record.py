@@ -14,7 +14,7 @@ import realrun.dense
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
-from realrun.dense import Columns, dense_columns
+from realrun.dense import Columns, dense_columns, true_ranks
 from realrun.drafters.draft_model import DraftModel
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, elapsed_ratio, record
@@ -82,11 +82,15 @@ def test_dense_columns_are_what_the_drafter_proposes(
         assert torch.equal(lm.cache.layers[0].keys, fresh.cache.layers[0].keys)
 
 
-@mode
-def test_the_true_rank_counts_the_tokens_that_the_draft_prefers(choice: Choice) -> None:
+RANK_CHOICES = {**CHOICES, "nucleus": Choice("gumbel", 0.8, seed=4, top_p=0.7)}
+
+
+@pytest.mark.parametrize("choice", RANK_CHOICES.values(), ids=RANK_CHOICES.keys())
+def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(choice: Choice) -> None:
     (prompt,) = random_prompts(1, seed=3)
-    output, depth = target_output(prompt, 15, choice, 0), 4
-    dense = dense_columns(CachedLM(tiny_pair().draft), prompt, output, depth, choice, 0)
+    output, depth = target_output(prompt, 15, choice, 2), 4
+    dense = dense_columns(CachedLM(tiny_pair().draft), prompt, output, depth, choice, 2)
+    ranks = set()
     for t in range(len(output)):
         for i in range(depth):
             if t + i >= len(output):
@@ -94,8 +98,19 @@ def test_the_true_rank_counts_the_tokens_that_the_draft_prefers(choice: Choice) 
                 continue
             with torch.inference_mode():
                 context = torch.tensor([[*prompt, *output[: t + i]]])
-                logits = tiny_pair().draft(input_ids=context, use_cache=False).logits[0, -1]
-            assert dense["true_rank"][t, i] == (logits > logits[output[t + i]]).sum()
+                logits = tiny_pair().draft(input_ids=context, use_cache=False).logits[0, -1:]
+            order = choice.candidates(logits, 2, [t + i], logits.shape[1])[0][0].tolist()
+            assert order.index(output[t + i]) == dense["true_rank"][t, i]
+            assert i or (dense["true_rank"][t, 0] == 0) == (dense["match_len"][t] > 0)
+            ranks.add(int(dense["true_rank"][t, i]))
+    assert len(ranks) > 2
+
+
+def test_of_equal_tokens_the_one_of_lowest_index_stands_first() -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0]] * 5)
+    assert true_ranks(logits, range(5), Choice(), 0).tolist() == [3, 0, 1, 4, 2]
+    # 3 and 0 are outside the nucleus: neither can be drawn.
+    assert true_ranks(logits, range(5), Choice("gumbel", 1.0, top_p=0.8), 0)[[0, 3]].tolist() == [3, 4]
 
 
 @pytest.fixture(scope="module")
