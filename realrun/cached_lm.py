@@ -6,14 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from specsim.errors import InputError
+
+MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
 
 
 class CachedLM:
     """Feeds tokens to a model and keeps its cache; `length` tokens are in the cache.
 
+    Behind them there may be the nodes of a draft tree, appended level by level or all at once
+    by `forward_nodes`. `keep_nodes` makes one path of them the next tokens of the cache;
+    everything else (forward, prefill, truncate, reset) drops them.
+
+    static_tokens : tokens and nodes that a static cache of the library has room for; a dynamic
+        cache unless given
+    nodes : tree nodes behind the `length` tokens
     hidden : where `keep_hidden` is set, what the last pass fed to the model's head, [n, d]: the
         last layer's states after the final norm, one row for every row of logits. A prefill
         leaves one row, that of its last token; None before the first token. Like logits,
@@ -22,10 +32,12 @@ class CachedLM:
 
     keep_hidden = False
     hidden: torch.Tensor | None = None
+    nodes = 0
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, static_tokens: int | None = None):
         self.model = model
         self.device = model.device
+        self.static_tokens = static_tokens
         self.max_positions = int(model.config.max_position_embeddings)
         window = getattr(model.config, "sliding_window", None)
         if window:  # a cache whose window has begun to slide cannot be rolled back
@@ -34,12 +46,20 @@ class CachedLM:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.cache = DynamicCache(config=self.model.config)
-        self.length = 0
+        self.cache: Any = DynamicCache(config=self.model.config)
+        if self.static_tokens is not None:
+            self.cache = StaticCache(config=self.model.config, max_cache_len=self.static_tokens)
+            self._check_full_attention("a static cache")
+        self.length = self.nodes = 0
         self.hidden = None
 
-    def warm(self, sizes: Iterable[int], length: int = 0) -> None:
-        """Get ready, ahead of the clock, for `forward` of these sizes and for `length` tokens; forgets everything."""
+    def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
+        """Get ready, ahead of the clock, for passes of these sizes; forgets everything.
+
+        length : tokens, and nodes behind them, that the cache is to hold
+        tree_nodes : the most nodes of a tree that grows by several passes of these sizes; 0 if
+            all nodes of a tree come in one pass
+        """
         self.reset()
 
     def forward(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -51,21 +71,94 @@ class CachedLM:
         if tokens:
             self._append(tokens, keep=1)
 
+    def forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        """Append n nodes of a draft tree behind the cached tokens and earlier nodes; logits [n, V] after each.
+
+        depths : [n], edges from the tree's root, which may be a node itself or the last cached
+            token; node i stands at position length + depths[i]
+        visible : bool [n, nodes + n] on the CPU, which of the nodes, earlier ones first, each
+            sees: its ancestors and itself. All see the cached tokens
+
+        Raises InputError where the model or its cache cannot do it, or the positions end.
+        References: Miao et al. 2024, arXiv:2305.09781, section 4.2 (tree attention).
+        """
+        end = self.nodes + len(tokens)
+        assert len(depths) == len(tokens) and visible.shape == (len(tokens), end)
+        self._check_trees()
+        self._check_room(self.length + max(depths) + 1, self.length + end)
+        logits = self._forward_nodes(tokens, depths, visible)
+        self.nodes = end
+        return logits
+
+    def keep_nodes(self, path: Sequence[int]) -> None:
+        """Make these nodes, the numbers since `length` last changed, the next cached tokens; drop all others.
+
+        path : ascending, from 0; a path of the tree that starts at depth 0
+        """
+        assert all(a < b for a, b in zip([-1, *path], [*path, self.nodes], strict=True))
+        if path and path[-1] >= len(path):  # else they lie there already
+            self._move_nodes(path)
+        self._crop(self.length + len(path))
+        self.length, self.nodes = self.length + len(path), 0
+
     def _append(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        if self.nodes:
+            self.truncate(self.length)
         end = self.length + len(tokens)
-        if end > self.max_positions:
-            raise InputError(
-                f"{end} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
-            )
+        self._check_room(end, end)
         logits = self._forward(tokens, keep)
         self.length = end
         return logits
+
+    def _check_room(self, positions: int, slots: int) -> None:
+        """InputError unless the model has so many positions and a static cache so many slots."""
+        if positions > self.max_positions:
+            raise InputError(
+                f"{positions} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
+            )
+        if self.static_tokens is not None and slots > self.static_tokens:
+            raise InputError(
+                f"{slots} tokens and tree nodes exceed the static cache of {self.static_tokens}; make it larger"
+            )
+
+    def _check_trees(self) -> None:
+        """InputError unless the model reads tree masks and its cache can drop tokens from its middle."""
+        self._check_full_attention("draft trees")
+        attention = self.model.config._attn_implementation
+        if attention not in MASKED_ATTENTION:
+            raise InputError(
+                f"{attention} attention takes no mask of draft trees; load "
+                f"{type(self.model).__name__} with attn_implementation {' or '.join(MASKED_ATTENTION)}"
+            )
+
+    def _check_full_attention(self, what: str) -> None:
+        """InputError unless every layer caches all its keys and values, one slot a token."""
+        other = {type(layer).__name__ for layer in self.cache.layers if type(layer) not in (DynamicLayer, StaticLayer)}
+        if other:
+            raise InputError(
+                f"{type(self.model).__name__} has layers of type {', '.join(sorted(other))} and cannot have {what}; "
+                "choose a model whose every layer has full attention"
+            )
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         """Logits after the last `keep` tokens, or after all of them if keep is 0."""
         positions = torch.arange(self.length, self.length + len(tokens), device=self.device)
         return self.run_model(
             input_ids=torch.tensor([tokens], device=self.device), position_ids=positions[None], logits_to_keep=keep
+        )
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        end = self.length + self.nodes + len(tokens)
+        dtype = self.model.dtype
+        # A static cache hands the whole of its buffer to attention.
+        mask = torch.full((len(tokens), self.static_tokens or end), torch.finfo(dtype).min, dtype=dtype)
+        mask[:, : self.length] = 0
+        mask[:, self.length : end].masked_fill_(visible, 0)
+        positions = torch.tensor([self.length + depth for depth in depths], device=self.device)
+        return self.run_model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=positions[None],
+            attention_mask=mask.to(self.device)[None, None],
         )
 
     def run_model(self, **inputs: Any) -> torch.Tensor:
@@ -86,7 +179,25 @@ class CachedLM:
         return logits
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache."""
-        if length < self.length:
-            self.cache.crop(length - self.length)
-            self.length = length
+        """Keep the first `length` tokens of the cache, and no nodes."""
+        length = min(length, self.length)
+        self._crop(length)
+        self.length, self.nodes = length, 0
+
+    def _crop(self, end: int) -> None:
+        """Let the library's cache end after this many of its tokens and nodes."""
+        surplus = self.length + self.nodes - end
+        if surplus == 0:
+            return
+        if self.static_tokens is None:
+            self.cache.crop(-surplus)
+        else:  # static layers cannot crop; what lies beyond their length is overwritten and never read
+            for layer in self.cache.layers:
+                layer.cumulative_length.fill_(end)
+
+    def _move_nodes(self, path: Sequence[int]) -> None:
+        """Copy these nodes' keys and values, in place, to the slots that follow the cached tokens."""
+        source = torch.tensor([self.length + node for node in path], device=self.device)
+        for layer in self.cache.layers:
+            for cached in (layer.keys, layer.values):
+                cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]

@@ -20,6 +20,7 @@ from realrun.cached_lm import CachedLM
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 FIRST_ROOM = 256  # cached tokens that the buffers hold at first
+TREE_ROOM = 256  # slots that growing buffers may have beyond the model's positions, for a tree's nodes
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,25 @@ class LlamaLM(CachedLM):
         self.cos, self.sin = cos[0, :, None], (sin[0] * sign)[:, None]  # [positions, 1, D]
         super().__init__(model)
 
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache."""
-        self.length = min(self.length, length)
+    def _check_trees(self) -> None:
+        """All models with these weights can do it."""
+
+    def _crop(self, end: int) -> None:
+        """The buffers need not know where the tokens end."""
 
     def _causal_mask(self, n: int, end: int) -> torch.Tensor:
         """[groups * n, L]: new token i sees the cache and the new tokens up to itself."""
         mask = torch.full((n, n), float("-inf"), dtype=self.model.dtype, device=self.device).triu_(1)
-        return F.pad(mask, (end - n, 0)).repeat(self.heads // self.kv_heads, 1)
+        return self._behind_cache(mask, end)
+
+    def _tree_mask(self, visible: torch.Tensor, end: int) -> torch.Tensor:
+        """[groups * n, L]: new node i sees the cached tokens and the nodes j where visible[i, j], [n, nodes + n]."""
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, float("-inf"))
+        return self._behind_cache(mask.to(self.device), end)
+
+    def _behind_cache(self, mask: torch.Tensor, end: int) -> torch.Tensor:
+        """A mask [n, k] of the last k of `end` slots, for all slots and all query heads of a group."""
+        return F.pad(mask, (end - mask.shape[1], 0)).repeat(self.heads // self.kv_heads, 1)
 
 
 class LeanLlama(LlamaLM):
@@ -92,22 +104,48 @@ class LeanLlama(LlamaLM):
             shape = (len(self.layers), self.kv_heads, 0, self.head_dim)
             self.keys = torch.empty(shape, dtype=self.model.dtype, device=self.device)
             self.values = torch.empty_like(self.keys)
-        self.length = 0
+        self.length = self.nodes = 0
         self.hidden = None
 
     def _reserve(self, length: int) -> None:
-        """Make room for `length` tokens, at least doubling, so that copies stay rare."""
+        """Make room for `length` tokens and nodes, at least doubling, so that copies stay rare."""
         have = self.keys.shape[2]
         if length > have:
-            room = min(self.max_positions, max(length, 2 * have, FIRST_ROOM)) - have
+            room = max(length, min(self.max_positions + TREE_ROOM, max(2 * have, FIRST_ROOM))) - have
             self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        n, start, end = len(tokens), self.length, self.length + len(tokens)
+        n, end = len(tokens), self.length + len(tokens)
+        mask = self._causal_mask(n, end) if n > 1 else None
+        return self._pass(tokens, self.length, slice(self.length, end), mask, keep)
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        start = self.length + self.nodes
+        positions = torch.tensor([self.length + depth for depth in depths], device=self.device)
+        mask = None if bool(visible.all()) else self._tree_mask(visible, start + len(tokens))
+        return self._pass(tokens, start, positions, mask, keep=0)
+
+    def _move_nodes(self, path: Sequence[int]) -> None:
+        source = torch.tensor([self.length + node for node in path], device=self.device)
+        for cached in (self.keys, self.values):
+            cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]
+
+    def _pass(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        positions: slice | torch.Tensor,
+        mask: torch.Tensor | None,
+        keep: int,
+    ) -> torch.Tensor:
+        """Logits after the last `keep` tokens, or all if 0; keys and values enter slots `start` and on.
+
+        positions : of the tokens; mask : [groups * n, start + n], added to the scores
+        """
+        n, end = len(tokens), start + len(tokens)
         heads = self.heads + 2 * self.kv_heads
         self._reserve(end)
-        cos, sin = self.cos[start:end], self.sin[start:end]
-        mask = self._causal_mask(n, end) if n > 1 else None
+        cos, sin = self.cos[positions], self.sin[positions]
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
         for number, layer in enumerate(self.layers):
             qkv = F.linear(rms_norm(x, layer.norm_in, self.eps), layer.qkv).view(n, heads, self.head_dim)
