@@ -47,7 +47,7 @@ def _least_seconds(  # type: ignore[no-untyped-def]
     round_overhead_s,
     seconds,
 ):
-    """Backward over the positions of each sequence. draft_s [D + 1, B], verify_s [D + 2, B]: the least that they take."""
+    """Backward over the positions of each sequence. draft_s [D + 1, B], verify_s [D + 2, B]: so much or more."""
     remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, whether the draft cache lacks a token]
     for s in range(len(prompt_tokens)):
         length = offsets[s + 1] - offsets[s]
@@ -61,7 +61,7 @@ def _least_seconds(  # type: ignore[no-untyped-def]
                 deeper = min(deeper, draft_s[k, bucket])
             best = np.inf  # of the rounds that draft, less catching up
             for accepted in range(right, -1, -1):
-                after, pass_s = t + accepted + 1, verify_s[accepted + 1, bucket]
+                after, pass_s = min(t + accepted + 1, length), verify_s[accepted + 1, bucket]
                 best = min(best, deeper + pass_s + remaining[after, 0])
                 if accepted > 0:
                     best = min(best, draft_s[accepted, bucket] + pass_s + remaining[after, 1])
@@ -89,9 +89,9 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
     longest = context_range(trace)[1]
     if sizes < trace.depth + 2 or len(table.draft_s) <= trace.depth or columns <= longest >> table.bucket_bits:
         raise InputError(
-            f"costs cover trees of up to {sizes - 1} tokens, drafts of up to {len(table.draft_s) - 1} and contexts below "
-            f"{columns << table.bucket_bits}, the tree oracle needs {trace.depth + 1}, {trace.depth} and {longest}; "
-            "compile them for this trace"
+            f"costs cover trees of up to {sizes - 1} tokens, drafts of up to {len(table.draft_s) - 1} and contexts "
+            f"below {columns << table.bucket_bits}, the tree oracle needs {trace.depth + 1}, {trace.depth} and "
+            f"{longest}; compile them for this trace"
         )
     levels = np.arange(trace.depth + 1)[:, None]
     seconds = np.zeros(trace.sequences)

@@ -14,6 +14,7 @@ from specsim.policy.cartesian import Cartesian
 from specsim.policy.eagle2 import Eagle2
 from specsim.policy.files import find_policies, find_policy, load_policy_file
 from specsim.policy.fixed_k import FixedK
+from specsim.policy.hardware_pct import HardwarePCT
 from specsim.policy.hugging_face import HuggingFace
 from specsim.policy.max_confidence import MaxConfidence
 from specsim.policy.optimal_tree import OptimalTree
@@ -44,6 +45,7 @@ KINDS: tuple[type[Policy], ...] = (
     Cape,
     Eagle2,
     PCT,
+    HardwarePCT,
 )
 POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
 CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPolicy)}
@@ -69,6 +71,7 @@ __all__ = [
     "ChainPolicy",
     "Eagle2",
     "FixedK",
+    "HardwarePCT",
     "HuggingFace",
     "MaxConfidence",
     "OptimalTree",

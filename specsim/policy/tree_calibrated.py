@@ -1,0 +1,145 @@
+"""From what a drafter shows of a tree's nodes to calibrated chances of acceptance: the part that runs while drafting.
+
+Shared by `HardwarePCT` and by `specsim.tree_calibration`, which fits the weights and chances.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba as nb
+import numpy as np
+
+from specsim.policy.calibrated import SMALLEST, log_odds
+
+FEATURES = 5  # of a node, as `features` lists them
+REACH = 8.0  # scores between which chances are given, at even distances; beyond, they are constant
+MEMORY = 0.5  # weight of the past in the running mean of accepted tokens
+
+
+@nb.njit
+def features(prob, rank, depth, parent_path, recent):  # type: ignore[no-untyped-def]
+    """What the acceptance of a node whose parent is accepted is predicted from.
+
+    Its draft probability given its parent, as log odds; 1 / (1 + rank); log depth; the log of the
+    parent's path probability, for a node deep in a doubtful tree is less sure than it looks; and
+    log(1 + recent), recent being a running mean of the tokens accepted per round, for easy
+    stretches of text last longer than a round.
+    """
+    return (
+        log_odds(prob),
+        1.0 / (1.0 + rank),
+        math.log(depth),
+        math.log(max(parent_path, SMALLEST)),
+        math.log1p(recent),
+    )
+
+
+@nb.njit
+def shared_score(weights, depth, parent_path, recent):  # type: ignore[no-untyped-def]
+    """The part of the linear score that siblings have in common; weights [1 + FEATURES], the intercept first."""
+    return (
+        weights[0]
+        + weights[3] * math.log(depth)
+        + weights[4] * math.log(max(parent_path, SMALLEST))
+        + weights[5] * math.log1p(recent)
+    )
+
+
+@nb.njit
+def chance(shared, weights, chances, prob, rank):  # type: ignore[no-untyped-def]
+    """Calibrated chance of a node given its parent: `chances` at even scores from -REACH to REACH, linear between."""
+    score = shared + weights[1] * log_odds(prob) + weights[2] / (1.0 + rank)
+    last = len(chances) - 1
+    at = min(max((score + REACH) * (last / (2.0 * REACH)), 0.0), float(last))
+    low = min(int(at), last - 1)
+    return chances[low] + (at - low) * (chances[low + 1] - chances[low])
+
+
+@nb.njit
+def recent_after(recent, accepted):  # type: ignore[no-untyped-def]
+    """Running mean of accepted tokens after one more round with a draft."""
+    return MEMORY * recent + (1.0 - MEMORY) * accepted
+
+
+@nb.njit(cache=True)
+def recents_before(log, at_first):  # type: ignore[no-untyped-def]
+    """`recent` before each round of a replay's log [R, 6]: float64 [R]; at_first, at a sequence's start."""
+    result = np.full(len(log), at_first)
+    for r in range(1, len(log)):
+        if log[r, 0] == log[r - 1, 0]:
+            drafted, accepted = log[r - 1, 2], log[r - 1, 3]
+            result[r] = recent_after(result[r - 1], accepted) if drafted > 0 else result[r - 1]
+    return result
+
+
+@nb.njit(cache=True)
+def judged_children(rows, recent, true_rank, first_child, prob):  # type: ignore[no-untyped-def]
+    """The recorded children of true nodes, in the rounds that start at `rows` [R], with `recent` [R] before each.
+
+    Returns features float64 [n, FEATURES], rank int64 [n], draft probability float64 [n], and
+    whether each is the true token, bool [n].
+    """
+    depth = true_rank.shape[1]
+    n = 0
+    for filling in (False, True):  # counted first
+        table = np.empty((n, FEATURES))
+        ranks, probs, hit = np.empty(n, np.int64), np.empty(n), np.empty(n, np.bool_)
+        n = 0
+        for r in range(len(rows)):
+            row, node, path = rows[r], np.int64(0), np.float32(1.0)
+            for d in range(depth):
+                true = np.int64(true_rank[row, d])
+                begin, end = np.int64(first_child[row, node]), np.int64(first_child[row, node + 1])
+                if true < 0:
+                    break
+                for rank in range(end - begin):
+                    if filling:
+                        p = np.float64(prob[row, begin + rank - 1])
+                        one = features(p, rank, d + 1, np.float64(path), recent[r])
+                        for f in range(FEATURES):
+                            table[n, f] = one[f]
+                        ranks[n], probs[n], hit[n] = rank, p, rank == true
+                    n += 1
+                if true >= end - begin:
+                    break
+                node = begin + true
+                path *= prob[row, node - 1]
+    return table, ranks, probs, hit
+
+
+@nb.njit(cache=True)
+def recorded_values(rows, recent, first_child, prob, weights, chances, scale, power):  # type: ignore[no-untyped-def]
+    """Calibrated path probability of every recorded node, float64 [R, M + 1], the root's in column 0; see `value`."""
+    nodes = prob.shape[1]
+    result = np.zeros((len(rows), nodes + 1))
+    path = np.ones(nodes + 1, np.float32)
+    depth = np.zeros(nodes + 1, np.int64)
+    for r in range(len(rows)):
+        row = rows[r]
+        result[r, 0] = 1.0
+        for node in range(nodes + 1):
+            begin, end = np.int64(first_child[row, node]), np.int64(first_child[row, node + 1])
+            if begin == end:
+                continue
+            shared = shared_score(weights, depth[node] + 1, np.float64(path[node]), recent[r])
+            for child in range(begin, end):
+                p = prob[row, child - 1]
+                path[child] = path[node] * p
+                depth[child] = depth[node] + 1
+                likely = chance(shared, weights, chances, np.float64(p), child - begin)
+                result[r, child] = value(result[r, node], likely, np.float64(path[child]), scale, power)
+    return result
+
+
+@nb.njit
+def value(parent_value, likely, path, scale, power):  # type: ignore[no-untyped-def]
+    """Calibrated path probability: the parent's times the node's own chance, and at most scale x path^power.
+
+    The ceiling, which the fit puts above nearly all nodes, makes sure that a node of a small
+    draft path probability has a small calibrated one.
+    """
+    likely_path = parent_value * likely
+    if likely_path <= scale * path:  # which is below the ceiling, for power <= 1
+        return likely_path
+    return min(likely_path, scale * path**power)
