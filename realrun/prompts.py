@@ -1,4 +1,4 @@
-"""Prompts: the lab's, or a user's JSON Lines file."""
+"""Prompts: the lab's, those of studies, or a user's JSON Lines file."""
 
 from __future__ import annotations
 
@@ -86,3 +86,17 @@ def lab_prompts(
     if not prompts:
         raise InputError(f"the library has no {split} source files; give prompts with --prompts")
     return prompts
+
+
+def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
+    """Prompts that end at line ends spread evenly over each held-out library file, as many per file as needed."""
+    files = library_files("held_out")
+    cuts = -(-count // len(files)) + 1
+    prompts = []
+    for number in range(1, cuts + 1):
+        for source in files:
+            end = source.text.find("\n", len(source.text) * number // (cuts + 1)) + 1
+            tokens = tokenizer(source.text[:end][-16 * prompt_tokens :])["input_ids"][-prompt_tokens:]
+            if len(tokens) == prompt_tokens:
+                prompts.append(Prompt("tests" if source.is_test else "code", tokens))
+    return prompts[:count]

@@ -26,10 +26,10 @@ from specsim.cost_profile import ProfileCost
 from specsim.errors import InputError
 from specsim.policy import POLICIES, FixedK, Policy, TreePolicy, make_policy
 from specsim.prediction import Ladder, Prediction, ladder, least_seconds, predict, summarise
-from specsim.replay import Replay, compile_for, replay
+from specsim.replay import Replay, check_covered, check_replayable, compile_for, replay
 from specsim.trace import Trace
 from specsim.tuning import split_sequences
-from specsim.tuning.variants import forms, learns, settle
+from specsim.tuning.variants import forms, label, learns, settle
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
@@ -91,14 +91,22 @@ def candidates(
 ) -> list[Candidate]:
     """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`."""
     found: list[Candidate] = []
-    served, _ = forms(train, POLICIES.values() if kinds is None else kinds, cost)
+    served, skipped = forms(train, POLICIES.values() if kinds is None else kinds, cost)
     for done, (kind, variant) in enumerate(served):
-        policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
         role = "tuned" if variant.tuned else "fixed_k" if kind is FixedK else "fitted" if learns(kind) else "default"
-        if all(policy != candidate.policy for candidate in found):
-            found.append(Candidate(policy, role))
+        try:
+            policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
+            check_replayable(train, policy)
+            check_covered(train, policy, compile_for(train, cost, policy))
+            if all(policy != candidate.policy for candidate in found):
+                found.append(Candidate(policy, role))
+        except InputError as error:  # such as a tree larger than those profiled
+            skipped.append((label(kind, variant), str(error)))
         if progress:
             progress("tune", done + 1, len(served))
+    if not found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+        raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
     return found
 
 

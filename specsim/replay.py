@@ -37,7 +37,8 @@ class Replay:
     rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
     verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones
     truncated : int64 [S], rounds in which a tree policy asked for nodes that the trace does not hold and that might
-        have been verified; there the replay goes on as if they had not been drafted. None of a chain
+        have been verified; the replay accepts none of them and pays for as many as the policy may verify; None of a
+        chain
     seconds : float64 [S, 4], in draft, policy, verify, other
     autoregressive_s : float64 [S], the baseline on the same sequences
     log : per round, int64 [R, 4] of (sequence index, t, drafted, accepted) or, of a tree policy, [R, 6] with

@@ -69,7 +69,9 @@ def _replay(  # type: ignore[no-untyped-def]
     """The loop of one policy over the sequences `which`; `_specialise` binds the policy's functions.
 
     Every round grows the tree level by level, as a drafter does, with the children that the
-    record holds; those it does not hold are UNKNOWN nodes.
+    record holds; those it does not hold are UNKNOWN nodes. Where these might have been verified
+    the round is truncated: it accepts none of them and pays for as many as the policy may
+    verify, so that no policy gains by asking for more than was recorded.
     """
     room = MAX_DRAFTED + 1
     tree = Tree(
@@ -102,7 +104,7 @@ def _replay(  # type: ignore[no-untyped-def]
             bucket = (base_context + t) >> bucket_bits
             limit = min(deepest, budget_tokens[s] - (t - start) - 1)
             first, count, level = 0, 1, 0
-            unknown = False
+            unknown = 0
             widths[0] = 0
             while level < limit:
                 last = count
@@ -123,7 +125,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     if recorded[node] >= 0:
                         begin = np.int64(first_child[t, recorded[node]])
                         known = min(np.int64(width), np.int64(first_child[t, recorded[node] + 1]) - begin)
-                    unknown |= known < width
+                    unknown += width - known
                     for rank in range(known):
                         p = prob[t, begin + rank - 1]
                         tree.prob[count] = p
@@ -150,7 +152,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
                 draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
                 first = last
-            verified = accepted = last_node = 0
+            verified = missing = accepted = last_node = 0
             if count > 1:
                 keep[:count] = False
                 keep[0] = True
@@ -158,8 +160,9 @@ def _replay(  # type: ignore[no-untyped-def]
                 verified, depth = close_kept(tree, count, keep)
                 if verified > most_nodes:
                     raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
-                if unknown and horizon[t] >= floor:
+                if unknown > 0 and horizon[t] >= floor:
                     truncated += 1
+                    missing = min(unknown, most_nodes - verified)
                 while accepted < level:
                     true = np.int64(true_rank[t, accepted])
                     if true < 0 or true >= widths[last_node] or not keep[child[last_node] + true]:
@@ -171,7 +174,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 behind = 1 if accepted > 0 and widths[last_node] == 0 else 0
             else:
                 behind = 1
-            verify_time += verify_s[verified + 1, bucket]
+            verify_time += verify_s[verified + missing + 1, bucket]
             rounds += 1
             all_drafted += count - 1
             all_verified += verified

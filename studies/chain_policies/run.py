@@ -17,14 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from questions import lambda_loss, markdown_table, questions, verdict
-from transformers import PreTrainedTokenizerBase
+from questions import lambda_loss, questions
 
 from realrun.choice import Choice
-from realrun.lab.corpus import library_files
 from realrun.main_job import Settings, run_main_job
 from realrun.models import load_pair
-from realrun.prompts import Prompt
+from realrun.prompts import study_prompts
 from realrun.record import RecordSettings
 from specsim.bootstrap import paired_difference
 from specsim.commands.leaderboard import as_document, write_results
@@ -34,29 +32,12 @@ from specsim.cost_profile import read_cost
 from specsim.errors import InputError
 from specsim.leaderboard import Board, leaderboard
 from specsim.policy import CHAIN_POLICIES
+from specsim.report.markdown import interval, markdown_table, verdict
 from specsim.trace_files import read_trace
 
 HERE = Path(__file__).parent
 MEASURED, CHEAP = "measured costs", "cheap drafter"
 LAMBDA = ("adaedl, dynamic", "max_confidence, dynamic")
-
-
-def interval(value: Mapping[str, float]) -> str:
-    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
-
-
-def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
-    """Prompts that end at line ends spread evenly over each held-out library file, as many per file as needed."""
-    files = library_files("held_out")
-    cuts = -(-count // len(files)) + 1
-    prompts = []
-    for number in range(1, cuts + 1):
-        for source in files:
-            end = source.text.find("\n", len(source.text) * number // (cuts + 1)) + 1
-            tokens = tokenizer(source.text[:end][-16 * prompt_tokens :])["input_ids"][-prompt_tokens:]
-            if len(tokens) == prompt_tokens:
-                prompts.append(Prompt("tests" if source.is_test else "code", tokens))
-    return prompts[:count]
 
 
 def boards_of(folder: Path, config: Mapping[str, Any], report: Any) -> dict[str, list[Board]]:
@@ -71,6 +52,7 @@ def boards_of(folder: Path, config: Mapping[str, Any], report: Any) -> dict[str,
         found[name] = leaderboard(
             {folder.name: trace},
             [cost],
+            kinds=list(CHAIN_POLICIES.values()),
             max_drafts=config["max_drafts"],
             trials=config["trials"],
             tuning_share=config["tuning_share"],

@@ -1,0 +1,257 @@
+"""What the study's answers and figures are made of: numbers from a trace, and from plain documents of boards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim import tree_calibration, tree_shapes
+from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_interval
+from specsim.cost import ConstantCost, CostModel, CostTable
+from specsim.errors import InputError
+from specsim.policy import CHAIN_POLICIES, PCT, Eagle2, Policy, TreePolicy, make_policy
+from specsim.replay import Replay, autoregressive_seconds, compile_for, replay
+from specsim.report.tree_figures import dense_sizes
+from specsim.trace import Trace
+from specsim.tree_search import best_trees, expected_tokens, node_chances, rates_of
+from specsim.tuning import split_sequences
+
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+Where = Callable[[Row], bool]
+
+PASSES = ConstantCost(1.0, 1.0)  # a second per draft pass
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WIDTHS = range(1, 9)
+STATIC = ("vct", "cartesian", "sparse_tree", "optimal_tree")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A policy's rounds on a trace. nodes : verified beside the pending token, of every round [R]"""
+
+    replayed: Replay
+    nodes: npt.NDArray[np.int64]
+
+    @property
+    def tau(self) -> Estimate:
+        """Acceptance length: tokens per round."""
+        return ratio_interval(self.replayed.output_tokens, self.replayed.rounds)
+
+    @property
+    def verified(self) -> Estimate:
+        """Nodes verified per round."""
+        return ratio_interval(self.replayed.verified, self.replayed.rounds)
+
+    @property
+    def passes(self) -> float:
+        """Draft passes per round."""
+        return float(self.replayed.seconds[:, 0].sum() / self.replayed.rounds.sum())
+
+    @property
+    def truncated(self) -> float:
+        """Share of rounds that asked for more than the recorded trees hold."""
+        cut = self.replayed.truncated
+        return 0.0 if cut is None else float(cut.sum() / self.replayed.rounds.sum())
+
+    def of(self, sequences: npt.NDArray[np.bool_]) -> tuple[float, npt.NDArray[np.int64]]:
+        """Acceptance length and verified nodes of every round, of these sequences [S]."""
+        assert self.replayed.log is not None
+        tau = self.replayed.output_tokens[sequences].sum() / self.replayed.rounds[sequences].sum()
+        return float(tau), self.nodes[sequences[self.replayed.log[:, 0]]]
+
+
+def rounds_of(trace: Trace, policy: Policy) -> Rounds:
+    """Replay with draft passes for seconds: what costs have no part in."""
+    one = replay(trace, policy, compile_for(trace, PASSES, policy), log=True)
+    assert one.log is not None
+    return Rounds(one, one.log[:, 4 if isinstance(policy, TreePolicy) else 2])
+
+
+def policy_of(row: Row) -> Policy:
+    """The policy of a row of a leaderboard or a validation."""
+    return make_policy(row["policy"], row["params"])
+
+
+def parts(trace: Trace, config: Document) -> tuple[Trace, Trace]:
+    """The sequences that policies were tuned on, and the others."""
+    tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+    return trace.select(tuning), trace.select(held)
+
+
+def first(rows: Sequence[Row], where: Where) -> Row | None:
+    return next((row for row in rows if where(row)), None)
+
+
+def labelled(label: str) -> Where:
+    return lambda row: row["label"] == label
+
+
+def in_role(policy: str, role: str) -> Where:
+    return lambda row: row["policy"] == policy and row["role"] == role
+
+
+def tuned_best(board: Document, names: Sequence[str]) -> Row | None:
+    """The row of these policies that was best on the tuning sequences, so that the others do not flatter it."""
+    return max((r for r in board["rows"] if r["policy"] in names), key=lambda r: r["train_speedup"], default=None)
+
+
+def measured_best(document: Document, names: Sequence[str]) -> Row | None:
+    """The row of these policies that was measured fastest, on the very sequences reported."""
+    return first(document["rows"], lambda row: row["policy"] in names)  # rows are ranked
+
+
+def compare(baseline_s: npt.ArrayLike, a: Row | None, b: Row | None) -> Comparison | None:
+    """Speedup of a less that of b; None unless both are there."""
+    if a is None or b is None:
+        return None
+    return paired_difference(baseline_s, a["sequence_seconds"], b["sequence_seconds"])
+
+
+def opponents(board: Document, document: Document) -> list[tuple[str, Row | None, Row | None]]:
+    """(who, its row on a board, its row in the validation) of all that hardware_pct is compared with."""
+    chains = list(CHAIN_POLICIES)
+    asked = [
+        ("PCT, s_d / s_t of the costs", labelled("pct, s_d / s_t of the costs"), in_role("pct", "fitted")),
+        ("PCT, tuned", labelled("pct, tuned"), in_role("pct", "tuned")),
+        ("EAGLE-2, default", labelled("eagle2, 50 nodes, depth 6"), in_role("eagle2", "default")),
+        ("EAGLE-2, tuned", labelled("eagle2, tuned"), in_role("eagle2", "tuned")),
+    ]
+    found = [(who, first(board["rows"], on), first(document["rows"], run)) for who, on, run in asked]
+    for who, names in (("best static tree", STATIC), ("best chain policy", chains)):
+        found.append((who, tuned_best(board, names), measured_best(document, names)))
+    return found
+
+
+def baseline_s(trace: Trace, cost: CostModel) -> npt.NDArray[np.float64]:
+    """Autoregressive seconds per sequence [S]."""
+    return autoregressive_seconds(trace, compile_for(trace, cost))
+
+
+def paper_pct(config: Document) -> PCT:
+    """PCT as its paper runs it; the bound on verified nodes, which the paper has none of, is out of reach."""
+    paper = config["paper"]
+    settings = {key: paper[key] for key in ("width", "max_depth", "leaf_threshold")}
+    return PCT(cost_ratio=paper["s_d"] / paper["s_t"], max_nodes=255, **settings)
+
+
+@dataclass(frozen=True)
+class PaperAnswer:
+    """PCT with the paper's values beside EAGLE-2 on all sequences, for nothing is tuned; `small`: EAGLE-2 with as
+    many nodes as PCT has in the mean."""
+
+    pct: Rounds
+    eagle2: Rounds
+    small: Rounds
+    difference: Comparison
+
+    @property
+    def node_share(self) -> float:
+        return self.pct.verified.estimate / self.eagle2.verified.estimate
+
+    @property
+    def tau_ratio(self) -> float:
+        return self.pct.tau.estimate / self.eagle2.tau.estimate
+
+
+def paper_answer(trace: Trace, config: Document, cost: CostModel) -> PaperAnswer:
+    """The paper's comparison. difference : of speedups, PCT less EAGLE-2, under this cost"""
+    pct, eagle2 = paper_pct(config), Eagle2()
+    rounds = rounds_of(trace, pct)
+    nodes = max(1, round(rounds.verified.estimate))
+    seconds = [replay(trace, policy, compile_for(trace, cost, policy)).speculative_s for policy in (pct, eagle2)]
+    return PaperAnswer(
+        pct=rounds,
+        eagle2=rounds_of(trace, eagle2),
+        small=rounds_of(trace, Eagle2(nodes=nodes)),
+        difference=paired_difference(baseline_s(trace, cost), *seconds),
+    )
+
+
+def width_rows(trace: Trace, config: Document) -> list[dict[str, float]]:
+    """Acceptance length and verified nodes of the paper's PCT by expansion width, on all sequences."""
+    assert trace.tree is not None
+    found = []
+    for width in WIDTHS:
+        if width > trace.tree.width:
+            break
+        rounds = rounds_of(trace, dataclasses.replace(paper_pct(config), width=width))
+        found.append(
+            {
+                "width": width,
+                "nodes": rounds.verified.estimate,
+                "tau": rounds.tau.estimate,
+                "truncated": rounds.truncated,
+            }
+        )
+    return found
+
+
+def domain_rows(trace: Trace, policies: Mapping[str, Policy]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Acceptance length and every round's verified nodes, by policy and domain."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, policy in policies.items():
+        rounds = rounds_of(trace, policy)
+        found[name] = {}
+        for domain in np.unique(trace.domain).tolist():
+            tau, nodes = rounds.of(trace.domain == domain)
+            found[name][domain] = {"tau": tau, "nodes": nodes}
+    return found
+
+
+def static_sizes(
+    train: Trace, holdout: Trace, costs: Mapping[str, CostModel]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Dense trees, and those searched on `train`, replayed on `holdout`: points of `tree_figures.sizes`, by nodes.
+
+    expected : tokens per round by the rates of `train`, so that a tree can be chosen without the held-out sequences
+    """
+    tables = {name: compile_for(holdout, cost) for name, cost in costs.items()}
+    rates = rates_of(train)
+    found = best_trees(rates, max(SIZES))
+    shapes = [tree_shapes.cartesian(sizes) for sizes in dense_sizes(rates.shape)]
+    searched = [found.shape(n) for n in SIZES if n <= found.nodes]
+
+    def points(shapes: Sequence[tree_shapes.Shape]) -> list[dict[str, Any]]:
+        return [{**static_point(holdout, one, tables), "expected": expected_tokens(rates, one)} for one in shapes]
+
+    return points(sorted(shapes, key=len)), points(searched)
+
+
+def static_point(trace: Trace, shape: tree_shapes.Shape, tables: Mapping[str, CostTable]) -> dict[str, Any]:
+    """One static tree replayed."""
+    policy = make_policy("sparse_tree", {"children": tuple(map(float, shape))})
+    speedups: dict[str, float | None] = {}
+    for name, table in tables.items():
+        try:
+            speedups[name] = replay(trace, policy, table).speedup
+        except InputError:  # more nodes than these costs are measured for
+            speedups[name] = None
+    return {"nodes": len(shape) - 1, "tokens": rounds_of(trace, policy).tau.estimate, "speedups": speedups}
+
+
+def best_static(boards: Mapping[str, Document], train: Trace) -> dict[str, tuple[tree_shapes.Shape, Any]]:
+    """The best static tree of each board, by the tuning sequences, and its nodes' chances: `tree_figures.trees`."""
+    rates = rates_of(train, ranks=32)
+    found = {}
+    for cost, board in boards.items():
+        row = tuned_best(board, STATIC)
+        if row is not None:
+            shape = tuple(policy_of(row).shape)  # type: ignore[attr-defined]
+            found[f"{cost}: {row['label']}, {len(shape) - 1} nodes"] = (shape, node_chances(rates, shape))
+    return found
+
+
+def node_bins(holdout: Trace) -> dict[str, dict[str, Any]]:
+    """Reliability of draft probabilities: first children, which the paper's figure shows, and all nodes."""
+    found = {}
+    for label, rank in (("first children", 0), ("all nodes", None)):
+        bins = tree_calibration.reliability(holdout, rank)
+        keys = ("count", "mean_confidence", "accept_rate")
+        found[label] = {"ece": bins.ece, **{key: getattr(bins, key).tolist() for key in keys}}
+    return found

@@ -1,0 +1,179 @@
+"""Tree policies on the embedded lab, replayed and really run: `python studies/trees/run.py [OUT]`.
+
+For each run of config.toml: record the lab with draft trees, validate every tree policy and a few
+chains on held-out prompts (replayed and really decoded, on this machine's own costs), then a
+leaderboard of all policies under those costs and two others. A second start goes on with the traces,
+validations and leaderboards that are there.
+
+Writes OUT/<run>/ (trace, profile, validation, leaderboards), OUT/figures/ and OUT/report.md, in which
+every number comes from the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costs import PAPER, costs_of
+from facts import (
+    baseline_s,
+    best_static,
+    domain_rows,
+    first,
+    node_bins,
+    paper_answer,
+    paper_pct,
+    parts,
+    policy_of,
+    rounds_of,
+    static_sizes,
+    width_rows,
+)
+from text import OURS, Run, report_text
+
+from realrun.choice import Choice
+from realrun.main_job import Settings, run_main_job
+from realrun.models import load_pair
+from realrun.prompts import study_prompts
+from realrun.record import RecordSettings, elapsed_ratio
+from specsim.commands.leaderboard import as_document, write_results
+from specsim.console import progress_bar
+from specsim.cost import CostModel
+from specsim.errors import InputError
+from specsim.leaderboard import leaderboard
+from specsim.policy import CHAIN_POLICIES, TREE_POLICIES, VCT, Policy
+from specsim.report import tree_figures
+from specsim.report.page import write_whole
+from specsim.trace import Trace
+from specsim.trace_files import read_trace
+from specsim.tree_calibration import compare
+
+HERE = Path(__file__).parent
+SHOWN = 6  # one dense tree in so many is drawn
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class SmallVCT(VCT):
+    """VCT without its full tree, which has more nodes than costs are measured for."""
+
+    variants = tuple(variant for variant in VCT.variants if variant.held.get("level_nodes") != 243)
+
+
+def kinds_run(config: Mapping[str, Any]) -> tuple[type[Policy], ...]:
+    """What is really run."""
+    trees = [SmallVCT if kind is VCT else kind for kind in TREE_POLICIES.values()]
+    return (*(CHAIN_POLICIES[name] for name in config["chains"]), *trees)
+
+
+def boards_of(
+    folder: Path, trace: Trace, costs: Mapping[str, CostModel], config: Mapping[str, Any], report: Report
+) -> dict[str, dict[str, Any]]:
+    """The board of every cost as a plain document; those that are there already are read."""
+    found = {}
+    for name, cost in costs.items():
+        where = folder / name.replace(" ", "-").replace("'", "")
+        if not (where / "report.html").is_file():  # which is written last
+            boards = leaderboard(
+                {folder.name: trace},
+                [cost],
+                trials=config["trials"],
+                tuning_share=config["tuning_share"],
+                seeds=config["replay_seeds"],
+                seed=config["seed"],
+                sensitivity=False,
+                progress=lambda what, done, total, name=name: report(f"{what}, {name}", done, total),
+            )
+            options = {key: config[key] for key in ("trials", "replay_seeds", "seed")}
+            write_results(where, as_document(boards, {"cost": name, **options}))
+        found[name] = json.loads((where / "leaderboard.json").read_text())["boards"][0]
+    return found
+
+
+def facts_of(
+    trace: Trace, document: Mapping[str, Any], boards: Mapping[str, Any], costs: Mapping[str, CostModel], config: Any
+) -> Run:
+    """Everything that the report and the figures show of one run."""
+    train, holdout = parts(trace, config)
+    policies = {"PCT, the paper's values": paper_pct(config)}
+    ours = first(boards[PAPER]["rows"], lambda row: row["policy"] == OURS)
+    if ours is not None:
+        policies[f"{OURS}, {PAPER}"] = policy_of(ours)
+    return Run(
+        document=document,
+        boards=boards,
+        rounds={name: [rounds_of(holdout, policy_of(row)) for row in board["rows"]] for name, board in boards.items()},
+        baselines={name: baseline_s(holdout, cost) for name, cost in costs.items()},
+        measured=[rounds_of(holdout, policy_of(row)) for row in document["rows"]],
+        paper=paper_answer(trace, config, costs[PAPER]),
+        widths=width_rows(trace, config),
+        domains=domain_rows(holdout, policies),
+        sizes=static_sizes(train, holdout, costs),
+        trees=best_static(boards, train),
+        calibration=compare(train, holdout),
+        bins=node_bins(holdout),
+        record_ratio=elapsed_ratio(trace),
+    )
+
+
+def write_figures(folder: Path, name: str, run: Run) -> None:
+    """The figures of one run as SVG."""
+    eagle2 = run.paper.eagle2
+    line = {"label": "EAGLE-2", "nodes": eagle2.verified.estimate, "tau": eagle2.tau.estimate}
+    dense, sparse = run.sizes
+    figures = {
+        "sizes": tree_figures.sizes(dense[::SHOWN], sparse, list(run.boards), name),
+        "widths": tree_figures.widths(run.widths, line, name),
+        "domains": tree_figures.domains(run.domains, name),
+        "trees": tree_figures.trees(run.trees, name),
+        "reliability": tree_figures.reliability(run.bins, name),
+    }
+    for kind, figure in figures.items():
+        write_whole(folder / f"{name}-{kind}.svg", figure)
+
+
+def main(out: Path, config: Mapping[str, Any]) -> None:
+    """Run everything and write the report."""
+    out.mkdir(parents=True, exist_ok=True)
+    used = out / "config.json"
+    if used.is_file() and json.loads(used.read_text()) != config:
+        raise InputError(f"{out} holds results of another configuration; give another folder")
+    write_whole(used, json.dumps(config, indent=2) + "\n")
+    pair = load_pair(dtype=config["dtype"], threads=config["threads"])
+    prompts = study_prompts(pair.tokenizer, config["prompts"])
+    runs: dict[str, Run] = {}
+    for run in config["runs"]:
+        name, choice = run["name"], Choice(run["mode"], run["temperature"], seed=config["seed"])
+        settings = Settings(
+            record=RecordSettings(
+                config["depth"], config["max_new_tokens"], choice, config["tree_nodes"], config["tree_width"]
+            ),
+            kinds=kinds_run(config),
+            trials=config["trials"],
+            repeats=config["repeats"],
+            tuning_share=config["tuning_share"],
+            seed=config["seed"],
+        )
+        folder = out / name
+        done = folder / "validation.json"
+        with progress_bar() as report:
+            if not done.is_file():
+                run_main_job(pair, prompts, settings, folder, report)
+            document = json.loads(done.read_text())
+            trace, costs = read_trace(folder / "trace"), costs_of(folder, config)
+            boards = boards_of(folder, trace, costs, config, report)
+        runs[name] = facts_of(trace, document, boards, costs, config)
+        write_figures(out / "figures", name, runs[name])
+        write_whole(out / "report.md", report_text(config, runs))
+
+
+if __name__ == "__main__":
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
+        tomllib.loads((HERE / "config.toml").read_text()),
+    )

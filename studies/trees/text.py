@@ -1,0 +1,379 @@
+"""The study's report as Markdown; every number comes from the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from costs import KNEE, MEASURED, PAPER
+from facts import (
+    Document,
+    PaperAnswer,
+    Rounds,
+    Row,
+    compare,
+    first,
+    measured_best,
+    opponents,
+    tuned_best,
+)
+
+from specsim.bootstrap import Estimate
+from specsim.policy import CHAIN_POLICIES, TREE_POLICIES
+from specsim.report.markdown import interval, markdown_table, verdict
+
+TARGET_PERCENT = 5.0  # median error of predictions
+ABOUT_HALF = (0.4, 0.6)  # of the nodes
+COMPARABLE = 0.95  # of the acceptance length
+OURS = "hardware_pct"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All of one run that the report shows.
+
+    document : the validation
+    boards, baselines, rounds : by cost; held-out sequences; rounds in the order of the board's rows
+    measured : rounds of the validation's rows, replayed
+    sizes : dense and sparse points of `tree_figures.sizes`; record_ratio : recording over decoding alone
+    calibration : `specsim.tree_calibration.compare`, with the bins of the figure
+    """
+
+    document: Document
+    boards: Mapping[str, Document]
+    rounds: Mapping[str, Sequence[Rounds]]
+    baselines: Mapping[str, Any]
+    measured: Sequence[Rounds]
+    paper: PaperAnswer
+    widths: Sequence[Mapping[str, float]]
+    domains: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    sizes: tuple[Sequence[Document], Sequence[Document]]
+    trees: Mapping[str, Any]
+    calibration: Mapping[str, Mapping[str, float]]
+    bins: Mapping[str, Document]
+    record_ratio: float
+
+
+def report_text(config: Document, runs: Mapping[str, Run]) -> str:
+    """The whole report. runs : by name, as far as they are done"""
+    one = next(iter(runs.values())).document
+    environment, paper = one["environment"], config["paper"]
+    lines = [
+        "# Tree policies on the lab",
+        "",
+        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
+        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
+        f"{config['tree_nodes']} nodes recorded per position, {config['tree_width']} children wide, {config['depth']} "
+        f"deep; {environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        "Speedups with 95 % intervals over sequences; differences are paired. tau is the acceptance length, tokens per "
+        "round.",
+        "",
+        f"Costs: **{MEASURED}**, the profile of this machine; **{PAPER}**, s_d = {1e3 * paper['s_d']:g} ms and "
+        f"s_t = {1e3 * paper['s_t']:g} ms per pass whatever its size (EDD + PCT, appendix B); **{KNEE}**, the same for "
+        f"passes of up to {config['knee']['tokens']} tokens and in proportion to the tokens beyond, a roofline.",
+        "",
+        "## Answers",
+        "",
+        *markdown_table(["", *runs], answers(runs.values())),
+    ]
+    for name, run in runs.items():
+        lines += run_section(name, run, config)
+    return "\n".join(lines)
+
+
+def answers(runs: Iterable[Run]) -> list[list[str]]:
+    """(question, answer per run), each in a line."""
+    asked: dict[str, Callable[[Run], str]] = {
+        f"predicted speedup of tree policies: median error, target {TARGET_PERCENT:g} %": error_answer,
+        "rounds of tree policies identical in replay and real run: median, least": identical_answer,
+        "rounds truncated by the recorded trees: median, most": truncated_answer,
+        "rounds neither identical nor truncated: most": unexplained_answer,
+        "PCT's nodes and tau as shares of EAGLE-2's (the paper: about half the nodes, comparable tau)": paper_words,
+        **{
+            f"{OURS} less {who}, {cost}": difference_answer(who, cost)
+            for who in ("PCT, tuned", "EAGLE-2, tuned", "best chain policy")
+            for cost in (MEASURED, PAPER)
+        },
+        f"{OURS} less PCT, tuned, really run": difference_answer("PCT, tuned", None),
+        f"{OURS} less best chain policy, really run": difference_answer("best chain policy", None),
+        **{f"fastest policy, {cost}": leader_answer(cost) for cost in (MEASURED, PAPER, KNEE)},
+        "fastest policy, really run": fastest_answer,
+        "log-loss and ECE of draft probability; calibrated": calibration_answer,
+        "recording with trees over decoding alone, target at most 4": lambda run: f"{run.record_ratio:.2f}",
+    }
+    every = list(runs)
+    return [[question, *(answer(run) for run in every)] for question, answer in asked.items()]
+
+
+def tree_rows(run: Run) -> list[tuple[Row, Rounds]]:
+    return [(r, m) for r, m in zip(run.document["rows"], run.measured, strict=True) if r["policy"] in TREE_POLICIES]
+
+
+def median_error(run: Run) -> float:
+    return float(np.median([abs(row["error_percent"]) for row, _ in tree_rows(run)]))
+
+
+def error_answer(run: Run) -> str:
+    error = median_error(run)
+    return f"{error:.2f} %, {'met' if error <= TARGET_PERCENT else 'missed'}"
+
+
+def identical_answer(run: Run) -> str:
+    shares = [row["rounds_identical_percent"] for row, _ in tree_rows(run)]
+    return f"{np.median(shares):.2f} %, {min(shares):.2f} %"
+
+
+def truncated_answer(run: Run) -> str:
+    shares = [100 * rounds.truncated for _, rounds in tree_rows(run)]
+    return f"{np.median(shares):.2f} %, {max(shares):.2f} %"
+
+
+def unexplained_answer(run: Run) -> str:
+    """At least so many, for a truncated round may be identical."""
+    left = [100 - row["rounds_identical_percent"] - 100 * rounds.truncated for row, rounds in tree_rows(run)]
+    return f"{max(0.0, *left):.2f} %"
+
+
+def paper_words(run: Run) -> str:
+    paper = run.paper
+    half, long = ABOUT_HALF[0] <= paper.node_share <= ABOUT_HALF[1], paper.tau_ratio >= COMPARABLE
+    few = "fewer than half" if paper.node_share < ABOUT_HALF[0] else "about half" if half else "more than half"
+    return (
+        f"{100 * paper.node_share:.0f} % of the nodes ({few}), {100 * paper.tau_ratio:.1f} % of tau "
+        f"({'comparable' if long else 'shorter'})"
+    )
+
+
+def difference_answer(who: str, cost: str | None) -> Callable[[Run], str]:
+    """Answer of one run: difference of speedups of ours less another's, on a board or, without a cost, really run."""
+
+    def answer(run: Run) -> str:
+        return dict(differences(run, cost))[who]
+
+    return answer
+
+
+def differences(run: Run, cost: str | None) -> list[tuple[str, str]]:
+    """(against whom, verdict)."""
+    board = run.boards[cost or MEASURED]
+    rows = run.document["rows"] if cost is None else board["rows"]
+    base = run.document["autoregressive_sequence_seconds"] if cost is None else run.baselines[cost]
+    ours = first(rows, lambda row: row["policy"] == OURS)
+    found = opponents(board, run.document)
+    return [(who, verdict(compare(base, ours, ran if cost is None else placed))) for who, placed, ran in found]
+
+
+def leader_answer(cost: str) -> Callable[[Run], str]:
+    def answer(run: Run) -> str:
+        row = run.boards[cost]["rows"][0]
+        return f"{row['label']}: {interval(row['speedup'])}"
+
+    return answer
+
+
+def fastest_answer(run: Run) -> str:
+    row = run.document["rows"][0]
+    return f"{row['label']}: {interval(row['measured'])}"
+
+
+def calibration_answer(run: Run) -> str:
+    return "; ".join(f"{v['log_loss_nats']:.4f} nats, {v['ece']:.4f}" for v in run.calibration.values())
+
+
+def run_section(name: str, run: Run, config: Document) -> list[str]:
+    return [
+        f"## {name}: predicted and measured",
+        "",
+        *measured_section(run),
+        f"## {name}: PCT against EAGLE-2, as in the paper",
+        "",
+        *paper_section(name, run, config),
+        f"## {name}: {OURS} against the others",
+        "",
+        *opponents_section(run),
+        *(line for cost in run.boards for line in board_section(name, run, cost)),
+        f"## {name}: static trees by size",
+        "",
+        *size_section(name, run),
+        f"## {name}: nodes by domain",
+        "",
+        *domain_section(name, run),
+        f"## {name}: calibration of node probabilities",
+        "",
+        *calibration_section(name, run),
+    ]
+
+
+def measured_section(run: Run) -> list[str]:
+    """Predicted beside measured, chains and trees, with their median errors."""
+    cells = [
+        [
+            f"{r['label']} ({r['role']})",
+            interval(r["predicted"]),
+            interval(r["measured"]),
+            f"{r['error_percent']:+.1f}",
+            f"{r['rounds_identical_percent']:.2f}",
+            f"{100 * rounds.truncated:.2f}" if r["policy"] in TREE_POLICIES else "",
+            f"{r['tau']:.2f}",
+            f"{r['measured_tau']:.2f}",
+            f"{rounds.verified.estimate:.1f}",
+            f"{rounds.passes:.2f}",
+        ]
+        for r, rounds in zip(run.document["rows"], run.measured, strict=True)
+    ]
+    columns = ["policy", "predicted", "measured", "error %", "rounds identical %", "rounds truncated %"]
+    columns += ["tau", "tau, measured", "nodes verified", "draft passes"]
+    chains = [abs(r["error_percent"]) for r in run.document["rows"] if r["policy"] in CHAIN_POLICIES]
+    return [
+        *markdown_table(columns, cells),
+        f"Median absolute error: tree policies {median_error(run):.2f} % (target {TARGET_PERCENT:g} %), chain policies "
+        f"{np.median(chains):.2f} %. The predicted best policy is {run.document['best']['loss_percent']:.2f} % below "
+        "the measured best.",
+        "",
+    ]
+
+
+def paper_section(name: str, run: Run, config: Document) -> list[str]:
+    """The paper's claim on nodes and acceptance length, and its figure 6."""
+    values, paper = config["paper"], run.paper
+    ratio = values["s_d"] / values["s_t"]
+    difference = paper.difference.difference
+    nodes = round(paper.pct.verified.estimate)
+    return [
+        f"PCT with the paper's values (width {values['width']}, at most {values['max_depth']} levels, leaves from "
+        f"{values['leaf_threshold']:g}, s_d / s_t = {ratio:.4f}), on all sequences, as nothing is tuned, verifies "
+        f"{number(paper.pct.verified)} nodes per round; EAGLE-2, with 50 nodes, depth 6 and top 10, "
+        f"{number(paper.eagle2.verified)}: {100 * paper.node_share:.0f} %. Acceptance length of PCT "
+        f"{number(paper.pct.tau)}, of EAGLE-2 {number(paper.eagle2.tau)}, a ratio of {paper.tau_ratio:.3f}; of EAGLE-2 "
+        f"with as many nodes as PCT has in the mean, {nodes}, {number(paper.small.tau)}. Draft passes per round: "
+        f"{paper.pct.passes:.2f} and {paper.eagle2.passes:.2f}. Speedup of PCT less that of EAGLE-2, {PAPER}: "
+        f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}].",
+        "",
+        "The paper (figure 6): about half of EAGLE-2's nodes at a competitive length; its table 2 has 3.99 for both on "
+        f'LLaMA2-Chat 7B, MT-bench. Here: {paper_words(run)}. "About half" is {100 * ABOUT_HALF[0]:.0f} to '
+        f'{100 * ABOUT_HALF[1]:.0f} %, "comparable" at least {100 * COMPARABLE:.0f} %. Rounds truncated by the record: '
+        f"PCT {100 * paper.pct.truncated:.2f} %, EAGLE-2 {100 * paper.eagle2.truncated:.2f} %.",
+        "",
+        *markdown_table(
+            ["PCT's width", "nodes verified", "tau", "rounds truncated %"],
+            [
+                [f"{r['width']:.0f}", f"{r['nodes']:.1f}", f"{r['tau']:.3f}", f"{100 * r['truncated']:.2f}"]
+                for r in run.widths
+            ],
+        ),
+        *picture(name, "widths", "Acceptance length and nodes verified by PCT's expansion width; dashed: EAGLE-2"),
+    ]
+
+
+def opponents_section(run: Run) -> list[str]:
+    """Differences of speedups, replayed at each cost and measured."""
+    columns = [*run.boards, None]
+    answers_by = [dict(differences(run, cost)) for cost in columns]
+    rows = [[who, *(found[who] for found in answers_by)] for who in answers_by[0]]
+    board = run.boards[MEASURED]
+    static, chain = (tuned_best(board, names) for names in (static_names(), list(CHAIN_POLICIES)))
+    ran = [measured_best(run.document, names) for names in (static_names(), list(CHAIN_POLICIES))]
+    named = [row["label"] if row else "none" for row in (static, chain, *ran)]
+    return [
+        f"Speedup of {OURS} less that of the other on the held-out sequences.",
+        "",
+        *markdown_table(["against", *(f"{cost}, replayed" for cost in run.boards), "really run"], rows),
+        f"On the boards the best static tree and chain policy are those best on the tuning sequences (at {MEASURED}: "
+        f"{named[0]}; {named[1]}). Of the real run they are those measured fastest on these very sequences, which "
+        f"flatters them: {named[2]}; {named[3]}.",
+        "",
+    ]
+
+
+def static_names() -> list[str]:
+    return [name for name, kind in TREE_POLICIES.items() if kind.static]
+
+
+def board_section(name: str, run: Run, cost: str) -> list[str]:
+    """All policies at one cost."""
+    board = run.boards[cost]
+    rows = [
+        [
+            row["label"],
+            interval(row["speedup"]),
+            "=" if row["tied_with_leader"] else "",
+            f"{row['tau']:.2f}",
+            f"{rounds.verified.estimate:.1f}",
+            f"{rounds.passes:.2f}",
+            f"{100 * row['oracle_regret']:.1f} %",
+            f"{100 * rounds.truncated:.2f}" if row["policy"] in TREE_POLICIES else "",
+        ]
+        for row, rounds in zip(board["rows"], run.rounds[cost], strict=True)
+    ]
+    oracle = ["oracle", interval(board["oracle"]), *[""] * 4, "0.0 %", ""]
+    columns = ["policy", "speedup", "tied with the first", "tau", "nodes verified", "draft passes", "regret"]
+    skipped = "; ".join(f"{one['policy']}: {one['reason']}" for one in board["skipped"])
+    return [
+        f"## {name}: all policies, {cost}",
+        "",
+        *markdown_table([*columns, "rounds truncated %"], [oracle, *rows]),
+        *([f"Not on this board: {skipped}.", ""] if skipped else []),
+    ]
+
+
+def size_section(name: str, run: Run) -> list[str]:
+    """MEDUSA's figure 6, some of its points, and the trees that tuning chose."""
+    dense, sparse = run.sizes
+    costs = list(run.boards)
+    rows = []
+    for point in sparse:
+        within = [one for one in dense if one["nodes"] <= point["nodes"]]
+        if point["nodes"] in (4, 8, 16, 32, 64, 128, 256) and within:
+            rows.append(
+                [
+                    str(point["nodes"]),
+                    f"{point['tokens']:.3f}",
+                    f"{max(within, key=lambda one: one['expected'])['tokens']:.3f}",
+                    *(optional(point["speedups"][cost]) for cost in costs),
+                ]
+            )
+    columns = ["nodes", "tau, sparse", "tau, best dense of at most as many", *(f"sparse: {cost}" for cost in costs)]
+    return [
+        "Which dense tree is the best is read off the tuning sequences, as the sparse trees are.",
+        "",
+        *markdown_table(columns, rows),
+        *picture(name, "sizes", "Static trees, replayed on the held-out sequences: acceptance length, and speedup"),
+        *picture(name, "trees", "The best static tree of each board, by the tuning sequences"),
+    ]
+
+
+def domain_section(name: str, run: Run) -> list[str]:
+    rows = []
+    for policy, by_domain in run.domains.items():
+        for domain, one in by_domain.items():
+            quarters = [f"{q:.0f}" for q in np.quantile(one["nodes"], (0.05, 0.25, 0.5, 0.75, 0.95))]
+            rows.append([policy, domain, f"{one['tau']:.2f}", f"{np.mean(one['nodes']):.1f}", *quarters])
+    return [
+        *markdown_table(["policy", "domain", "tau", "nodes, mean", "5 %", "25 %", "50 %", "75 %", "95 %"], rows),
+        *picture(name, "domains", "Acceptance length and nodes verified by domain, held-out sequences"),
+    ]
+
+
+def calibration_section(name: str, run: Run) -> list[str]:
+    rows = [[what, f"{v['log_loss_nats']:.4f}", f"{v['ece']:.4f}"] for what, v in run.calibration.items()]
+    return [
+        *markdown_table(["probability of a node, given its parent", "log-loss (nats)", "ECE"], rows),
+        "Of the recorded children of true nodes, rounds from every held-out position. First children alone, as in the "
+        f"paper's figure 3b: ECE {run.bins['first children']['ece']:.4f} (the paper: 0.019).",
+        "",
+        *picture(name, "reliability", "Draft probability of nodes against how often they are right"),
+    ]
+
+
+def picture(name: str, kind: str, caption: str) -> list[str]:
+    return [f"![{caption}](figures/{name}-{kind}.svg)", "", f"*{caption}.*", ""]
+
+
+def number(value: Estimate) -> str:
+    return f"{value.estimate:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def optional(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
