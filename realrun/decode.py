@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from realrun.choice import Choice
 from realrun.drafters.draft_model import Draft, KeepDrafting
+from realrun.drafters.tree_drafting import Uniforms, layout, params_of
 from realrun.open_lm import open_lm
 from realrun.rejection import rejection_verifier
+from realrun.tree_verify import TreeVerifier, tree_verifier_for
 from specsim.errors import InputError
-from specsim.policy import ChainPolicy, Step
+from specsim.policy import ChainPolicy, Policy, Step, TreePolicy
 from specsim.randomness import uniform
 
 Clock = Callable[[], float]
@@ -48,8 +51,29 @@ class Drafter(Protocol):
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
 
 
+@runtime_checkable
+class TreeDrafter(Drafter, Protocol):
+    """Proposes trees as well: `prepare_tree` after `prepare`, then `propose_tree` and `commit_tree` in turn."""
+
+    def prepare_tree(self, policy: TreePolicy, length: int) -> None: ...
+
+    def propose_tree(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        policy: TreePolicy,
+        state: Any,
+        uniforms: Uniforms,
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> tuple[Draft, Any]: ...
+
+    def commit_tree(self, path: Sequence[int]) -> None: ...
+
+
 class Verifier(Protocol):
-    """Judges a draft by the target's logits."""
+    """Judges a chain by the target's logits."""
 
     def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
         """The tokens to emit: the accepted ones and one of the target's own.
@@ -75,11 +99,17 @@ def verifier_for(choice: Choice) -> Verifier:
 
 @dataclass(frozen=True)
 class Round:
-    """One round: at output position t, `drafted` tokens proposed, `accepted` of them kept."""
+    """One round: at output position t, `drafted` tokens proposed, `accepted` of them kept.
+
+    verified : tokens in the target's pass beside the pending one; all those drafted, of a chain
+    last : index in the drafted tree, whose root is 0, of the last accepted token; 0 if none
+    """
 
     t: int
     drafted: int
     accepted: int
+    verified: int
+    last: int
     draft_s: float
     policy_s: float
     verify_s: float
@@ -107,6 +137,10 @@ class Decoded:
         """(t, drafted, accepted) per round."""
         return [(r.t, r.drafted, r.accepted) for r in self.rounds]
 
+    def tree_log(self) -> list[tuple[int, int, int, int, int]]:
+        """(t, drafted, accepted, verified, last) per round."""
+        return [(r.t, r.drafted, r.accepted, r.verified, r.last) for r in self.rounds]
+
 
 def device_clock(device: torch.device) -> Clock:
     """Seconds, read after the device has finished its work."""
@@ -133,12 +167,14 @@ class Decoder:
         eos_token_ids: Sequence[int],
         choice: Choice,
         verifier: Verifier | None = None,
+        tree_verifier: TreeVerifier | None = None,
     ):
         self.target = open_lm(target)
         self.drafter = drafter
         self.eos_token_ids = frozenset(eos_token_ids)
         self.choice = choice
         self.verifier = verifier or verifier_for(choice)
+        self.tree_verifier = tree_verifier or tree_verifier_for(choice)
         self.clock = device_clock(self.target.device)
 
     @torch.inference_mode()
@@ -146,7 +182,7 @@ class Decoder:
         self,
         prompt: Sequence[int],
         max_new_tokens: int,
-        policy: ChainPolicy | None,
+        policy: Policy | None,
         *,
         sequence: int = 0,
         seed: int = 0,
@@ -155,7 +191,7 @@ class Decoder:
         """Decode one prompt; policy None is the autoregressive baseline.
 
         state : what the policy's state was after the sequence before, where it carries one
-        (`ChainPolicy.carries_state`); else the policy starts anew. Stops after
+        (`Policy.carries_state`); else the policy starts anew. Stops after
         max_new_tokens, or at an end-of-text token, which is emitted. Raises InputError for
         an empty prompt or one that leaves no room for the output.
         """
@@ -172,9 +208,10 @@ class Decoder:
             state = policy.initial_state(policy.params)
         rounds: list[Round] = []
         end = len(prompt) + max_new_tokens
+        deepest = 0 if policy is None else policy.deepest
         while len(tokens) < end:
             t = len(tokens) - len(prompt)
-            limit = 0 if policy is None else min(policy.max_draft_tokens, end - len(tokens) - 1)
+            limit = min(deepest, end - len(tokens) - 1)
             state, _ = self.round(tokens, t, limit, policy, state, sequence, seed, rounds)
             if tokens[-1] in self.eos_token_ids:
                 break
@@ -185,13 +222,16 @@ class Decoder:
         tokens: list[int],
         t: int,
         limit: int,
-        policy: ChainPolicy | None,
+        policy: Policy | None,
         state: Any,
         sequence: int,
         seed: int,
         rounds: list[Round],
     ) -> tuple[Any, Draft]:
-        """One round: extends `tokens` and `rounds`; the policy's new state and the draft."""
+        """One round of at most `limit` levels: extends `tokens` and `rounds`; the policy's new state and the draft."""
+        if isinstance(policy, TreePolicy):
+            return self._tree_round(tokens, t, limit, policy, state, sequence, seed, rounds)
+        assert policy is None or isinstance(policy, ChainPolicy)
         start = self.clock()
         draft = Draft()
         if limit > 0 and policy is not None:
@@ -225,6 +265,71 @@ class Decoder:
                 t=t,
                 drafted=drafted,
                 accepted=accepted,
+                verified=drafted,
+                last=accepted,
+                draft_s=proposed - start - draft.policy_s,
+                policy_s=draft.policy_s,
+                verify_s=verified - proposed,
+                other_s=self.clock() - verified,
+            )
+        )
+        return state, draft
+
+    def _tree_round(
+        self,
+        tokens: list[int],
+        t: int,
+        limit: int,
+        policy: TreePolicy,
+        state: Any,
+        sequence: int,
+        seed: int,
+        rounds: list[Round],
+    ) -> tuple[Any, Draft]:
+        """`round` of a tree; a plain step of the target where nothing is drafted or all of it is dropped.
+
+        verify_s holds the compaction of the target's cache as well: it takes the longer, the larger the tree.
+        """
+        drafter, target = self.drafter, self.target
+        assert isinstance(drafter, TreeDrafter)
+        start = self.clock()
+        draft = Draft()
+        if limit > 0:
+
+            def uniforms(level: int) -> float:
+                return float(uniform(seed, sequence, t, level))
+
+            draft, state = drafter.propose_tree(tokens, limit, policy, state, uniforms, self.choice, sequence, t)
+        proposed = self.clock()
+        depth = 0
+        if draft.tokens:
+            depths, visible = layout(np.array(draft.parents))
+            depth = int(depths[-1])  # nodes are in level order
+            logits = target.forward_nodes([tokens[-1], *draft.tokens], depths.tolist(), torch.from_numpy(visible))
+        else:
+            logits = target.forward(tokens[-1:])
+        path, own_token = self.tree_verifier(logits, draft, self.choice, sequence, t)
+        emitted = [*(draft.tokens[node] for node in path), own_token]
+        for index, token in enumerate(emitted):
+            if token in self.eos_token_ids:
+                emitted, path = emitted[: index + 1], path[: index + 1]
+                break
+        cached = path[: len(emitted) - 1]  # the token emitted last is the next pending one
+        if draft.tokens:
+            target.keep_nodes([0, *(node + 1 for node in cached)])
+        verified = self.clock()
+        tokens.extend(emitted)
+        nodes = [draft.nodes[node] for node in path]
+        if draft.drafted:
+            drafter.commit_tree(nodes[: len(cached)])
+            state = policy.update(state, params_of(policy), depth, len(path))
+        rounds.append(
+            Round(
+                t=t,
+                drafted=draft.drafted,
+                accepted=len(path),
+                verified=len(draft.tokens),
+                last=nodes[-1] if nodes else 0,
                 draft_s=proposed - start - draft.policy_s,
                 policy_s=draft.policy_s,
                 verify_s=verified - proposed,
@@ -238,14 +343,22 @@ class Decoder:
         hidden = self.target.hidden if self.target.keep_hidden else None
         return None if hidden is None else hidden[row]
 
-    def _prepare(self, length: int, max_new_tokens: int, policy: ChainPolicy | None, sequence: int) -> None:
+    def _prepare(self, length: int, max_new_tokens: int, policy: Policy | None, sequence: int) -> None:
         """What a sequence needs and no clock should see: noise, room in the caches, graphs."""
         positions, model = max_new_tokens + 1, self.target.model
         self.choice.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
-        longest = 0 if policy is None else min(policy.max_draft_tokens, max_new_tokens - 1)
-        self.target.warm(range(1, longest + 2), length)
+        if isinstance(policy, TreePolicy):
+            largest = policy.most_nodes + 1
+            self.target.warm(range(1, largest + 1), length + largest)
+        else:
+            longest = 0 if policy is None else min(policy.deepest, max_new_tokens - 1)
+            self.target.warm(range(1, longest + 2), length)
         if policy is not None:
             self.drafter.prepare(length, self.choice, sequence, positions, policy.features)
+        if isinstance(policy, TreePolicy):
+            if not isinstance(self.drafter, TreeDrafter):
+                raise InputError(f"policy {policy.name} drafts trees, this drafter chains only; choose another policy")
+            self.drafter.prepare_tree(policy, length)
         self.target.keep_hidden = policy is not None and self.drafter.wants_target_hidden
 
     def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:

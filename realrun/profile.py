@@ -1,7 +1,7 @@
 """Measure what every part of a round costs on this machine, through the real loop.
 
-For each context length, rounds of every draft length are run in shuffled order with
-scripted acceptance, so that the same code is timed that decodes.
+For each context length, rounds of every draft length and, if asked, trees of many sizes are
+run in shuffled order with scripted acceptance, so that the same code is timed that decodes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from realrun.choice import Choice
 from realrun.decode import Decoder, Round, verifier_for
 from realrun.drafters.draft_model import Draft, DraftModel
 from realrun.models import Pair
+from realrun.profile_trees import PASSES, ScriptedTreeVerifier, measure_tree_round, tree_sizes, tree_table, warm_trees
 from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.cost_profile import PROFILE_KIND, PROFILE_VERSION
@@ -53,24 +54,29 @@ def profile(
     repeats: int = 40,
     choice: Choice | None = None,
     seed: int = 0,
+    tree_tokens: int = 64,
     samples: Samples | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
 
     contexts : cached tokens before a round, increasing. Text is random: time does not
-    depend on it. samples : those of earlier slices of the same profile, to which this
-    one's are added: on a machine that drifts, slices spread over a job tell more than one
-    long measurement. Raises InputError for contexts that do not fit the models.
+    depend on it. depth : places of a draft whose steps are measured, in tokens. tree_tokens :
+    largest tree, the pending token included; 0 for no trees. samples : those of earlier
+    slices of the same profile, to which this one's are added: on a machine that drifts,
+    slices spread over a job tell more than one long measurement. Raises InputError for
+    contexts that do not fit the models.
     """
-    drafter, verifier = DraftModel(pair.draft, (), pair.predictor), ScriptedVerifier()
-    decoder = Decoder(pair.target, drafter, (), choice or Choice(), verifier)
+    drafter = DraftModel(pair.draft, (), pair.predictor)
+    decoder = Decoder(pair.target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
-    _check(contexts, depth, min(decoder.target.max_positions, drafter.lm.max_positions))
-    longest = contexts[-1] + depth + 2
-    decoder.target.warm(range(1, depth + 2), longest)
-    drafter.prepare(longest, decoder.choice, 0, depth + 1)
+    sizes = tree_sizes(tree_tokens)
+    deepest = max(depth, PASSES) if sizes else depth
+    _check(contexts, deepest, min(decoder.target.max_positions, drafter.lm.max_positions))
+    longest = contexts[-1] + deepest + 2
+    drafter.prepare(longest, decoder.choice, 0, deepest + 1)
+    warm_trees(decoder, sizes, range(1, depth + 2), longest)
     rng = np.random.default_rng(seed)
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
     samples = defaultdict(list) if samples is None else samples
@@ -82,20 +88,27 @@ def profile(
         for repeat in range(repeats + WARMUP_ROUNDS):
             thrown_away: Samples = defaultdict(list)
             kept = samples if repeat >= WARMUP_ROUNDS else thrown_away
-            for size in rng.permutation(depth + 1).tolist():
-                if size == 0:  # autoregressive steps follow one another, in caches that no drafter has used
+            # Of a tree: nodes of its draft passes, and tokens verified.
+            trees = [*zip(sizes, rng.permutation(sizes).tolist(), strict=True)]
+            # Each is run twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
+            for job in rng.permutation(depth + 1 + len(trees)).tolist():
+                size = job - len(trees)
+                if size < 0:
+                    level_nodes, verified = trees[job]
+                    for into in (thrown_away, kept):
+                        measure_tree_round(decoder, tokens, context, level_nodes, verified, rng, into)
+                elif size == 0:  # autoregressive steps follow one another, in caches that no drafter has used
                     _measure_round(decoder, tokens, context, 0, 0, rng, thrown_away)
                     for _ in range(AUTOREGRESSIVE_BURST):
                         _measure_round(decoder, tokens, context, 0, 0, rng, kept)
                 else:  # the draft cache lacks one token more after a fully accepted draft
-                    # Twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
                     for into in (thrown_away, kept):
                         _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, into)
             if pair.predictor is not None:
                 _measure_score(decoder, tokens, context, depth, rng, kept)
         if progress:
             progress(done + 1, len(contexts))
-    return _document(samples, list(contexts), depth, repeats, pair, seed, decoder.choice.as_dict())
+    return _document(samples, list(contexts), depth, sizes, repeats, pair, seed, decoder.choice.as_dict())
 
 
 def _measure_round(
@@ -166,13 +179,21 @@ def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
 
 
 def _document(
-    samples: Samples, contexts: list[int], depth: int, repeats: int, pair: Pair, seed: int, decoding: dict[str, Any]
+    samples: Samples,
+    contexts: list[int],
+    depth: int,
+    sizes: list[int],
+    repeats: int,
+    pair: Pair,
+    seed: int,
+    decoding: dict[str, Any],
 ) -> dict[str, Any]:
     def tables(q: float) -> dict[str, Any]:
         def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
             return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
 
         first = over_contexts("draft", 0, 1)
+        trees = {"tree": tree_table(samples, contexts, sizes, depth, q)} if sizes else {}
         return {
             "draft_step": [over_contexts("draft", 0, place).tolist() for place in range(1, depth + 1)],
             # A difference of medians may be negative by noise, a time may not.
@@ -183,6 +204,7 @@ def _document(
             "round_overhead": float(np.quantile(samples["overhead"], q)),
             # To be added to the draft steps of policies that read the score, and of no others.
             "score_step": max(0.0, float(np.quantile(samples["score"], q))) if samples["score"] else 0.0,
+            **trees,
         }
 
     return {

@@ -1,11 +1,12 @@
-"""Vanilla speculative decoding's drafter: an independent draft model, token by token."""
+"""Vanilla speculative decoding's drafter: an independent draft model, token by token or level by level of a tree."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +16,10 @@ from realrun.choice import Choice
 from realrun.open_lm import open_lm
 from realrun.predictor import Predictor
 from specsim.errors import InputError
-from specsim.policy import Step
+from specsim.policy import Step, TreePolicy
+
+if TYPE_CHECKING:
+    from realrun.drafters.tree_drafting import TreeGrower
 
 Siblings = Literal["iid", "without_replacement", "top_k"]
 KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)
@@ -50,15 +54,24 @@ class Draft:
 class DraftModel:
     """An independent model with the target's tokenizer (Leviathan et al. 2023).
 
-    predictor : gives every drafted token its score, for policies that read it
+    predictor : gives every drafted token of a chain its score, for policies that read it
+    siblings : how the children of a tree's node are drafted in rejection mode; drawn ones must all
+        be verified, so that only top_k serves every policy. Else they are always top_k
     wants_target_hidden : whether scores are being made, so that `begin` and `commit` need the
         target's last state [d_T] at the position that produced the newest output token
     """
 
     kind = "chain"
 
-    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int], predictor: Predictor | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        eos_token_ids: Sequence[int],
+        predictor: Predictor | None = None,
+        siblings: Siblings = "top_k",
+    ):
         self.lm = open_lm(model)
+        self.siblings = siblings
         self.eos_token_ids = frozenset(eos_token_ids)
         self.predictor = None if predictor is None else predictor.cast(self.lm.device, model.dtype)
         self.wants_target_hidden = False
@@ -142,3 +155,36 @@ class DraftModel:
         """Keep the cache of the first `length` tokens, which are now part of the output."""
         self.lm.truncate(length)
         self._target_hidden = target_hidden
+
+    @cached_property
+    def _grower(self) -> TreeGrower:
+        from realrun.drafters.tree_drafting import TreeGrower  # which imports this file
+
+        return TreeGrower(self.lm)
+
+    def prepare_tree(self, policy: TreePolicy, length: int) -> None:
+        """Do ahead of the clock, after `prepare`, what trees of this policy will need."""
+        self._grower.warm(policy, length)
+
+    def propose_tree(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        policy: TreePolicy,
+        state: Any,
+        uniforms: Callable[[int], float],
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> tuple[Draft, Any]:
+        """Draft a tree of up to `limit` levels after `tokens`, for output positions `position` and on.
+
+        uniforms : of the decision about each level, from 0. Returns the draft, of which the
+        policy chose the tokens, and the policy's new state.
+        """
+        siblings = self.siblings if choice.mode == "rejection" else "top_k"
+        return self._grower.grow(tokens, limit, policy, state, uniforms, choice, sequence, position, siblings)
+
+    def commit_tree(self, path: Sequence[int]) -> None:
+        """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`; they are now part of the output."""
+        self._grower.commit(path)

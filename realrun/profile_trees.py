@@ -1,0 +1,183 @@
+"""The costs of draft trees, measured through the real loop as those of chains are (`realrun.profile`).
+
+Every round drafts a tree whose passes, but the first, ingest a given number of nodes, and
+verifies a given number of tokens. What a tree's draft pass takes is compared with a chain's step at
+the same place of its round, so that `wider` of a single node holds the mask and the search for siblings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numba as nb
+import numpy as np
+import torch
+
+from realrun.choice import Choice
+from realrun.decode import Decoder, Round
+from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.tree_verify import Accepted, tree_verifier_for
+from specsim.cost import MAX_TREE_TOKENS
+from specsim.errors import InputError
+from specsim.policy import TreePolicy, setting
+
+if TYPE_CHECKING:
+    from realrun.profile import Samples
+
+PASSES, WIDE_PASSES = 5, 3  # of a measured tree; what a few nodes add falls from pass to pass, what many add does not
+WIDE = 16  # nodes of a pass
+EVERY_SIZE = 8  # up to which all sizes are measured: products of an odd number of rows are slower
+
+LEVEL_NODES, KEPT, LEVELS = range(3)
+
+
+@nb.njit
+def initial_state(params):  # type: ignore[no-untyped-def]
+    return (0.0,)
+
+
+@nb.njit
+def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
+    nodes, level = int(params[LEVEL_NODES]), tree.depth[first]
+    if level == 0:
+        widths[0] = nodes
+        return state
+    widths[first : first + nodes] = 1
+    if level == int(params[LEVELS]) - 1:  # enough leaves for verification
+        wanted = int(params[KEPT]) - (end - 1)
+        for i in range(first, first + nodes):
+            widths[i] = max(1, -(-wanted // nodes))
+    return state
+
+
+@nb.njit
+def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
+    keep[: int(params[KEPT]) + 1] = True
+    return np.inf
+
+
+@nb.njit
+def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
+    return state
+
+
+@dataclass(frozen=True)
+class MeasuredTree(TreePolicy):
+    """Levels of `level_nodes` nodes, all expanded, of more nodes at the last; the first `kept` nodes are verified."""
+
+    level_nodes: int = setting(1, 1, MAX_TREE_TOKENS)
+    kept: int = setting(1, 0, MAX_TREE_TOKENS)
+    max_depth: int = setting(PASSES, 1, PASSES)
+
+    name = "measured_tree"
+    source = "for measurement only"
+    initial_state = staticmethod(initial_state)
+    expand = staticmethod(expand)
+    select = staticmethod(select)
+    update = staticmethod(update)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.kept
+
+    @property
+    def max_expanded(self) -> int:
+        return self.level_nodes
+
+    @property
+    def max_width(self) -> int:
+        return max(self.level_nodes, self.kept)
+
+
+class ScriptedTreeVerifier:
+    """Does the verifier's work, then accepts the path to the node that it was told, -1 for none."""
+
+    lossy: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.accept = -1
+
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
+        tree_verifier_for(choice)(logits, draft, choice, sequence, position)
+        path, node = list[int](), self.accept
+        while node >= 0:
+            path.append(node)
+            node = draft.parents[node]
+        return path[::-1], 0
+
+
+def tree_sizes(tree_tokens: int) -> list[int]:
+    """Sizes to measure: 1, 2, ..., 8, 11, 16, 23, 32, 47, ... up to tree_tokens, which is always one; none for 0."""
+    if not 0 <= tree_tokens <= MAX_TREE_TOKENS:
+        raise InputError(f"tree_tokens={tree_tokens} is outside [0, {MAX_TREE_TOKENS}]; choose a size inside")
+    if tree_tokens == 0:
+        return []
+    doubled = {2**k for k in range(4, 9)} | {3 * 2**k - 1 for k in range(2, 8)}
+    return [size for size in sorted({*range(1, EVERY_SIZE + 1), *doubled}) if size < tree_tokens] + [tree_tokens]
+
+
+def passes(level_nodes: int) -> int:
+    """Draft passes of a measured tree."""
+    return PASSES if level_nodes < WIDE else WIDE_PASSES
+
+
+def warm_trees(decoder: Decoder, sizes: Sequence[int], chain_tokens: Sequence[int], length: int) -> None:
+    """Get both models ready for trees and drafts of these sizes over caches of `length` tokens."""
+    drafter, largest = decoder.drafter, max(sizes, default=0)
+    nodes = max(WIDE * PASSES, largest * WIDE_PASSES)
+    assert isinstance(drafter, DraftModel)
+    decoder.target.warm({*chain_tokens, *sizes}, length + largest)
+    if sizes:
+        drafter.lm.warm({1, 2, *sizes}, length + nodes, nodes)
+
+
+def measure_tree_round(
+    decoder: Decoder,
+    tokens: list[int],
+    context: int,
+    level_nodes: int,
+    size: int,
+    rng: np.random.Generator,
+    samples: Samples,
+) -> None:
+    """One round of draft passes over level_nodes nodes each, with `size` tokens verified; both caches are put back."""
+    drafter, verifier = decoder.drafter, decoder.tree_verifier
+    assert isinstance(drafter, DraftModel) and isinstance(verifier, ScriptedTreeVerifier)
+    levels = passes(level_nodes)
+    policy = MeasuredTree(level_nodes, size - 1, levels)
+    verifier.accept = int(rng.integers(-1, size - 1))
+    rounds: list[Round] = []
+    _, draft = decoder.round(list(tokens), 0, levels, policy, (0.0,), 0, 0, rounds)
+    (measured,) = rounds
+    for place, (nodes, step_s) in enumerate(zip(draft.level_nodes, draft.step_s, strict=True), start=1):
+        samples["tree draft", nodes, place, context].append(step_s)
+    samples["tree policy"].append(draft.policy_s / levels)
+    samples["tree overhead"].append(measured.other_s + measured.draft_s - sum(draft.step_s))
+    samples["tree verify", size, context].append(measured.verify_s)
+    decoder.target.truncate(context)
+    drafter.commit(context)
+
+
+def tree_table(samples: Samples, contexts: Sequence[int], sizes: Sequence[int], depth: int, q: float) -> dict[str, Any]:
+    """The q-quantiles, as `specsim.cost_profile` reads them. depth : places at which chains' steps were measured."""
+
+    def wider(nodes: int, context: int) -> float:
+        """Mean over places of a pass's time less the median of a chain's step."""
+        extra = [
+            np.quantile(samples["tree draft", nodes, place, context], q)
+            - np.median(samples["draft", 0, min(place, depth), context])
+            for place in range(1 if nodes == 1 else 2, passes(nodes) + 1)
+        ]
+        return max(0.0, float(np.mean(extra)))  # a difference may be negative by noise, a time may not
+
+    return {
+        "sizes": list(sizes),
+        "wider": [[wider(size, context) for context in contexts] for size in sizes],
+        "verify": [
+            [float(np.quantile(samples["tree verify", size, context], q)) for context in contexts] for size in sizes
+        ],
+        "policy_step": float(np.quantile(samples["tree policy"], q)),
+        "round_overhead": float(np.quantile(samples["tree overhead"], q)),
+    }
