@@ -54,7 +54,7 @@ def profile(
     repeats: int = 40,
     choice: Choice | None = None,
     seed: int = 0,
-    tree_tokens: int = 64,
+    tree_tokens: int = 65,
     samples: Samples | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:

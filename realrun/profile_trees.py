@@ -19,15 +19,16 @@ from realrun.choice import Choice
 from realrun.decode import Decoder, Round
 from realrun.drafters.draft_model import Draft, DraftModel
 from realrun.tree_verify import Accepted, tree_verifier_for
-from specsim.cost import MAX_TREE_TOKENS
 from specsim.errors import InputError
 from specsim.policy import TreePolicy, setting
+from specsim.policy.tree import MAX_DRAFTED
 
 if TYPE_CHECKING:
     from realrun.profile import Samples
 
 PASSES, WIDE_PASSES = 5, 3  # of a measured tree; what a few nodes add falls from pass to pass, what many add does not
 WIDE = 16  # nodes of a pass
+MAX_TREE_TOKENS = MAX_DRAFTED // 2  # so that two levels fit into a tree
 EVERY_SIZE = 8  # up to which all sizes are measured: products of an odd number of rows are slower
 
 LEVEL_NODES, KEPT, LEVELS = range(3)
@@ -114,19 +115,19 @@ def tree_sizes(tree_tokens: int) -> list[int]:
         raise InputError(f"tree_tokens={tree_tokens} is outside [0, {MAX_TREE_TOKENS}]; choose a size inside")
     if tree_tokens == 0:
         return []
-    doubled = {2**k for k in range(4, 9)} | {3 * 2**k - 1 for k in range(2, 8)}
+    doubled = {2**k for k in range(4, 10)} | {3 * 2**k - 1 for k in range(2, 8)}
     return [size for size in sorted({*range(1, EVERY_SIZE + 1), *doubled}) if size < tree_tokens] + [tree_tokens]
 
 
 def passes(level_nodes: int) -> int:
     """Draft passes of a measured tree."""
-    return PASSES if level_nodes < WIDE else WIDE_PASSES
+    return PASSES if level_nodes < WIDE else min(WIDE_PASSES, MAX_DRAFTED // level_nodes)
 
 
 def warm_trees(decoder: Decoder, sizes: Sequence[int], chain_tokens: Sequence[int], length: int) -> None:
     """Get both models ready for trees and drafts of these sizes over caches of `length` tokens."""
     drafter, largest = decoder.drafter, max(sizes, default=0)
-    nodes = max(WIDE * PASSES, largest * WIDE_PASSES)
+    nodes = min(max(WIDE * PASSES, largest * WIDE_PASSES), MAX_DRAFTED)
     assert isinstance(drafter, DraftModel)
     decoder.target.warm({*chain_tokens, *sizes}, length + largest)
     if sizes:

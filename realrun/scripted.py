@@ -179,6 +179,7 @@ class _Slices:
             repeats=SLICE_REPEATS,
             choice=self.choice,
             seed=self.seed,
+            tree_tokens=0,
             samples=self.samples,
             progress=lambda done, _: self.report("profile", before + done, self.total),
         )

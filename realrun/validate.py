@@ -345,13 +345,14 @@ def _domains(validation: Validation, best: Row) -> dict[str, Any]:
 
 def rounds_table(validation: Validation) -> pa.Table:
     """Every real round of the last runs: what was drafted and accepted, and where the time went."""
-    columns: dict[str, list[Any]] = {"policy": [], "sequence_id": [], "round": []}
+    columns: dict[str, list[Any]] = {"policy": [], "tree": [], "sequence_id": [], "round": []}
     fields = [field.name for field in dataclasses.fields(Round)]
     columns.update({name: [] for name in fields})
     for row in validation.rows:
         for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True):
             for number, one in enumerate(run.rounds):
                 columns["policy"].append(str(row.candidate.policy))
+                columns["tree"].append(isinstance(row.candidate.policy, TreePolicy))
                 columns["sequence_id"].append(sequence)
                 columns["round"].append(number)
                 for name in fields:

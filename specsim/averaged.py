@@ -69,7 +69,7 @@ def expected_replay(trace: Trace, policy: ChainPolicy, table: CostTable) -> Repl
     return _expected_costs(trace, policy, table, match, reached)
 
 
-_COUNTS = ("rounds", "drafted", "accepted", "policy_steps")
+_COUNTS = ("rounds", "drafted", "accepted", "policy_steps", "verified")
 
 
 def draws_uniforms(kind: type[ChainPolicy]) -> bool:

@@ -51,11 +51,11 @@ class CostModel:
         raise NotImplementedError
 
     def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        """What a draft pass over n nodes of a tree takes beyond one over a single one."""
+        """What a draft pass over n nodes of a tree takes beyond a chain's draft step at the same place of the round."""
         return np.zeros(np.shape(context))
 
     def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        """One target pass over a tree of n tokens, the pending one included."""
+        """One target pass over a tree of n tokens, the pending one included, and compaction of its cache."""
         return self.verify(n_tokens, context)
 
     def tree_policy_step(self) -> float:
@@ -63,7 +63,7 @@ class CostModel:
         return self.policy_step()
 
     def tree_round_overhead(self) -> float:
-        """What a round with a tree costs besides: selection and compaction of the cache, too."""
+        """What a round with a tree costs besides: selection, and compaction of the draft cache, too."""
         return self.round_overhead()
 
 
@@ -71,7 +71,7 @@ class CostModel:
 class TreeTable:
     """What trees cost; columns as in `CostTable`.
 
-    wider_s : [n_max + 1, B], a draft pass over n nodes beyond one over a single one (row 0 is unused)
+    wider_s : [n_max + 1, B], a draft pass over n nodes beyond a chain's step at its place (row 0 is unused)
     verify_s : [n_max + 1, B], a target pass over a tree of n tokens (row 0 is unused)
     """
 

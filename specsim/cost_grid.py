@@ -66,6 +66,12 @@ class GridCost:
             self._refuse(row, n_tokens, asked, {int(left), int(right)}, {*np.ravel(first), *np.ravel(second)})
         return found
 
+    def whole_tokens(self, batch: int) -> int:
+        """Most new tokens up to which no point of this batch was left out."""
+        whole = ~np.isnan(self.median_s[self._batch_row(batch)]).any(axis=0)  # [T]
+        first_gap = len(whole) if whole.all() else int(whole.argmin())
+        return int(self.tokens[first_gap - 1]) if first_gap else 0
+
     def _batch_row(self, batch: int) -> int:
         if batch not in self.batches:
             known = ", ".join(map(str, self.batches))
@@ -129,7 +135,7 @@ class GridPairCost(CostModel):
 
     @property
     def max_tree_tokens(self) -> int:
-        return int(min(self.target.tokens[-1], self.drafter.tokens[-1]))
+        return min(grid.whole_tokens(self.batch) for grid in (self.target, self.drafter))
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return n_tokens * self.drafter.pass_s(self.batch, 1, context)

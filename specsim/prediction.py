@@ -19,6 +19,8 @@ from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
 from specsim.tree_oracle import tree_oracle_seconds
 
+STATIC_WIDTH = 10  # children of a node that searches of static trees go to
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -109,32 +111,46 @@ def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -
 
 
 def least_seconds(
-    trace: Trace, kinds: Iterable[type[Policy]], table: CostTable, *, seed: int = 0
+    trace: Trace, kinds: Iterable[type[Policy]], table: CostTable, *, width: int = STATIC_WIDTH, seed: int = 0
 ) -> npt.NDArray[np.float64]:
-    """The oracle's seconds per sequence [S], of what competes: chains, trees, or both."""
+    """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
+
+    width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
+    """
     trees = [issubclass(kind, TreePolicy) for kind in kinds]
-    found = [tree_oracle_seconds(trace, table)] if any(trees) else []
+    found = []
+    if any(trees):
+        recorded = 0 if trace.tree is None else trace.tree.width
+        found.append(tree_oracle_seconds(trace, table, max(width, recorded)))
     if not all(trees):
         found.append(oracle_seconds(trace, table, seed=seed))
     least: npt.NDArray[np.float64] = np.minimum.reduce(found)
     return least
 
 
+def widest(policy: Policy) -> int:
+    """Children of a node that the oracle should be allowed, to bound this policy."""
+    return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH
+
+
 def predict(trace: Trace, policy: Policy, cost: CostModel, *, seed: int = 0) -> Prediction:
     """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
     result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
-    return summarise(result, least_seconds(trace, [type(policy)], compile_for(trace, cost), seed=seed))
+    return summarise(
+        result, least_seconds(trace, [type(policy)], compile_for(trace, cost), width=widest(policy), seed=seed)
+    )
 
 
 @dataclass(frozen=True)
 class Ladder:
     """The same policy predicted with ever fewer simplifications, all as speedups.
 
-    eq14: v_d, r_d and alpha_c = s_d/s_t only. constant: s_d per draft step and s_t per
+    eq14: v_d, r_d and alpha_c = s_d/s_t only; None of a tree, whose draft passes it does not
+    know. constant: s_d per draft step and s_t per
     round. profile: the measured grid.
     """
 
-    eq14: float
+    eq14: float | None
     constant: float
     profile: float
 
@@ -144,8 +160,9 @@ def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0)
     middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
     constant: ConstantCost = profile.constant(middle)
     measured = predict(trace, policy, profile, seed=seed)
+    eq14 = float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t))
     return Ladder(
-        eq14=float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t)),
+        eq14=None if isinstance(policy, TreePolicy) else eq14,
         constant=predict(trace, policy, constant, seed=seed).speedup.estimate,
         profile=measured.speedup.estimate,
     )

@@ -30,7 +30,7 @@ from specsim.chain_replay import (
 from specsim.cost import CostTable
 from specsim.errors import InputError
 
-# `_specialise` rebinds these four names to each policy's own functions.
+# `specialise_tree` rebinds these four names to each policy's own functions.
 from specsim.policy.static_tree import StaticTree, expand, expanded_per_level, initial_state, select, update
 from specsim.policy.tree import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept
 from specsim.randomness import uniform
@@ -66,12 +66,12 @@ def _replay(  # type: ignore[no-untyped-def]
     seconds,
     rounds_log,
 ):
-    """The loop of one policy over the sequences `which`; `_specialise` binds the policy's functions.
+    """The loop of one policy over the sequences `which`; `specialise_tree` binds the policy's functions.
 
     Every round grows the tree level by level, as a drafter does, with the children that the
     record holds; those it does not hold are UNKNOWN nodes. Where these might have been verified
     the round is truncated: it accepts none of them and pays for as many as the policy may
-    verify, so that no policy gains by asking for more than was recorded.
+    verify, though not for what might have been drafted below them.
     """
     room = MAX_DRAFTED + 1
     tree = Tree(

@@ -98,11 +98,13 @@ def longest_rounds(trace: Trace) -> Rounds:
 def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
     """Read and check `rounds.parquet`, as `realrun validate` writes it; only that policy's rounds if one is named.
 
-    Columns drafted and accepted must be there; policy, sequence_id and t (with round) may.
+    Columns drafted and accepted must be there; policy, sequence_id and t (with round) may. Rounds of
+    trees, where a column `tree` says so, are left out: of them drafted counts nodes, not depth.
     Raises InputError for impossible counts, and where a round does not begin where the one
     before it ended.
     """
     import pyarrow as pa
+    import pyarrow.compute
     import pyarrow.parquet as pq
 
     path = Path(path)
@@ -126,6 +128,8 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
             raise InputError(f"{path}: column {name!r} holds {values.type}, wanted whole numbers; write it as int")
         return np.array(values.to_pylist(), dtype=np.int64)
 
+    if "tree" in table.column_names:
+        table = table.filter(pa.compute.invert(table.column("tree")))
     drafted, accepted = column("drafted", required=True), column("accepted", required=True)
     rounds = Rounds(drafted, accepted, column("policy"), column("sequence_id"), column("t"))
     if policy is not None:
@@ -137,7 +141,7 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
             raise InputError(f"{path} has no rounds of policy {policy!r}; it has: {known}")
         rounds = rounds.select(keep)
     if (rounds.drafted > 0).sum() == 0:
-        raise InputError(f"{path} holds no round that drafted; give rounds of a speculative run")
+        raise InputError(f"{path} holds no round that drafted a chain; give rounds of a speculative run")
     wrong = (rounds.accepted < 0) | (rounds.accepted > rounds.drafted)
     if wrong.any():
         row = int(wrong.argmax())

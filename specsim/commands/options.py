@@ -40,8 +40,8 @@ SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, 
 
 def read_costs(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
     """The cost model that --cost, --draft-cost and --batch name."""
-    from specsim.cost_profile import read_cost
     from specsim.cost_grid import read_grid_pair
+    from specsim.cost_profile import read_cost
     from specsim.errors import InputError
 
     if draft_cost is not None:

@@ -58,8 +58,8 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
 
 
 __all__ = [
-    "PCT",
     "CHAIN_POLICIES",
+    "PCT",
     "POLICIES",
     "TREE_POLICIES",
     "VCT",

@@ -55,7 +55,7 @@ class Eagle2(TreePolicy):
 
     name = "eagle2"
     source = "EAGLE-2 (Li et al. 2024a), as EDD + PCT gives it in appendix A"
-    variants = (Variant("50 nodes, depth 6", tuned=False), Variant("tuned"))
+    variants = (Variant("50 nodes, depth 6", {"nodes": 50, "depth": 6, "top_k": 10}, tuned=False), Variant("tuned"))
     initial_state = staticmethod(initial_state)
     expand = staticmethod(expand)
     select = staticmethod(select)

@@ -13,6 +13,7 @@ from specsim.policy.base import build_policy, setting
 from specsim.policy.static_tree import StaticTree, check_shape
 from specsim.policy.tree import MAX_DRAFTED
 from specsim.tree_search import best_trees, rates_of
+from specsim.tree_shapes import cut
 
 if TYPE_CHECKING:
     from specsim.cost import CostTable
@@ -31,17 +32,17 @@ class LearnedTree(StaticTree):
         ROUGH_TREE, 0, MAX_DRAFTED, doc="learned: children of every node in level order, the root first"
     )
 
-    features = ("true_rank",)
+    max_depth: int = setting(16, 1, 255, tune=(1, 16), doc="deepest nodes of the tree, in tokens")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(count != int(count) for count in self.children):
             raise InputError(f"policy {self.name}: children has a count that is no whole number; give whole ones")
-        check_shape(self.name, self.shape)
+        check_shape(self.name, tuple(map(int, self.children)))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(map(int, self.children))
+        return cut(tuple(map(int, self.children)), self.max_depth)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ class SparseTree(LearnedTree):
     """
 
     nodes: int = setting(NODES, 1, MAX_DRAFTED, tune=(1, 64), log=True, doc="nodes of the tree that is learned")
-    max_depth: int = setting(16, 1, 255, tune=(1, 16), doc="deepest nodes of the tree that is learned, in tokens")
 
     name = "sparse_tree"
     source = "MEDUSA, section 3.3.3; rates by depth given the path so far, as Sequoia (arXiv:2402.12374)"

@@ -145,7 +145,8 @@ def reliability_diagram(bins: Mapping[str, Any]) -> str:
 def error_ladder(rows: Sequence[Row]) -> str:
     """Signed error of each rung against the measured speedup, one line per policy."""
     truth = np.array([r["ladder"]["measured"] for r in rows])
-    errors = 100 * (np.array([[r["ladder"][name] for r in rows] for name, *_ in RUNGS]) / truth - 1)
+    # None, of a rung that a policy does not have, becomes NaN and is not drawn.
+    errors = 100 * (np.array([[r["ladder"][name] for r in rows] for name, *_ in RUNGS], dtype=float) / truth - 1)
     _, low, high = estimates([r["measured"] for r in rows])
     y = np.arange(len(rows))[::-1]
     figure = Figure(figsize=(12.4, 1.3 + 0.3 * len(rows)), layout="constrained")
@@ -153,7 +154,7 @@ def error_ladder(rows: Sequence[Row]) -> str:
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.axvline(0, color=MEASURED, linewidth=1.2)
-    axes.hlines(y, errors.min(axis=0), errors.max(axis=0), color="#ccd2d9", linewidth=1.2)
+    axes.hlines(y, np.nanmin(errors, axis=0), np.nanmax(errors, axis=0), color="#ccd2d9", linewidth=1.2)
     left, width = 100 * (low / truth - 1), 100 * (high - low) / truth
     axes.barh(y, width, 0.5, left, color=MEASURED, alpha=0.22, label="measured, 95 % interval")
     for error, (_, label, marker, color) in zip(errors, RUNGS, strict=True):

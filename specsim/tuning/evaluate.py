@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from specsim.chain_replay import COUNTS
+from specsim.chain_replay import COUNTS, ROUNDS, TRUNCATED
 from specsim.cost import CostModel, CostTable
 from specsim.errors import InputError
 from specsim.policy.base import Policy
@@ -33,6 +33,7 @@ TOGETHER = 32  # configurations of one task
 BLOCK_ROWS = 1 << 14  # positions of one block; what a policy reads of them fits a core's second-level cache
 TASK_ROWS = 1 << 18  # sequences times configurations of one task, which bounds its counts to 16 MB
 BATCH = 256  # configurations between two reports of progress
+MOST_TRUNCATED = 0.02  # of a tree policy's rounds
 
 
 class Evaluator:
@@ -94,11 +95,14 @@ class Evaluator:
     def seconds(self, policies: Sequence[Policy], which: Indices | None = None) -> Floats:
         """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
 
+        Infinite for a tree policy that asks for more than the recorded trees hold in a share of
+        its rounds above MOST_TRUNCATED: what such a replay costs is too little to be compared.
         Independent of threads and blocks, and equal to `replay`'s on the whole trace. A
         policy that carries its state starts anew at which[0].
         """
         which = np.arange(self.trace.sequences) if which is None else which
         result = np.empty((len(policies), len(which)))
+        rounds = np.zeros((len(policies), len(which), 2), dtype=np.int64)  # all, and truncated ones
         if not policies or not len(which):
             return result
         size = max(1, min(TOGETHER, math.ceil(len(policies) / self.jobs), TASK_ROWS // len(which)))
@@ -109,9 +113,13 @@ class Evaluator:
         cuts = np.linspace(0, len(which), parts + 1).astype(int).tolist()
         self._compile(policies[0])
         tasks = [
-            (policies[i : i + size], which[a:b], result[i : i + size, a:b]) for i in starts for a, b in pairwise(cuts)
+            (policies[i : i + size], which[a:b], result[i : i + size, a:b], rounds[i : i + size, a:b])
+            for i in starts
+            for a, b in pairwise(cuts)
         ]
         self._parallel(self._replay_all, tasks)
+        every, truncated = rounds.sum(axis=1).T
+        result[truncated > MOST_TRUNCATED * every] = np.inf
         return result
 
     def _compile(self, policy: Policy) -> None:
@@ -120,7 +128,7 @@ class Evaluator:
         none = np.zeros((0, COUNTS), dtype=np.int64)
         compiled(policy)(self.trace, self.table, self.outcomes[0], np.zeros(0, dtype=np.int64), none, empty, none)
 
-    def _replay_all(self, policies: Sequence[Policy], which: Indices, result: Floats) -> None:
+    def _replay_all(self, policies: Sequence[Policy], which: Indices, result: Floats, rounds: Indices) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
         cuts = np.unique(np.searchsorted(rows, np.arange(BLOCK_ROWS, rows[-1], BLOCK_ROWS)))
         blocks = np.unique([0, *cuts.tolist(), len(which)]).tolist()
@@ -136,6 +144,7 @@ class Evaluator:
                     elif a == 0:  # its sequences belong together
                         run(self.trace, table, outcome, which, counts[i], seconds[i], no_log)
         seconds.sum(axis=2, out=result)
+        rounds[:] = counts[:, :, [ROUNDS, TRUNCATED]]
 
     def _parallel(self, call: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]) -> Iterable[Result]:
         if self.jobs == 1 or len(tasks) <= 1:
@@ -152,7 +161,8 @@ class Evaluated:
     """Configurations on one trace, in the order asked.
 
     policies : None where trace or costs cannot serve it, for the reason of that place in `reasons`
-    seconds : float64 [C], speculative, summed over sequences; infinite where there is no policy
+    seconds : float64 [C], speculative, summed over sequences; infinite where there is no policy, or the
+        recorded trees are too small for it
     baseline_s : autoregressive seconds of the same
     """
 
@@ -163,7 +173,7 @@ class Evaluated:
 
     @property
     def speedup(self) -> Floats:
-        """Baseline seconds over speculative seconds [C]; 0 where there is no policy."""
+        """Baseline seconds over speculative seconds [C]; 0 where they are infinite."""
         return self.baseline_s / self.seconds
 
 

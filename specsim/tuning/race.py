@@ -101,7 +101,8 @@ class _Field:
         whole = self.evaluator.seconds([self.policies[i] for i in carrying], self.order[:size][place])
         for i, row in zip(carrying, whole[:, np.argsort(place)], strict=True):
             results[i] = row.tolist()
-        return {"seconds": [results.get(i) for i in batch]}
+        found = [results.get(i) for i in batch]  # infinite where the recorded trees are too small for the policy
+        return {"seconds": [row if row is not None and np.isfinite(row).all() else None for row in found]}
 
     def add(
         self, points: Sequence[int], results: Sequence[list[float] | None], rows: Indices, seen: int, size: int
@@ -114,6 +115,8 @@ class _Field:
                 carried = seen > 0 and len(result) == size
                 again += int(rows[seen]) if carried else 0
                 self.known[i] = np.concatenate([np.zeros(0) if carried else before, result])
+            else:  # on more sequences, a tree policy may come to be refused
+                self.known.pop(i, None)
         return again
 
 

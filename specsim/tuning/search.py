@@ -15,10 +15,10 @@ from specsim.bootstrap import Comparison, paired_difference
 from specsim.cost import CostModel
 from specsim.errors import InputError
 from specsim.policy import FixedK, Policy, build_policy
-from specsim.prediction import Prediction, least_seconds, summarise
+from specsim.prediction import Prediction, least_seconds, summarise, widest
 from specsim.replay import Replay, compile_for, replay
 from specsim.trace import Trace
-from specsim.tuning.evaluate import Evaluator, evaluate_many
+from specsim.tuning.evaluate import MOST_TRUNCATED, Evaluator, evaluate_many
 from specsim.tuning.grid import try_all
 from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
@@ -229,7 +229,11 @@ def _conclude(evaluator: Evaluator, space: Space, done: Trials, how: Search, int
         return policy
 
     if not done.ranking:
-        built(done.points[0])  # raises its reason
+        built(done.points[0])  # raises its reason, if it has one
+        raise InputError(
+            f"policy {evaluator.kind.name}: all {len(done.points)} points ask for more than the recorded trees hold in "
+            f"over {100 * MOST_TRUNCATED:.0f} % of the rounds; record with more `--tree-nodes`"
+        )
     best, *others = [done.points[i] for i in done.ranking]
     runner_up = next((point for point in others if space.apart(best, point)), None)
     return Found(
@@ -296,7 +300,9 @@ def reference_policies(
 def replayed(trace: Trace, policy: Policy, cost: CostModel, seed: int, kind: type[Policy]) -> tuple[Replay, Prediction]:
     """One replay under the policy's own cost of a round, and its summary; the oracle of this kind and of chains."""
     result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
-    return result, summarise(result, least_seconds(trace, [kind, FixedK], compile_for(trace, cost), seed=seed))
+    return result, summarise(
+        result, least_seconds(trace, [kind, FixedK], compile_for(trace, cost), width=widest(policy), seed=seed)
+    )
 
 
 def compared(tuned: Replay, other: Replay) -> Comparison:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,8 @@ class Task:
         built = self.evaluator.build(points)
         policies = [policy for policy in built if not isinstance(policy, Exception)]
         seconds = iter(self.evaluator.seconds(policies).sum(axis=1).tolist())
-        return [None if isinstance(policy, Exception) else next(seconds) for policy in built]
+        found = [math.inf if isinstance(policy, Exception) else next(seconds) for policy in built]
+        return [total if math.isfinite(total) else None for total in found]
 
     @property
     def rows(self) -> int:

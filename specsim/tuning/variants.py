@@ -10,9 +10,9 @@ from specsim.policy import Policy, TreePolicy, Variant
 from specsim.replay import compile_for, why_not
 from specsim.trace import Trace
 from specsim.tuning.search import find_best, held_settings
-from specsim.tuning.space import shortened
+from specsim.tuning.space import DEPTHS, shortened
 
-LENGTHS = ("max_draft", "k")  # settings that bound the draft length, so never above the trace's depth
+LENGTHS = (*DEPTHS, "k")  # settings that bound the draft length, so never above the trace's depth
 
 Form = tuple[type[Policy], Variant]
 
@@ -23,8 +23,8 @@ def forms(trace: Trace, kinds: Iterable[type[Policy]], cost: CostModel) -> tuple
     skipped: list[tuple[str, str]] = []
     for kind in kinds:
         reason = why_not(trace, kind)
-        if not reason and issubclass(kind, TreePolicy) and not cost.max_tree_tokens:
-            reason = "these costs are not of trees; profile with `--tree-tokens`"
+        if not reason and issubclass(kind, TreePolicy) and cost.max_tree_tokens <= trace.depth + 1:
+            reason = f"these costs cover trees of up to {cost.max_tree_tokens} tokens; profile with `--tree-tokens`"
         if reason:
             skipped.append((kind.name, reason))
             continue

@@ -15,7 +15,6 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from specsim.console import progress_bar
 from specsim.cost import CostModel
 from specsim.errors import InputError
 from specsim.leaderboard import leaderboard
-from specsim.policy import CHAIN_POLICIES, TREE_POLICIES, VCT, Policy
+from specsim.policy import CHAIN_POLICIES, TREE_POLICIES, Policy
 from specsim.report import tree_figures
 from specsim.report.page import write_whole
 from specsim.trace import Trace
@@ -58,17 +57,9 @@ SHOWN = 6  # one dense tree in so many is drawn
 Report = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class SmallVCT(VCT):
-    """VCT without its full tree, which has more nodes than costs are measured for."""
-
-    variants = tuple(variant for variant in VCT.variants if variant.held.get("level_nodes") != 243)
-
-
 def kinds_run(config: Mapping[str, Any]) -> tuple[type[Policy], ...]:
     """What is really run."""
-    trees = [SmallVCT if kind is VCT else kind for kind in TREE_POLICIES.values()]
-    return (*(CHAIN_POLICIES[name] for name in config["chains"]), *trees)
+    return (*(CHAIN_POLICIES[name] for name in config["chains"]), *TREE_POLICIES.values())
 
 
 def boards_of(

@@ -27,7 +27,7 @@ TABLES = ("p25_s", "median_s", "p75_s")
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=5, choice=Choice("gumbel", 0.7))
+    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=5, choice=Choice("gumbel", 0.7), tree_tokens=0)
 
 
 def test_the_simulator_reads_a_profile(document: dict[str, Any], tmp_path: Path) -> None:
@@ -66,13 +66,13 @@ def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_shallow_short_profile_measures_every_cell(depth: int, seed: int) -> None:
-    short = profile(tiny_pair(), contexts=[4, 9], depth=depth, repeats=2, seed=seed)
+    short = profile(tiny_pair(), contexts=[4, 9], depth=depth, repeats=2, seed=seed, tree_tokens=0)
     assert np.isfinite([*np.ravel(short["median_s"]["draft_step"]), *np.ravel(short["median_s"]["verify"])]).all()
 
 
 def test_progress_counts_the_contexts() -> None:
     seen: list[tuple[int, int]] = []
-    profile(tiny_pair(), contexts=[4, 9], depth=1, repeats=2, progress=lambda *step: seen.append(step))
+    profile(tiny_pair(), contexts=[4, 9], depth=1, repeats=2, tree_tokens=3, progress=lambda *step: seen.append(step))
     assert seen == [(1, 2), (2, 2)]
 
 
@@ -108,7 +108,7 @@ def test_contexts_that_cannot_be_measured_are_refused(contexts: list[int]) -> No
 
 
 def test_the_longest_context_fits_the_models_exactly() -> None:
-    profile(tiny_pair(), contexts=[153], depth=5, repeats=2)
+    profile(tiny_pair(), contexts=[153], depth=5, repeats=2, tree_tokens=3)
 
 
 def test_one_repeat_is_refused() -> None:
@@ -140,4 +140,4 @@ def test_a_failed_write_leaves_nothing_behind(
 @pytest.mark.parametrize("trial", range(12))
 def test_the_overhead_that_is_written_can_be_read(trial: int) -> None:
     """Differences of medians are noise where they are small, and a profile holds no negative time."""
-    profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, repeats=2, seed=trial), "here")
+    profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, repeats=2, seed=trial, tree_tokens=3), "here")

@@ -24,9 +24,11 @@ from realrun.choice import Choice
 from realrun.decode import Decoded, Decoder, Round
 from realrun.drafters.draft_model import Draft, DraftModel, Siblings
 from realrun.drafters.tree_drafting import layout
+from realrun.kernels import use_kernels
 from realrun.models import Pair
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
+from realrun.static_llama import StaticLlama
 from realrun.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
 from specsim.cost import ConstantCost
 from specsim.errors import InputError
@@ -318,6 +320,18 @@ def test_caches_after_every_round_equal_a_fresh_prefill(choice: Choice, policy: 
                     torch.testing.assert_close(kept, expected, rtol=0, atol=1e-12)
     if isinstance(policy, StaticTree):
         assert lacking == {0, 1}  # a leaf that was accepted is not in the draft cache
+
+
+@mode
+def test_the_static_cache_decodes_trees_as_well(choice: Choice) -> None:
+    (prompt,) = random_prompts(1, seed=6)
+    for policy in (ARMS[1], CoinTree()):
+        lean = decoder(choice).decode(prompt, 24, policy)
+        with use_kernels("reference"):
+            static = decoder(choice)
+            decoded = static.decode(prompt, 24, policy)
+        assert isinstance(static.target, StaticLlama)
+        assert decoded.tokens == lean.tokens and decoded.tree_log() == lean.tree_log()
 
 
 def test_nothing_drafted_makes_plain_rounds() -> None:

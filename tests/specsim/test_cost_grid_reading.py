@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from reference import small_trace
 
 from specsim.cost import ConstantCost
-from specsim.cost_profile import read_cost
 from specsim.cost_grid import GridCost, GridPairCost, grid_from_json, read_grid, read_grid_pair
+from specsim.cost_profile import read_cost
 from specsim.errors import InputError
 from specsim.policy import AdaEDL, FixedK
 from specsim.prediction import predict

@@ -12,24 +12,38 @@ from tree_traces import tree_trace
 from specsim.bootstrap import ratio_interval
 from specsim.commands.leaderboard import as_document, write_results
 from specsim.cost import ConstantCost
+from specsim.cost_profile import ProfileCost, TreeProfile
+from specsim.errors import InputError
 from specsim.leaderboard import Board, leaderboard
 from specsim.oracle import oracle_seconds
 from specsim.policy import POLICIES, TREE_POLICIES, FixedK
+from specsim.prediction import ladder, predict
 from specsim.replay import compile_for, replay
 from specsim.report.leaderboard import render_leaderboard
 from specsim.trace import Trace
 from specsim.tree_oracle import tree_oracle_seconds
 from specsim.tuning import split_sequences
+from specsim.tuning.evaluate import MOST_TRUNCATED
 from specsim.tuning.search import find_best, tune
 from specsim.tuning.space import search_space
 
 COST = LeafyCost()
+PROFILE = ProfileCost(
+    contexts=np.array([0, 200]),
+    draft_step_s=np.full((4, 2), 1e-3),
+    catch_up_s=np.zeros(2),
+    verify_s=np.full((5, 2), 1e-2),
+    autoregressive_s=np.full(2, 1e-2),
+    policy_step_s=0.0,
+    round_overhead_s=0.0,
+    tree=TreeProfile(np.array([1, 400]), np.zeros((2, 2)), np.full((2, 2), 1e-2), 0.0, 0.0),
+)
 TREES = ("vct", "cartesian", "sparse_tree", "cape", "eagle2", "pct")
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return tree_trace(5, sequences=12, tokens=50, depth=5, width=10, nodes=60, vocabulary=20, easiness=2.5)
+    return tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=400, vocabulary=20, easiness=2.5)
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +111,21 @@ def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear
     chosen = {name: find_best(POLICIES["eagle2"], trace, cost, trials=60).best for name, cost in
               (("free", free), ("dear", dear))}  # fmt: skip
     assert chosen["free"].settings["nodes"] > chosen["dear"].settings["nodes"]
+
+
+def test_points_that_the_record_is_too_small_for_are_refused() -> None:
+    """Left in, they would look fast: what is not recorded cannot be paid for in full."""
+    small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
+    found = find_best(POLICIES["eagle2"], small, COST, trials=40, search="race")
+    assert 0 < found.refused < found.trials
+    result = replay(small, found.best, compile_for(small, COST, found.best))
+    assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.rounds.sum()
+    with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
+        find_best(POLICIES["eagle2"], small, COST, fixed={"nodes": 50, "depth": 6, "top_k": 10})
+
+
+def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
+    trace = tree_trace(1, sequences=6, tokens=40, depth=4, width=2, nodes=20, vocabulary=14)
+    found = predict(trace, POLICIES["cartesian"](s1=12, s2=12), COST)
+    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert ladder(trace, found.policy, PROFILE).eq14 is None
