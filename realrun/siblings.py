@@ -24,12 +24,12 @@ class Drawn(NamedTuple):
     tokens : int64 [n, w], in the order drafted, -1 beyond a node's own width
     probs : [n, w], their probability in the draft's distribution; 0 beyond
     rows : [n, V], the distribution that each node's children were drawn from, which belongs into
-        `Draft.probs`, the same one for all children of a node; None if they were not drawn
+        `Draft.probs`, the same one for all children of a node
     """
 
     tokens: torch.Tensor
     probs: torch.Tensor
-    rows: torch.Tensor | None
+    rows: torch.Tensor
 
 
 def draw_siblings(
@@ -45,7 +45,7 @@ def draw_siblings(
 
     kind : "iid" draws each from the draft's distribution q, tokens may repeat;
         "without_replacement" draws each from what its earlier siblings left of q, and where nothing is left gives
-        a token that verification passes over; "top_k" takes the most probable, lowest index first at ties
+        a token that verification passes over. "top_k" draws nothing: see `Choice.candidates`
     first_node : number in the drafted tree of the first child of the first row; the others
         follow in level order. A child's uniform is keyed by its number, so every run repeats it.
 
@@ -54,18 +54,14 @@ def draw_siblings(
     columns = min(max(widths), logits.shape[1])
     beyond = torch.arange(columns) >= torch.tensor(widths)[:, None]
     beyond = beyond.to(logits.device)
-    rows: torch.Tensor | None = None
-    if kind == "top_k":
-        tokens, probs = choice.candidates(logits, sequence, [position] * len(widths), columns)
-    else:
-        rows = choice.probs(logits)
-        first = [first_node + before for before in accumulate(widths, initial=0)]
-        uniforms = [
-            [choice.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
-            for node, width in zip(first, widths, strict=False)
-        ]
-        tokens = draw_each(rows, uniforms) if kind == "iid" else _draw_without_replacement(rows, uniforms)
-        probs = rows.gather(-1, tokens)
+    rows = choice.probs(logits)
+    first = [first_node + before for before in accumulate(widths, initial=0)]
+    uniforms = [
+        [choice.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
+        for node, width in zip(first, widths, strict=False)
+    ]
+    tokens = draw_each(rows, uniforms) if kind == "iid" else _draw_without_replacement(rows, uniforms)
+    probs = rows.gather(-1, tokens)
     return Drawn(tokens.masked_fill(beyond, -1), probs.masked_fill(beyond, 0.0), rows)
 
 

@@ -37,8 +37,7 @@ class Replay:
     rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
     verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones
     truncated : int64 [S], rounds in which a tree policy asked for nodes that the trace does not hold and that might
-        have been verified; the replay accepts none of them and pays for as many as the policy may verify; None of a
-        chain
+        have been verified; the replay goes on as if they had not been drafted; None of a chain
     seconds : float64 [S, 4], in draft, policy, verify, other
     autoregressive_s : float64 [S], the baseline on the same sequences
     log : per round, int64 [R, 4] of (sequence index, t, drafted, accepted) or, of a tree policy, [R, 6] with
@@ -211,6 +210,14 @@ def autoregressive_seconds(trace: Trace, table: CostTable) -> npt.NDArray[np.flo
 def context_range(trace: Trace) -> tuple[int, int]:
     """Smallest and largest context, in cached tokens, that a replay looks up."""
     return int(trace.prompt_tokens.min()) - 1, int((trace.prompt_tokens + trace.output_tokens).max()) - 2
+
+
+def context_share(trace: Trace, table: CostTable) -> npt.NDArray[np.float64]:
+    """Share of the trace's positions in every column of the table [B], by which its costs are averaged."""
+    context = np.repeat(trace.prompt_tokens - 1, trace.output_tokens) + trace.position
+    columns = len(table.catch_up_s)
+    counts = np.bincount(context >> table.bucket_bits, minlength=columns)[:columns]
+    return np.asarray(counts / len(context), dtype=np.float64)
 
 
 def compile_for(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:

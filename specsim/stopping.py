@@ -20,7 +20,7 @@ import numpy.typing as npt
 from specsim.calibration import Calibration, Floats, Tokens
 from specsim.cost import CostTable
 from specsim.errors import InputError
-from specsim.replay import autoregressive_seconds
+from specsim.replay import autoregressive_seconds, context_share
 from specsim.trace import Trace
 
 NEVER = 2.0  # a threshold that no path probability reaches
@@ -52,16 +52,14 @@ class RoundCost:
 
 def mean_cost(trace: Trace, table: CostTable) -> RoundCost:
     """The costs of a table, averaged over the contexts of a trace's positions."""
-    context = np.repeat(trace.prompt_tokens - 1, trace.output_tokens) + trace.position
-    columns = table.verify_s.shape[1]
-    share = np.bincount(context >> table.bucket_bits, minlength=columns)[:columns] / len(context)
+    share = context_share(trace, table)
     return RoundCost(
         draft_s=table.draft_s @ share,
         catch_up_s=float(table.catch_up_s @ share),
         verify_s=np.nan_to_num(table.verify_s) @ share,
         policy_step_s=table.policy_step_s,
         round_overhead_s=table.round_overhead_s,
-        autoregressive_s=float(autoregressive_seconds(trace, table).sum() / len(context)),
+        autoregressive_s=float(autoregressive_seconds(trace, table).sum() / len(trace.token)),
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from specsim.cost import CostTable
 from specsim.errors import InputError
-from specsim.replay import autoregressive_seconds
+from specsim.replay import autoregressive_seconds, context_share
 from specsim.trace import Trace
 from specsim.tree_search import Floats, check_rates, grow, most_nodes, tree_of
 from specsim.tree_shapes import Shape
@@ -74,9 +74,7 @@ def tree_round_cost(table: CostTable, trace: Trace) -> TreeRoundCost:
     """The costs of a table, averaged over the contexts of a trace's positions."""
     if table.tree is None:
         raise InputError("the costs do not price trees; profile again with `--tree-tokens`")
-    context = np.repeat(trace.prompt_tokens - 1, trace.output_tokens) + trace.position
-    columns = len(table.catch_up_s)
-    share = np.bincount(context >> table.bucket_bits, minlength=columns)[:columns] / len(context)
+    share = context_share(trace, table)
     return TreeRoundCost(
         draft_s=table.draft_s @ share,
         catch_up_s=float(table.catch_up_s @ share),
@@ -84,7 +82,7 @@ def tree_round_cost(table: CostTable, trace: Trace) -> TreeRoundCost:
         verify_s=np.nan_to_num(table.tree.verify_s) @ share,
         policy_step_s=table.tree.policy_step_s,
         round_overhead_s=table.tree.round_overhead_s,
-        autoregressive_s=float(autoregressive_seconds(trace, table).sum() / len(context)),
+        autoregressive_s=float(autoregressive_seconds(trace, table).sum() / len(trace.token)),
     )
 
 
@@ -100,7 +98,7 @@ def optimal_tree(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_dept
 
 
 def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_depth: int) -> list[PricedTree]:
-    """The fastest tree of 1, 2, ... nodes, as far as rates and costs reach."""
+    """The fastest tree of 1, 2, ... nodes, as far as rates and costs reach; InputError where that is nowhere."""
     check_rates(rates, "rates")
     depth = min(len(rates), max_depth, len(cost.draft_s) - 1)
     reached = np.ascontiguousarray(rates[:depth], dtype=np.float64)
@@ -114,6 +112,11 @@ def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_dep
         if deep:
             taken = grow(reached[:deep], forks, size)[1]
             trees.append(price(tuple(tree_of(taken, size).tolist()), reached, cost))
+    if not trees:
+        raise InputError(
+            f"costs of trees of up to {len(cost.verify_s) - 1} tokens price no tree of the {max_nodes} nodes and "
+            f"{max_depth} levels allowed; profile with a larger `--tree-tokens` or allow more"
+        )
     return trees
 
 

@@ -70,8 +70,7 @@ def _replay(  # type: ignore[no-untyped-def]
 
     Every round grows the tree level by level, as a drafter does, with the children that the
     record holds; those it does not hold are UNKNOWN nodes. Where these might have been verified
-    the round is truncated: it accepts none of them and pays for as many as the policy may
-    verify, though not for what might have been drafted below them.
+    the round is truncated: it goes on as if they had not been drafted, and is counted.
     """
     room = MAX_DRAFTED + 1
     tree = Tree(
@@ -152,7 +151,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
                 draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
                 first = last
-            verified = missing = accepted = last_node = 0
+            verified = accepted = last_node = 0
             if count > 1:
                 keep[:count] = False
                 keep[0] = True
@@ -162,7 +161,6 @@ def _replay(  # type: ignore[no-untyped-def]
                     raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
                 if unknown > 0 and horizon[t] >= floor:
                     truncated += 1
-                    missing = min(unknown, most_nodes - verified)
                 while accepted < level:
                     true = np.int64(true_rank[t, accepted])
                     if true < 0 or true >= widths[last_node] or not keep[child[last_node] + true]:
@@ -174,7 +172,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 behind = 1 if accepted > 0 and widths[last_node] == 0 else 0
             else:
                 behind = 1
-            verify_time += verify_s[verified + missing + 1, bucket]
+            verify_time += verify_s[verified + 1, bucket]
             rounds += 1
             all_drafted += count - 1
             all_verified += verified

@@ -22,7 +22,7 @@ from specsim.cost import CostTable
 from specsim.errors import InputError
 from specsim.policy.hardware_pct import NEVER, HardwarePCT
 from specsim.policy.tree_worth import KNOTS, LOWEST, levels, worth_of_children
-from specsim.stopping import mean_cost
+from specsim.replay import context_share
 from specsim.trace import Trace
 from specsim.tree_calibration import (
     Floats,
@@ -62,10 +62,12 @@ def mean_tree_cost(trace: Trace, table: CostTable, *, max_nodes: int, max_expand
             f"costs cover trees of up to {covered} tokens, hardware_pct may need {max_nodes + 1}; lower max_nodes or "
             "profile with a larger `--tree-tokens`"
         )
-    cost = mean_cost(trace, dataclasses.replace(table, verify_s=table.tree.verify_s))
-    wider_s = mean_cost(trace, dataclasses.replace(table, verify_s=table.tree.wider_s)).verify_s
+    share = context_share(trace, table)
     return TreeCost(
-        np.diff(cost.draft_s), wider_s[: max_expanded + 1], cost.verify_s[1 : max_nodes + 2], table.tree.policy_step_s
+        pass_s=np.diff(table.draft_s @ share),
+        wider_s=np.nan_to_num(table.tree.wider_s[: max_expanded + 1]) @ share,
+        verify_s=table.tree.verify_s[1 : max_nodes + 2] @ share,
+        policy_step_s=table.tree.policy_step_s,
     )
 
 

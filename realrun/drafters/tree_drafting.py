@@ -19,6 +19,7 @@ from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.drafters.draft_model import Draft, Siblings
 from realrun.siblings import draw_siblings
+from specsim.errors import InputError
 from specsim.policy.tree import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
 
 Uniforms = Callable[[int], float]  # of the decision about each level
@@ -70,6 +71,8 @@ class TreeGrower:
             asked, end = time.perf_counter(), count
             state = policy.expand(state, params, tree, first, end, uniforms(level), widths)
             drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
+            if expanded > policy.max_expanded:
+                raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")
             start = time.perf_counter()
             draft.policy_s += start - asked
             if not drafted:
@@ -82,7 +85,6 @@ class TreeGrower:
             else:
                 drawn = draw_siblings(logits, siblings, each.tolist(), choice, sequence, position, count)
                 found, probs = drawn.tokens, drawn.probs
-                assert drawn.rows is not None
                 drawn_from |= zip(parents.tolist(), drawn.rows, strict=True)
             # The only copy from the device to the host in a pass.
             columns = torch.cat([found.double(), probs.double()], dim=1).cpu().numpy()
@@ -116,6 +118,8 @@ class TreeGrower:
         keep[0] = True
         policy.select(state, params_of(policy), self.tree, count, keep)
         kept, _ = close_kept(self.tree, count, keep)
+        if kept > policy.most_nodes:
+            raise InputError(f"policy {policy} verifies {kept} nodes, more than its max_nodes; correct it")
         nodes, parents = kept_nodes(self.tree.parent, keep, count, kept)
         draft.nodes, draft.parents = nodes.tolist(), parents.tolist()
         draft.tokens = self.token[nodes].tolist()

@@ -218,12 +218,12 @@ def test_where_nothing_is_left_to_draw_the_token_is_no_draw() -> None:
 
 def test_top_k_takes_the_most_probable() -> None:
     choice, logits = SpyingChoice("rejection", 0.6, top_p=0.9), random_logits(3, VOCAB, torch.float64, seed=6)
-    drawn = draw_siblings(logits, "top_k", [4, 2, 1], choice, 0, 0, 1)
-    assert choice.asked == [] and drawn.rows is None
-    for row, width in enumerate([4, 2, 1]):
+    tokens, probs = choice.candidates(logits, 0, [0, 0, 0], 4)
+    assert choice.asked == []
+    for row in range(3):
         q = warped(logits[row].tolist(), 0.6, 0.9)
         order = sorted(range(VOCAB), key=lambda token: (-q[token], token))
-        assert drawn.tokens[row].tolist() == order[:width] + [-1] * (4 - width)
-        assert drawn.probs[row, :width].tolist() == pytest.approx([q[token] for token in order[:width]])
-    assert draw_siblings(logits[:, :3], "top_k", [7, 7, 7], choice, 0, 0, 1).tokens.shape == (3, 3)
-    assert math.isclose(float(draw_siblings(logits[:, :3], "top_k", [3] * 3, choice, 0, 0, 1).probs[0].sum()), 1.0)
+        assert tokens[row].tolist() == order[:4]
+        assert probs[row].tolist() == pytest.approx([q[token] for token in order[:4]])
+    few, probs = choice.candidates(logits[:, :3], 0, [0, 0, 0], 7)
+    assert few.shape == (3, 3) and math.isclose(float(probs[0].sum()), 1.0)
