@@ -13,7 +13,7 @@ import numpy as np
 from specsim.errors import InputError
 from specsim.policy.base import Variant, build_policy, setting
 from specsim.policy.tree import UNKNOWN, TreePolicy
-from specsim.policy.tree_calibrated import FEATURES, chance, recent_after, shared_score, value
+from specsim.policy.tree_calibrated import FEATURES, chance, least_prob, recent_after, shared_score, value
 from specsim.policy.tree_parts import nth_best
 from specsim.policy.tree_worth import KNOTS, best_expanded, best_kept, gain_s, harmless, worthless
 
@@ -113,7 +113,28 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
         return np.inf
     # Neither expanded, nor kept, nor in the way of others.
     small = min(max(params[LEAST], worthless(params[GAINS])), harmless(values, kept, value_s, verify_s))
-    return MARGIN * (small / params[SCALE]) ** (1.0 / params[POWER])
+    return MARGIN * least_unknown_path(state, params, tree, count, small)
+
+
+@nb.njit
+def least_unknown_path(state, params, tree, count, small):  # type: ignore[no-untyped-def]
+    """Draft path probability that an UNKNOWN node needs to have a calibrated one of at least `small`.
+
+    The least over the first unknown child of every known node: what is below is no likelier.
+    """
+    weights, chances = params[WEIGHTS], params[CHANCES]
+    ceiling = (small / params[SCALE]) ** (1.0 / params[POWER])
+    least = np.inf
+    for i in range(1, count):
+        parent = tree.parent[i]
+        first = tree.path[i] < 0.0 and (tree.parent[i - 1] != parent or tree.path[i - 1] >= 0.0)
+        if first and tree.path[parent] >= 0.0 and tree.value[parent] >= small:
+            path = np.float64(tree.path[parent])
+            shared = shared_score(weights, tree.depth[i], path, state[0])
+            prob = least_prob(shared, weights, chances, tree.rank[i], small / tree.value[parent])
+            if prob <= 1.0:
+                least = min(least, prob * path)
+    return max(least, ceiling)
 
 
 @nb.njit

@@ -57,6 +57,25 @@ def chance(shared, weights, chances, prob, rank):  # type: ignore[no-untyped-def
 
 
 @nb.njit
+def least_prob(shared, weights, chances, rank, wanted):  # type: ignore[no-untyped-def]
+    """Draft probability from which a node of this rank, or a later one, can have a `wanted` chance; above 1: never.
+
+    The other way round of `chance`, which rises with the draft probability.
+    """
+    last = len(chances) - 1
+    if wanted <= chances[0]:
+        return 0.0
+    if wanted > chances[last] or weights[1] <= 0.0:
+        return 2.0 if wanted > chances[last] else 0.0
+    right = np.searchsorted(chances, wanted)
+    share = (wanted - chances[right - 1]) / (chances[right] - chances[right - 1])
+    score = (right - 1 + share) * (2.0 * REACH / last) - REACH
+    by_rank = max(weights[2], 0.0) / (1.0 + rank)  # where early ranks are worse, no later one is better than this
+    odds = (score - shared - by_rank) / weights[1]
+    return 1.0 / (1.0 + math.exp(-odds)) if odds > log_odds(0.0) else 0.0
+
+
+@nb.njit
 def recent_after(recent, accepted):  # type: ignore[no-untyped-def]
     """Running mean of accepted tokens after one more round with a draft."""
     return MEMORY * recent + (1.0 - MEMORY) * accepted
