@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.choice import Choice
-from realrun.drafters.draft_model import Draft, KeepDrafting
+from realrun.drafters.draft import Draft, KeepDrafting
 from realrun.drafters.tree_drafting import Uniforms, layout, params_of
 from realrun.open_lm import open_lm
 from realrun.rejection import rejection_verifier

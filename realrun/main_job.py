@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from realrun.models import Pair
-from realrun.profile import Samples, profile, write_json
+from realrun.profile import profile, write_json
+from realrun.profile_trees import Samples
 from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.validate import as_document, rounds_table, validate

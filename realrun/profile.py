@@ -20,9 +20,18 @@ import torch
 
 from realrun.choice import Choice
 from realrun.decode import Decoder, Round, verifier_for
-from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
-from realrun.profile_trees import PASSES, ScriptedTreeVerifier, measure_tree_round, tree_sizes, tree_table, warm_trees
+from realrun.profile_trees import (
+    PASSES,
+    Samples,
+    ScriptedTreeVerifier,
+    measure_tree_round,
+    tree_sizes,
+    tree_table,
+    warm_trees,
+)
 from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.cost_profile import PROFILE_KIND, PROFILE_VERSION
@@ -31,7 +40,6 @@ from specsim.policy import make_policy
 
 WARMUP_ROUNDS = 3
 AUTOREGRESSIVE_BURST = 4
-Samples = dict[Any, list[float]]
 
 
 class ScriptedVerifier:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numba as nb
 import numpy as np
@@ -17,15 +17,14 @@ import torch
 
 from realrun.choice import Choice
 from realrun.decode import Decoder, Round
-from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
 from realrun.tree_verify import Accepted, tree_verifier_for
 from specsim.errors import InputError
 from specsim.policy import TreePolicy, setting
 from specsim.policy.tree import MAX_DRAFTED
 
-if TYPE_CHECKING:
-    from realrun.profile import Samples
-
+Samples = dict[Any, list[float]]
 PASSES, WIDE_PASSES = 5, 3  # of a measured tree; what a few nodes add falls from pass to pass, what many add does not
 WIDE = 16  # nodes of a pass
 MAX_TREE_TOKENS = MAX_DRAFTED // 2  # so that two levels fit into a tree

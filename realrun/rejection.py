@@ -12,7 +12,7 @@ import torch
 
 import speckernels
 from realrun.choice import Choice, draw, lean
-from realrun.drafters.draft_model import Draft
+from realrun.drafters.draft import Draft
 
 
 def rejection_verifier(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder, Drafter, Round
-from realrun.drafters.draft_model import Draft, DraftModel, KeepDrafting
+from realrun.drafters.draft import Draft, KeepDrafting
+from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair, find_dtype
 from realrun.profile import ScriptedVerifier
 from realrun.shapes import random_model, shape_config

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from realrun.choice import Choice
 from realrun.decode import Decoded, Round
 from realrun.models import Pair
-from realrun.profile import Samples, profile
+from realrun.profile import profile
+from realrun.profile_trees import Samples
 from realrun.provenance import provenance
 from realrun.script import ScriptedDecoder, random_pair, vocabulary, with_prefix
 from realrun.shapes import describe

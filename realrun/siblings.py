@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from realrun.choice import Choice, draw, draw_each
-from realrun.drafters.draft_model import Siblings
+from realrun.drafters.draft import Siblings
 
 UNUSED = 0.5  # in the place of the uniform of a child that nobody asked for
 

@@ -20,7 +20,7 @@ import torch
 
 import speckernels
 from realrun.choice import Choice, draw, lean
-from realrun.drafters.draft_model import Draft, Siblings
+from realrun.drafters.draft import Draft, Siblings
 from specsim.errors import InputError
 
 Accepted = tuple[list[int], int]  # path, token

@@ -11,32 +11,18 @@ pass, the sum of what the children of the level's nodes are expected to be worth
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from specsim.cost import CostTable
 from specsim.errors import InputError
-from specsim.policy.hardware_pct import NEVER, HardwarePCT
-from specsim.policy.tree_worth import KNOTS, LOWEST, levels, worth_of_children
+from specsim.policy.tree_worth import KNOTS, LOWEST, NEVER, worth_of_children
 from specsim.replay import context_share
 from specsim.trace import Trace
-from specsim.tree_calibration import (
-    Floats,
-    Rounds,
-    TreeCalibration,
-    calibrate_tree,
-    judged_nodes,
-    rounds_of,
-    with_ceiling,
-)
+from specsim.tree_calibration import Floats, Rounds
 
 BINS = 6  # of a node's own chance
-PASSES = 4  # of learning from the rounds of the last policy
-VALUE_STEPS = 3  # of the value of a token, in each pass
 
 
 @dataclass(frozen=True)
@@ -72,14 +58,22 @@ def mean_tree_cost(trace: Trace, table: CostTable, *, max_nodes: int, max_expand
 
 
 def children_gains(
-    trace: Trace, rounds: Rounds, values: Floats, policy: HardwarePCT, value_s: float, margin_s: float
+    trace: Trace,
+    rounds: Rounds,
+    values: Floats,
+    *,
+    max_depth: int,
+    width: int,
+    least: float,
+    value_s: float,
+    margin_s: float,
 ) -> tuple[Floats, Floats]:
     """Edges between own chances and gains [bins, KNOTS] in seconds per path probability, rising with it (isotonic)."""
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
     assert trace.tree is not None
     at, own, worth = worth_of_children(
-        rounds.rows, trace.tree.first_child, values, policy.max_depth, policy.width, policy.least, value_s, margin_s
+        rounds.rows, trace.tree.first_child, values, max_depth, width, least, value_s, margin_s
     )
     edges = np.unique(np.quantile(own, np.linspace(0, 1, BINS + 1)[1:-1])) if len(own) else np.array([0.5])
     knots = np.linspace(LOWEST, 0.0, KNOTS)
@@ -118,97 +112,3 @@ def least_gains(foretold_s: Floats, wide_s: Floats, worth_s: Floats, cost: TreeC
                 limits[d] = fit.X_thresholds_[first - 1 : first + 1].mean() if first else 0.0
         ahead_s = np.where(open_rounds & (foretold_s[:, d] >= limits[d]), on_s, worth_s[:, d])
     return limits
-
-
-def limits(usual: HardwarePCT, train: Trace, table: CostTable) -> dict[str, int]:
-    """The usual width, depth and nodes, lowered to what the trace was recorded to and the costs cover."""
-    width = train.tree.width if train.tree else usual.width
-    covered = len(table.tree.verify_s) - 2 if table.tree else usual.max_nodes
-    return {
-        "width": min(usual.width, width),
-        "max_depth": min(usual.max_depth, train.depth),
-        "max_nodes": max(1, min(usual.max_nodes, covered)),
-    }
-
-
-def learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
-    """Replay, calibrate on the rounds met, solve for what is worth its cost, and again; the fastest on the trace."""
-    from sklearn.isotonic import IsotonicRegression
-
-    from specsim.replay import check_replayable, replay
-
-    check_replayable(train, policy)
-    method: Any = policy.calibration
-    assert train.tree is not None
-    widest = max(1, min(policy.max_nodes, int(1 / policy.least)))
-    cost = mean_tree_cost(train, table, max_nodes=policy.max_nodes, max_expanded=widest)
-    marginal_s = IsotonicRegression().fit_transform(np.arange(policy.max_nodes), np.diff(cost.verify_s))
-    candidate = dataclasses.replace(
-        policy,
-        value_s=float(cost.verify_s[0] / 2),
-        verify_s=tuple(cost.verify_s.tolist()),
-        wider_s=(0.0, *cost.wider_s[1:].tolist()),
-        gains=tuple(float(cost.verify_s[0]) * gain for gain in policy.gains),
-        least_gain_s=(0.0, *cost.pass_s[1 : policy.max_depth].tolist()) if policy.max_depth > 1 else (0.0,),
-    )
-    best, least_s = candidate, math.inf
-    last = replay(train, candidate, table, log=True)
-    for _ in range(PASSES):
-        assert last.log is not None
-        usual = float(last.accepted.sum() / last.rounds.sum())
-        rounds = rounds_of(train, last.log, usual)
-        model = with_ceiling(calibrate_tree(judged_nodes(train, rounds), method=method), train, rounds)
-        values = model.values(train, rounds)
-        for _ in range(VALUE_STEPS):
-            value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
-            margin_s = float(marginal_s[np.minimum(last.log[:, 4], policy.max_nodes - 1)].mean())
-            candidate = solve(candidate, train, rounds, model, values, cost, value_s, margin_s, usual)
-            last = replay(train, candidate, table, log=True)
-            if last.speculative_s.sum() < least_s:
-                best, least_s = candidate, float(last.speculative_s.sum())
-    return best
-
-
-def solve(
-    policy: HardwarePCT,
-    train: Trace,
-    rounds: Rounds,
-    model: TreeCalibration,
-    values: Floats,
-    cost: TreeCost,
-    value_s: float,
-    margin_s: float,
-    usual: float,
-) -> HardwarePCT:
-    """The policy of this value of a token."""
-    assert train.tree is not None
-    edges, gains = children_gains(train, rounds, values, policy, value_s, margin_s)
-    shape = (len(rounds.rows), policy.max_depth)
-    foretold_s, wide_s, worth_s = np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
-    levels(
-        rounds.rows,
-        train.tree.first_child,
-        values,
-        policy.width,
-        policy.least,
-        value_s,
-        cost.verify_s,
-        cost.wider_s,
-        edges,
-        gains.ravel(),
-        foretold_s,
-        wide_s,
-        worth_s,
-    )
-    return dataclasses.replace(
-        policy,
-        value_s=value_s,
-        weights=tuple(model.weights.tolist()),
-        chances=tuple(model.chances.tolist()),
-        scale=model.scale,
-        power=model.power,
-        usual=usual,
-        edges=tuple(edges.tolist()),
-        gains=tuple(gains.ravel().tolist()),
-        least_gain_s=tuple(least_gains(foretold_s, wide_s, worth_s, cost)[: policy.max_depth].tolist()),
-    )

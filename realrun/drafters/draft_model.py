@@ -4,51 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from realrun.choice import Choice
+from realrun.drafters.draft import Draft, KeepDrafting, Siblings
+from realrun.drafters.tree_drafting import TreeGrower
 from realrun.open_lm import open_lm
 from realrun.predictor import Predictor
 from specsim.errors import InputError
 from specsim.policy import Step, TreePolicy
-
-if TYPE_CHECKING:
-    from realrun.drafters.tree_drafting import TreeGrower
-
-Siblings = Literal["iid", "without_replacement", "top_k"]
-KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)
-
-
-@dataclass
-class Draft:
-    """What a drafter proposes for one round; a chain is a path in a tree.
-
-    tokens, parents : [k], the parent of node i is node parents[i], or -1 for the pending token
-    steps : [k], features of each token; of a chain only
-    probs : [k] of [V], the distribution each was drawn from; in rejection mode only
-    siblings : how the children of one node were drafted, which decides how they may be judged
-    policy_s : seconds spent in the policy; step_s : seconds of each draft step or pass
-    drafted : nodes drafted, of which a tree's tokens are those to verify
-    nodes : [k], each token's index in the drafted tree, the root being 0; of a tree only
-    level_nodes : nodes that each draft pass ingested; of a tree only
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    probs: list[torch.Tensor] = field(default_factory=list)
-    siblings: Siblings = "iid"
-    step_s: list[float] = field(default_factory=list)
-    policy_s: float = 0.0
-    drafted: int = 0
-    nodes: list[int] = field(default_factory=list)
-    level_nodes: list[int] = field(default_factory=list)
 
 
 class DraftModel:
@@ -158,8 +127,6 @@ class DraftModel:
 
     @cached_property
     def _grower(self) -> TreeGrower:
-        from realrun.drafters.tree_drafting import TreeGrower  # which imports this file
-
         return TreeGrower(self.lm)
 
     def prepare_tree(self, policy: TreePolicy, length: int) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
-from realrun.drafters.draft_model import Draft, Siblings
+from realrun.drafters.draft import Draft, Siblings
 from realrun.siblings import draw_siblings
 from specsim.errors import InputError
 from specsim.policy.tree import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree

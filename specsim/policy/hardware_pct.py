@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +16,20 @@ from specsim.policy.base import Variant, build_policy, setting
 from specsim.policy.tree import UNKNOWN, TreePolicy
 from specsim.policy.tree_calibrated import FEATURES, chance, least_prob, recent_after, shared_score, value
 from specsim.policy.tree_parts import nth_best
-from specsim.policy.tree_worth import KNOTS, best_expanded, best_kept, gain_s, harmless, worthless
+from specsim.policy.tree_worth import KNOTS, NEVER, best_expanded, best_kept, gain_s, harmless, levels, worthless
 
 if TYPE_CHECKING:
     from specsim.cost import CostTable
     from specsim.trace import Trace
+    from specsim.tree_calibration import Floats, Rounds, TreeCalibration
+    from specsim.tree_stopping import TreeCost
 
 WIDTH, MAX_DEPTH, MAX_NODES, LEAST = 0, 1, 2, 3
 VALUE_S, WEIGHTS, CHANCES, SCALE, POWER, USUAL = 5, 6, 7, 8, 9, 10
 EDGES, GAINS, LEAST_GAIN_S, WIDER_S, VERIFY_S = 11, 12, 13, 14, 15
-NEVER = 1e6  # a gain in seconds that nothing reaches
 ODDS_CHANCES = tuple(1 / (1 + math.exp(-i / 4)) for i in range(-32, 33))
+PASSES = 4  # of learning from the rounds of the last policy
+VALUE_STEPS = 3  # of the value of a token, in each pass
 MARGIN = 1.0 - 1e-6  # on the floor, for rounding
 
 
@@ -218,7 +222,112 @@ class HardwarePCT(TreePolicy):
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
         if "gains" in settings:
             return build_policy(cls, settings)
-        from specsim.tree_stopping import learn, limits
+        policy = build_policy(cls, {**_limits(cls(), train, table), **settings})
+        return build_policy(cls, _learn(policy, train, table).settings)
 
-        policy = build_policy(cls, {**limits(cls(), train, table), **settings})
-        return build_policy(cls, learn(policy, train, table).settings)
+
+def _limits(usual: HardwarePCT, train: Trace, table: CostTable) -> dict[str, int]:
+    """The usual width, depth and nodes, lowered to what the trace was recorded to and the costs cover."""
+    width = train.tree.width if train.tree else usual.width
+    covered = len(table.tree.verify_s) - 2 if table.tree else usual.max_nodes
+    return {
+        "width": min(usual.width, width),
+        "max_depth": min(usual.max_depth, train.depth),
+        "max_nodes": max(1, min(usual.max_nodes, covered)),
+    }
+
+
+def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
+    """Replay, calibrate on the rounds met, solve for what is worth its cost, and again; the fastest on the trace."""
+    from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
+
+    from specsim.replay import check_replayable, replay
+    from specsim.tree_calibration import calibrate_tree, judged_nodes, rounds_of, with_ceiling
+    from specsim.tree_stopping import mean_tree_cost
+
+    check_replayable(train, policy)
+    method: Any = policy.calibration
+    assert train.tree is not None
+    widest = max(1, min(policy.max_nodes, int(1 / policy.least)))
+    cost = mean_tree_cost(train, table, max_nodes=policy.max_nodes, max_expanded=widest)
+    marginal_s = IsotonicRegression().fit_transform(np.arange(policy.max_nodes), np.diff(cost.verify_s))
+    candidate = dataclasses.replace(
+        policy,
+        value_s=float(cost.verify_s[0] / 2),
+        verify_s=tuple(cost.verify_s.tolist()),
+        wider_s=(0.0, *cost.wider_s[1:].tolist()),
+        gains=tuple(float(cost.verify_s[0]) * gain for gain in policy.gains),
+        least_gain_s=(0.0, *cost.pass_s[1 : policy.max_depth].tolist()) if policy.max_depth > 1 else (0.0,),
+    )
+    best, least_s = candidate, math.inf
+    last = replay(train, candidate, table, log=True)
+    for _ in range(PASSES):
+        assert last.log is not None
+        usual = float(last.accepted.sum() / last.rounds.sum())
+        rounds = rounds_of(train, last.log, usual)
+        model = with_ceiling(calibrate_tree(judged_nodes(train, rounds), method=method), train, rounds)
+        values = model.values(train, rounds)
+        for _ in range(VALUE_STEPS):
+            value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
+            margin_s = float(marginal_s[np.minimum(last.log[:, 4], policy.max_nodes - 1)].mean())
+            candidate = _solve(candidate, train, rounds, model, values, cost, value_s, margin_s, usual)
+            last = replay(train, candidate, table, log=True)
+            if last.speculative_s.sum() < least_s:
+                best, least_s = candidate, float(last.speculative_s.sum())
+    return best
+
+
+def _solve(
+    policy: HardwarePCT,
+    train: Trace,
+    rounds: Rounds,
+    model: TreeCalibration,
+    values: Floats,
+    cost: TreeCost,
+    value_s: float,
+    margin_s: float,
+    usual: float,
+) -> HardwarePCT:
+    """The policy of this value of a token."""
+    from specsim.tree_stopping import children_gains, least_gains
+
+    assert train.tree is not None
+    edges, gains = children_gains(
+        train,
+        rounds,
+        values,
+        max_depth=policy.max_depth,
+        width=policy.width,
+        least=policy.least,
+        value_s=value_s,
+        margin_s=margin_s,
+    )
+    shape = (len(rounds.rows), policy.max_depth)
+    foretold_s, wide_s, worth_s = np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
+    levels(
+        rounds.rows,
+        train.tree.first_child,
+        values,
+        policy.width,
+        policy.least,
+        value_s,
+        cost.verify_s,
+        cost.wider_s,
+        edges,
+        gains.ravel(),
+        foretold_s,
+        wide_s,
+        worth_s,
+    )
+    return dataclasses.replace(
+        policy,
+        value_s=value_s,
+        weights=tuple(model.weights.tolist()),
+        chances=tuple(model.chances.tolist()),
+        scale=model.scale,
+        power=model.power,
+        usual=usual,
+        edges=tuple(edges.tolist()),
+        gains=tuple(gains.ravel().tolist()),
+        least_gain_s=tuple(least_gains(foretold_s, wide_s, worth_s, cost)[: policy.max_depth].tolist()),
+    )

@@ -10,6 +10,7 @@ import math
 import numba as nb
 import numpy as np
 
+NEVER = 1e6  # a gain in seconds that nothing reaches
 KNOTS = 13  # of the gain of expanding a node, at even distances of the log of its path probability
 LOWEST = -6.0  # log path probability at the first knot
 

@@ -11,7 +11,7 @@ import torch
 
 from realrun.choice import Choice, Stream
 from realrun.decode import Verifier
-from realrun.drafters.draft_model import Draft
+from realrun.drafters.draft import Draft
 
 HALVINGS = 26  # of a threshold's interval
 EXACT = 1e-5  # of a law put together from a few hundred thresholds found to 2^-26

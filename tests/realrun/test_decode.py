@@ -14,7 +14,8 @@ from tiny import POSITIONS, random_prompts, tiny_pair, tiny_prompts
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoded, Decoder, match_verifier
-from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
 from realrun.lean_llama import LeanLlama
 from realrun.record import RecordSettings, record
 from specsim.cost import ConstantCost

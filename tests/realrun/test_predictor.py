@@ -20,7 +20,8 @@ import realrun.models
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
-from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
 from realrun.kernels import use_kernels
 from realrun.lean_llama import LeanLlama
 from realrun.models import Pair, load_pair

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice, draw
 from realrun.decode import Decoder, Verifier, match_verifier
-from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
 from realrun.rejection import rejection_verifier
 from specsim.policy import ChainPolicy, make_policy
 

@@ -13,7 +13,7 @@ from sampling_law import FedChoice, threshold, warped
 from scipy import stats
 
 from realrun.choice import Choice, Stream, gumbel_noise
-from realrun.drafters.draft_model import Siblings
+from realrun.drafters.draft import Siblings
 from realrun.kernels import use_kernels
 from realrun.siblings import draw_siblings
 

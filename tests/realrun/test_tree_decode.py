@@ -22,7 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoded, Decoder, Round
-from realrun.drafters.draft_model import Draft, DraftModel, Siblings
+from realrun.drafters.draft import Draft, Siblings
+from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.tree_drafting import layout
 from realrun.kernels import use_kernels
 from realrun.models import Pair

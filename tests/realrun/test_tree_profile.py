@@ -18,7 +18,8 @@ import realrun.profile_trees
 from realrun.choice import Choice
 from realrun.cli import app
 from realrun.decode import Decoder, Round
-from realrun.drafters.draft_model import Draft, DraftModel
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
 from realrun.lean_llama import LeanLlama
 from realrun.models import Pair
 from realrun.profile import ScriptedVerifier, profile, write_json

@@ -16,7 +16,7 @@ from scipy import stats
 import speckernels
 from realrun import tree_verify
 from realrun.choice import Choice
-from realrun.drafters.draft_model import Draft, Siblings
+from realrun.drafters.draft import Draft, Siblings
 from realrun.kernels import use_kernels
 from realrun.rejection import rejection_verifier
 from realrun.siblings import draw_siblings
@@ -185,13 +185,18 @@ def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None
     law = exact_law(tables, 1, choice)
     counts = Counter[Path]()
     for sequence in range(samples):
-        first = draw_siblings(tables.drafter[()][None], kind, [2], choice, sequence, 0, 1)
-        tokens: list[int] = first.tokens[0].tolist()
-        logits = torch.stack([tables.drafter[token,] for token in tokens])
-        second = draw_siblings(logits, kind, [1, 1], choice, sequence, 0, 3)
-        draft = Draft([*tokens, *second.tokens[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, drafted=4)
-        if first.rows is not None and second.rows is not None:
-            draft.probs = [first.rows[0], first.rows[0], *second.rows]
+        root = tables.drafter[()][None]
+        if kind == "top_k":
+            tokens: list[int] = choice.candidates(root, sequence, [0], 2)[0][0].tolist()
+            logits = torch.stack([tables.drafter[token,] for token in tokens])
+            leaves, probs = choice.candidates(logits, sequence, [1, 1], 1)[0], list[torch.Tensor]()
+        else:
+            first = draw_siblings(root, kind, [2], choice, sequence, 0, 1)
+            tokens = first.tokens[0].tolist()
+            logits = torch.stack([tables.drafter[token,] for token in tokens])
+            second = draw_siblings(logits, kind, [1, 1], choice, sequence, 0, 3)
+            leaves, probs = second.tokens, [first.rows[0], first.rows[0], *second.rows]
+        draft = Draft([*tokens, *leaves[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, probs=probs, drafted=4)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, 4)]
         path, token = reject_tree(torch.stack(rows), draft, choice, sequence, 0)
         emitted = (*(draft.tokens[node] for node in path), token)

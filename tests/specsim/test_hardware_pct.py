@@ -27,7 +27,7 @@ from specsim.policy.tree_worth import KNOTS, best_expanded, best_kept, gain_s, h
 from specsim.replay import Replay, autoregressive_seconds, compile_for, replay
 from specsim.trace import Trace
 from specsim.tree_oracle import tree_oracle_seconds
-from specsim.tree_stopping import TreeCost, learn, least_gains
+from specsim.tree_stopping import TreeCost, least_gains
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def test_learning_again_changes_nothing_and_beats_plain_decoding() -> None:
     train, _ = world()
     table = compile_for(train, FLAT)
     policy = fitted(FLAT)
-    assert learn(HardwarePCT(width=6, max_depth=8), train, table) == policy
+    assert HardwarePCT.fit({"width": 6, "max_depth": 8}, train, table) == policy
     result = replay(train, policy, table)
     reached_s = result.speculative_s.sum() / result.output_tokens.sum()
     assert policy.value_s == pytest.approx(reached_s, rel=0.05)
