@@ -103,7 +103,7 @@ def _replay(  # type: ignore[no-untyped-def]
             bucket = (base_context + t) >> bucket_bits
             limit = min(deepest, budget_tokens[s] - (t - start) - 1)
             first, count, level = 0, 1, 0
-            unknown = 0
+            unknown = False
             widths[0] = 0
             while level < limit:
                 last = count
@@ -124,7 +124,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     if recorded[node] >= 0:
                         begin = np.int64(first_child[t, recorded[node]])
                         known = min(np.int64(width), np.int64(first_child[t, recorded[node] + 1]) - begin)
-                    unknown += width - known
+                    unknown |= known < width
                     for rank in range(known):
                         p = prob[t, begin + rank - 1]
                         tree.prob[count] = p
@@ -159,7 +159,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 verified, depth = close_kept(tree, count, keep)
                 if verified > most_nodes:
                     raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
-                if unknown > 0 and horizon[t] >= floor:
+                if unknown and horizon[t] >= floor:
                     truncated += 1
                 while accepted < level:
                     true = np.int64(true_rank[t, accepted])

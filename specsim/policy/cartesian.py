@@ -20,7 +20,6 @@ class Cartesian(StaticTree):
 
     name = "cartesian"
     source = "MEDUSA, section 3.1.2; figure 2 is 2 x 3"
-    features = ("true_rank",)
     variants = (Variant("tuned"), Variant("2 x 3", {"s1": 2, "s2": 3, "s3": 0, "s4": 0}, tuned=False))
 
     def __post_init__(self) -> None:

@@ -23,7 +23,6 @@ class VCT(StaticTree):
 
     name = "vct"
     source = "EDD + PCT, section 4.1 and appendix, width 3 and depth 5; per-level cap of our own"
-    features = ("true_rank",)
     variants = (
         Variant("tuned"),
         Variant("3 wide, 5 deep, full", {"width": 3, "depth": 5, "level_nodes": 243}, tuned=False),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from specsim.bootstrap import Comparison, paired_difference
 from specsim.leaderboard import Board, Row
+from specsim.report.markdown import verdict
 
 TS = ("beta_ts", "cali_ts")
 MOST_LAMBDA = 0.9
@@ -25,15 +24,6 @@ def compare(board: Board, a: Row | None, b: Row | None) -> Comparison | None:
     if a is None or b is None:
         return None
     return paired_difference(board.baseline_s, a.speculative_s, b.speculative_s)
-
-
-def verdict(comparison: Comparison | None) -> str:
-    """A difference of speedups and what it says."""
-    if comparison is None:
-        return "not on this board"
-    d = comparison.difference
-    word = "better" if d.low > 0 else "worse" if d.high < 0 else "not separated"
-    return f"{d.estimate:+.3f} [{d.low:+.3f}, {d.high:+.3f}] {word}"
 
 
 def questions(board: Board) -> list[tuple[str, str]]:
@@ -71,8 +61,3 @@ def lambda_loss(board: Board, label: str) -> float | None:
             top = max([*sweep.speedups, sweep.at_tuned])
             return 100 * (1 - sum(inside) / len(inside) / top)
     return None
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows), ""]
