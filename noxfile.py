@@ -22,9 +22,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default tests."""
+    """The default tests, a process per core; each test file runs in one process."""
     install(session, "real", "dev")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

@@ -281,6 +281,8 @@ def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-a
     ]
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, columns, rows)
+    if document["skipped"]:
+        print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
     best = document["best"]
     print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
     print(

@@ -102,7 +102,7 @@ class Round:
     """One round: at output position t, `drafted` tokens proposed, `accepted` of them kept.
 
     verified : tokens in the target's pass beside the pending one; all those drafted, of a chain
-    last : index in the drafted tree, whose root is 0, of the last accepted token; 0 if none
+    last : place of the last accepted token among the verified ones, from 1 on; 0 if none was accepted
     """
 
     t: int
@@ -329,7 +329,7 @@ class Decoder:
                 drafted=draft.drafted,
                 accepted=len(path),
                 verified=len(draft.tokens),
-                last=nodes[-1] if nodes else 0,
+                last=path[-1] + 1 if path else 0,
                 draft_s=proposed - start - draft.policy_s,
                 policy_s=draft.policy_s,
                 verify_s=verified - proposed,

@@ -99,7 +99,7 @@ def scripted_validation(
     if policies is None:
         tuning, held = split_sequences(trace, seed=seed)
         train, holdout = trace.select(tuning), trace.select(held)
-        chosen = candidates(train, cost, trials=trials, seed=seed, progress=progress)
+        chosen, _ = candidates(train, cost, trials=trials, seed=seed, progress=progress)
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in policies]

@@ -74,6 +74,7 @@ class Validation:
     autoregressive_s: npt.NDArray[np.float64]
     environment: dict[str, Any]
     seed: int
+    skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
 
     @property
     def median_abs_error_percent(self) -> float:
@@ -88,8 +89,11 @@ def candidates(
     trials: int,
     seed: int,
     progress: Progress | None = None,
-) -> list[Candidate]:
-    """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`."""
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`.
+
+    With it the (policy, reason) of those that trace or costs cannot serve.
+    """
     found: list[Candidate] = []
     served, skipped = forms(train, POLICIES.values() if kinds is None else kinds, cost)
     for done, (kind, variant) in enumerate(served):
@@ -107,7 +111,7 @@ def candidates(
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
         raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
-    return found
+    return found, skipped
 
 
 def validate(
@@ -138,7 +142,7 @@ def validate(
     choice = Choice(**trace.meta["decoding"])
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
-    chosen = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
+    chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
     drafter = DraftModel(pair.draft, pair.eos_token_ids, pair.predictor)
     decoder = Decoder(pair.target, drafter, pair.eos_token_ids, choice)
     arms: list[Policy | None] = [None, *(candidate.policy for candidate in chosen)]
@@ -214,13 +218,13 @@ def validate(
             )
         )
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
-    return Validation(rows, train, holdout, cost, baseline_s, environment, seed)
+    return Validation(rows, train, holdout, cost, baseline_s, environment, seed, skipped)
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
     """Share of replayed rounds that the real run did just so: t, drafted and accepted tokens.
 
-    Of a tree policy also the nodes verified, and which node of the drafted tree was accepted last.
+    Of a tree policy also the nodes verified, and which of them was accepted last.
     """
     assert replayed.log is not None
     trees = isinstance(replayed.policy, TreePolicy)
@@ -268,6 +272,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
         "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
         "rows": [row_document(row) for row in rows],
+        "skipped": [{"policy": name, "reason": reason} for name, reason in validation.skipped],
         "median_abs_error_percent": validation.median_abs_error_percent,
         "best": {
             "predicted": str(by_prediction.candidate.policy),

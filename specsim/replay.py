@@ -41,7 +41,7 @@ class Replay:
     seconds : float64 [S, 4], in draft, policy, verify, other
     autoregressive_s : float64 [S], the baseline on the same sequences
     log : per round, int64 [R, 4] of (sequence index, t, drafted, accepted) or, of a tree policy, [R, 6] with
-        verified and the index in the drafted tree of the last accepted node as well; or None
+        verified and the place of the last accepted node among the verified ones, from 1 on, as well; or None
     draws : outcomes of every sequence that all but the log sum over; 1 on an exact trace
     """
 

@@ -183,7 +183,9 @@ def _replay(  # type: ignore[no-untyped-def]
                 rounds_log[log_row, 2] = count - 1
                 rounds_log[log_row, 3] = accepted
                 rounds_log[log_row, 4] = verified
-                rounds_log[log_row, 5] = last_node
+                if accepted > 0:
+                    for node in range(1, last_node + 1):
+                        rounds_log[log_row, 5] += keep[node]
                 log_row += 1
             t += accepted + 1
         counts[i, ROUNDS] += rounds

@@ -100,6 +100,7 @@ def render_validation(document: Mapping[str, Any]) -> str:
         _lead(document, rows),
         "<h2>Policies, by measured speedup</h2>",
         _policy_table(rows),
+        *_left_out(document),
         "<h2>Figures</h2>",
         f'<div class="grid figures">{_figures(document, rows)}</div>',
         "<h2>Domains, under the best policy</h2>",
@@ -168,6 +169,13 @@ def _policy_table(rows: Sequence[Row]) -> str:
     lines = [line(_policy_cells(row), "best" if i == 0 else "") for i, row in enumerate(rows)]
     lines.insert(ahead, line(baseline, "baseline"))
     return table("policies", head, lines)
+
+
+def _left_out(document: Mapping[str, Any]) -> list[str]:
+    skipped = document.get("skipped")  # absent from results of before it was noted
+    if not skipped:
+        return []
+    return ["<h3>Not compared</h3>", facts((entry["policy"], entry["reason"]) for entry in skipped)]
 
 
 def _policy_cells(row: Row) -> tuple[str, ...]:

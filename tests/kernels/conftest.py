@@ -1,8 +1,7 @@
-"""Which operation ran in which backend and how: recorded while tests run, printed at the end."""
+"""Which operation ran in which backend and how: noted while tests run, printed at the end by tests/conftest.py."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 import torch
 
 from speckernels import dispatch
-
-_ran: dict[tuple[str, str], set[str]] = defaultdict(set)
 
 
 def how(backend: str, device: torch.device) -> str:
@@ -23,7 +20,7 @@ def how(backend: str, device: torch.device) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _record_runs() -> Iterator[None]:
+def _record_runs(kernels_ran: set[tuple[str, str, str]]) -> Iterator[None]:
     original = dispatch.implementation
 
     @cache
@@ -32,7 +29,7 @@ def _record_runs() -> Iterator[None]:
 
         def run(*args: Any) -> Any:
             result = function(*args)
-            _ran[name, backend].add(how(backend, next(dispatch._devices(args))))
+            kernels_ran.add((name, backend, how(backend, next(dispatch._devices(args)))))
             return result
 
         return run
@@ -48,19 +45,6 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def record_compiled() -> Callable[[str, str, str], None]:
+def record_compiled(kernels_ran: set[tuple[str, str, str]]) -> Callable[[str, str, str], None]:
     """Note that an operation's backend compiled for an architecture."""
-    return lambda name, backend, architecture: _ran[name, backend].add(f"compiled for {architecture}")
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not _ran:
-        return
-    terminalreporter.section("kernels: how each backend was tested")
-    width = max(map(len, dispatch.OPERATIONS))
-    for name in sorted(dispatch.OPERATIONS):
-        for backend in dispatch.BACKENDS:
-            seen = sorted(_ran.get((name, backend), {"NOT TESTED"}))
-            terminalreporter.write_line(f"{name:{width}}  {backend:9}  {', '.join(seen)}")
-    if not torch.cuda.is_available():
-        terminalreporter.write_line("no CUDA device here: nothing was run on a GPU")
+    return lambda name, backend, architecture: kernels_ran.add((name, backend, f"compiled for {architecture}"))

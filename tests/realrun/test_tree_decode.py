@@ -182,7 +182,7 @@ def check_counts(decoded: Decoded, policy: TreePolicy, eos: Sequence[int] = ()) 
     for r in decoded.rounds:
         assert r.t == t
         assert 0 <= r.accepted <= min(policy.deepest, r.verified) <= r.verified <= r.drafted <= MAX_DRAFTED
-        assert r.accepted <= r.last <= r.drafted and (r.last > 0) == (r.accepted > 0)
+        assert r.accepted <= r.last <= r.verified and (r.last > 0) == (r.accepted > 0)
         assert min(r.draft_s, r.policy_s, r.verify_s, r.other_s) >= 0 and r.verify_s > 0
         t += r.accepted + 1
     ended = bool(decoded.tokens) and decoded.tokens[-1] in eos

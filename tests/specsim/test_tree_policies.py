@@ -511,7 +511,8 @@ def rounds_of(policy: TreePolicy, nodes: int | None) -> tuple[list[list[int]], l
                 if (*last, int(rank)) not in grown.kept:
                     break
                 last = (*last, int(rank))
-            rows.append([s, t, grown.drafted, len(last), len(grown.kept) - 1, grown.nodes.index(last)])
+            place = sum(node in grown.kept for node in grown.nodes[1 : grown.nodes.index(last) + 1])
+            rows.append([s, t, grown.drafted, len(last), len(grown.kept) - 1, place])
             t += len(last) + 1
     return rows, truncated
 

@@ -210,7 +210,8 @@ class PlainTrees:
                 self.rule.observe(max(tree[k].depth for k in kept), accepted)
                 in_draft_cache = prompt + t + accepted - (accepted > 0 and tree[last].width == 0)
             asked = len(passes) + (tree[-1].depth < min(self.deepest, budget - t - 1))
-            self.rounds.append((s, t, len(tree) - 1, accepted, len(kept) - 1, last))
+            place = len([number for number in kept if 0 < number <= last])  # among the verified nodes
+            self.rounds.append((s, t, len(tree) - 1, accepted, len(kept) - 1, place))
             self.seconds[s] += [
                 draft_s,
                 asked * self.cost.tree_policy_step(),

@@ -1,0 +1,46 @@
+"""What the kernels' tests ran, gathered from all processes of a run and printed at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+RAN = pytest.StashKey[set[tuple[str, str, str]]]()  # (operation, backend, how it ran)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RAN] = set()
+
+
+@pytest.fixture(scope="session")
+def kernels_ran(pytestconfig: pytest.Config) -> set[tuple[str, str, str]]:
+    return pytestconfig.stash[RAN]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of several processes
+        session.config.workeroutput["kernels"] = sorted(session.config.stash[RAN])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[RAN].update(map(tuple, getattr(node, "workeroutput", {}).get("kernels", ())))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    ran = config.stash[RAN]
+    if not ran:
+        return
+    import torch
+
+    from speckernels import dispatch
+
+    terminalreporter.section("kernels: how each backend was tested")
+    width = max(map(len, dispatch.OPERATIONS))
+    for name in sorted(dispatch.OPERATIONS):
+        for backend in dispatch.BACKENDS:
+            seen = sorted(how for *what, how in ran if what == [name, backend]) or ["NOT TESTED"]
+            terminalreporter.write_line(f"{name:{width}}  {backend:9}  {', '.join(seen)}")
+    if not torch.cuda.is_available():
+        terminalreporter.write_line("no CUDA device here: nothing was run on a GPU")
