@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.drafters.draft import Draft, KeepDrafting
 from realrun.drafters.tree_drafting import Uniforms, layout, params_of
@@ -69,7 +70,7 @@ class TreeDrafter(Drafter, Protocol):
         position: int,
     ) -> tuple[Draft, Any]: ...
 
-    def commit_tree(self, path: Sequence[int]) -> None: ...
+    def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
 
 
 class Verifier(Protocol):
@@ -162,14 +163,14 @@ class Decoder:
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        target: PreTrainedModel | CachedLM,
         drafter: Drafter,
         eos_token_ids: Sequence[int],
         choice: Choice,
         verifier: Verifier | None = None,
         tree_verifier: TreeVerifier | None = None,
     ):
-        self.target = open_lm(target)
+        self.target = target if isinstance(target, CachedLM) else open_lm(target)
         self.drafter = drafter
         self.eos_token_ids = frozenset(eos_token_ids)
         self.choice = choice
@@ -315,13 +316,14 @@ class Decoder:
                 emitted, path = emitted[: index + 1], path[: index + 1]
                 break
         cached = path[: len(emitted) - 1]  # the token emitted last is the next pending one
+        target_hidden = self.produced_by(path[-1] + 1 if path else 0)
         if draft.tokens:
             target.keep_nodes([0, *(node + 1 for node in cached)])
         verified = self.clock()
         tokens.extend(emitted)
         nodes = [draft.nodes[node] for node in path]
         if draft.drafted:
-            drafter.commit_tree(nodes[: len(cached)])
+            drafter.commit_tree(nodes[: len(cached)], target_hidden)
             state = policy.update(state, params_of(policy), depth, len(path))
         rounds.append(
             Round(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from realrun.cached_lm import CachedLM
+from realrun.skips import NOTHING, Skips
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 FIRST_ROOM = 256  # cached tokens that the buffers hold at first
@@ -95,24 +96,107 @@ class LlamaLM(CachedLM):
         return F.pad(mask, (end - mask.shape[1], 0)).repeat(self.heads // self.kv_heads, 1)
 
 
+class LeanStack:
+    """Consecutive layers of such a model with their keys and values, in buffers that grow.
+
+    n new tokens or nodes, H heads, D head size, L slots. Slots are whose key or value lies where; the
+    caller knows which are taken.
+    """
+
+    def __init__(self, lm: LlamaLM, layers: Sequence[Layer]):
+        self.lm, self.layers = lm, layers
+        shape = (len(layers), lm.kv_heads, 0, lm.head_dim)
+        self.keys = torch.empty(shape, dtype=lm.model.dtype, device=lm.device)
+        self.values = torch.empty_like(self.keys)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        start: int,
+        positions: slice | torch.Tensor,
+        mask: torch.Tensor | None,
+        skip: Skips = NOTHING,
+    ) -> torch.Tensor:
+        """Hidden states [n, d] of these layers for input x [n, d]; keys and values enter slots `start` and on.
+
+        positions : of the rows; mask : [groups * n, start + n], added to the scores; skip : sublayers passed over
+        """
+        lm = self.lm
+        n, end = len(x), start + len(x)
+        heads = lm.heads + 2 * lm.kv_heads
+        self._reserve(end)
+        cos, sin = lm.cos[positions], lm.sin[positions]
+        for number, layer in enumerate(self.layers):
+            if number not in skip.attention:
+                qkv = F.linear(rms_norm(x, layer.norm_in, lm.eps), layer.qkv).view(n, heads, lm.head_dim)
+                qk, v = qkv.split([lm.heads + lm.kv_heads, lm.kv_heads], dim=1)
+                if layer.q_norm is not None and layer.k_norm is not None:
+                    q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
+                    qk = torch.cat([rms_norm(q, layer.q_norm, lm.eps), rms_norm(k, layer.k_norm, lm.eps)], dim=1)
+                qk = torch.addcmul(qk * cos, qk.roll(lm.head_dim // 2, dims=-1), sin)
+                q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
+                keys, values = self.keys[number, :, :end], self.values[number, :, :end]
+                keys[:, start:] = k.transpose(0, 1)
+                values[:, start:] = v.transpose(0, 1)
+                x = x + F.linear(self._attend(q, keys, values, mask), layer.out)
+            if number not in skip.mlp:
+                gate, up = F.linear(rms_norm(x, layer.norm_mlp, lm.eps), layer.gate_up).chunk(2, dim=-1)
+                x = x + F.linear(F.silu(gate).mul_(up), layer.down)
+        return x
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Copy the keys and values of these slots, in place, to slots `start` and on."""
+        source = torch.tensor(slots, device=self.keys.device)
+        for cached in (self.keys, self.values):
+            cached[:, :, start : start + len(slots)] = cached[:, :, source]
+
+    def _reserve(self, length: int) -> None:
+        """Make room for `length` slots, at least doubling, so that copies stay rare."""
+        have = self.keys.shape[2]
+        if length > have:
+            most = self.lm.max_positions + TREE_ROOM
+            room = max(length, min(most, max(2 * have, FIRST_ROOM))) - have
+            self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))
+
+    def _attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention output [n, H * D] for q [n, H, D] and keys, values [Hkv, L, D]."""
+        lm = self.lm
+        n, groups = len(q), lm.heads // lm.kv_heads
+        # The query heads of one key-value head are rows of one matrix: [Hkv, groups * n, L].
+        q = q.view(n, lm.kv_heads, groups, lm.head_dim).permute(1, 2, 0, 3)
+        q = q.reshape(lm.kv_heads, groups * n, lm.head_dim)
+        if n > LONG_PASS:  # a prompt: do not hold all its scores at once
+            mixed = F.scaled_dot_product_attention(
+                q[None], keys[None], values[None], attn_mask=mask, scale=lm.scaling
+            )[0]
+        else:
+            scores = torch.matmul(q, keys.transpose(1, 2)).mul_(lm.scaling)
+            if mask is not None:
+                scores += mask
+            mixed = torch.matmul(scores.softmax(-1), values)
+        return mixed.view(lm.kv_heads, groups, n, -1).permute(2, 0, 1, 3).reshape(n, -1)
+
+
 class LeanLlama(LlamaLM):
-    """One sequence, with buffers that grow. n new tokens, H heads, D head size, L cached tokens."""
+    """One sequence over one stack of all layers."""
 
     def reset(self) -> None:
         """Forget everything; the buffers stay."""
-        if not hasattr(self, "keys"):
-            shape = (len(self.layers), self.kv_heads, 0, self.head_dim)
-            self.keys = torch.empty(shape, dtype=self.model.dtype, device=self.device)
-            self.values = torch.empty_like(self.keys)
+        if not hasattr(self, "stack"):
+            self.stack = LeanStack(self, self.layers)
         self.length = self.nodes = 0
         self.hidden = None
 
-    def _reserve(self, length: int) -> None:
-        """Make room for `length` tokens and nodes, at least doubling, so that copies stay rare."""
-        have = self.keys.shape[2]
-        if length > have:
-            room = max(length, min(self.max_positions + TREE_ROOM, max(2 * have, FIRST_ROOM))) - have
-            self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))
+    @property
+    def keys(self) -> torch.Tensor:
+        """[layers, Hkv, room, D], as are `values`."""
+        return self.stack.keys
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.stack.values
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         n, end = len(tokens), self.length + len(tokens)
@@ -126,9 +210,7 @@ class LeanLlama(LlamaLM):
         return self._pass(tokens, start, positions, mask, keep=0)
 
     def _move_nodes(self, path: Sequence[int]) -> None:
-        source = torch.tensor([self.length + node for node in path], device=self.device)
-        for cached in (self.keys, self.values):
-            cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]
+        self.stack.move([self.length + node for node in path], self.length)
 
     def _pass(
         self,
@@ -138,53 +220,38 @@ class LeanLlama(LlamaLM):
         mask: torch.Tensor | None,
         keep: int,
     ) -> torch.Tensor:
-        """Logits after the last `keep` tokens, or all if 0; keys and values enter slots `start` and on.
-
-        positions : of the tokens; mask : [groups * n, start + n], added to the scores
-        """
-        n, end = len(tokens), start + len(tokens)
-        heads = self.heads + 2 * self.kv_heads
-        self._reserve(end)
-        cos, sin = self.cos[positions], self.sin[positions]
+        """Logits after the last `keep` tokens, or all if 0; see `LeanStack.run`."""
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
-        for number, layer in enumerate(self.layers):
-            qkv = F.linear(rms_norm(x, layer.norm_in, self.eps), layer.qkv).view(n, heads, self.head_dim)
-            qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = qk.split([self.heads, self.kv_heads], dim=1)
-                qk = torch.cat([rms_norm(q, layer.q_norm, self.eps), rms_norm(k, layer.k_norm, self.eps)], dim=1)
-            qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, dims=-1), sin)
-            q, k = qk.split([self.heads, self.kv_heads], dim=1)
-            keys, values = self.keys[number, :, :end], self.values[number, :, :end]
-            keys[:, start:] = k.transpose(0, 1)
-            values[:, start:] = v.transpose(0, 1)
-            mixed = self._attend(q, keys, values, mask)
-            x = x + F.linear(mixed, layer.out)
-            gate, up = F.linear(rms_norm(x, layer.norm_mlp, self.eps), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate).mul_(up), layer.down)
+        x = self.stack.run(x, start, positions, mask)
         x = rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps)
         if self.keep_hidden:
             self.hidden = x
         return F.linear(x, self.head)
 
-    def _attend(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Attention output [n, H * D] for q [n, H, D] and keys, values [Hkv, L, D]."""
-        n, groups = len(q), self.heads // self.kv_heads
-        # The query heads of one key-value head are rows of one matrix: [Hkv, groups * n, L].
-        q = q.view(n, self.kv_heads, groups, self.head_dim).permute(1, 2, 0, 3)
-        q = q.reshape(self.kv_heads, groups * n, self.head_dim)
-        if n > LONG_PASS:  # a prompt: do not hold all its scores at once
-            mixed = F.scaled_dot_product_attention(
-                q[None], keys[None], values[None], attn_mask=mask, scale=self.scaling
-            )[0]
-        else:
-            scores = torch.matmul(q, keys.transpose(1, 2)).mul_(self.scaling)
-            if mask is not None:
-                scores += mask
-            mixed = torch.matmul(scores.softmax(-1), values)
-        return mixed.view(self.kv_heads, groups, n, -1).permute(2, 0, 1, 3).reshape(n, -1)
+
+class LeanPieces:
+    """`realrun.layer_stack.Pieces` over these passes."""
+
+    def __init__(self, model: Any):
+        self.lm = LeanLlama(model)
+
+    def stack(self, layers: Sequence[Any]) -> LeanStack:
+        return LeanStack(self.lm, [_join(layer) for layer in layers])
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        return F.embedding(torch.tensor(tokens, device=self.lm.device), self.lm.embedding)
+
+    def normed(self, x: torch.Tensor, norm: Any) -> torch.Tensor:
+        return rms_norm(x, norm.weight, self.lm.eps)
+
+    def logits(self, hidden: torch.Tensor, head: Any) -> torch.Tensor:
+        return F.linear(hidden, head.weight, head.bias)
+
+    def causal_mask(self, n: int, end: int) -> torch.Tensor | None:
+        return self.lm._causal_mask(n, end) if n > 1 else None
+
+    def tree_mask(self, visible: torch.Tensor, end: int) -> torch.Tensor | None:
+        return None if bool(visible.all()) else self.lm._tree_mask(visible, end)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

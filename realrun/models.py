@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from realrun.predictor import FILE, Predictor, load_predictor
+from realrun.skips import NOTHING, Skips
 from specsim.errors import InputError
 
 LAB = "lab"
@@ -25,17 +27,29 @@ DTYPES = {
 }
 
 
+DRAFTERS = ("model", "eesd", "medusa", "self-sd")  # kinds
+
+
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft model, the tokenizer they share, and perhaps a predictor of acceptance trained on them."""
+    """A target, its drafter, the tokenizer they share, and perhaps a predictor of acceptance trained on them.
+
+    draft : of kind "model" an independent model, of "eesd" the early exit as a model
+        (`drafters.eesd.as_model`), of "medusa" its `MedusaHeads`, of "self-sd" the target itself
+    split : of kind "eesd", the target's layers that it shares
+    skips : of kind "self-sd", what it passes over
+    """
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: Any
     tokenizer: PreTrainedTokenizerBase
     target_name: str
     draft_name: str
     eos_token_ids: tuple[int, ...]
     predictor: Predictor | None = None
+    kind: str = "model"
+    split: int = 0
+    skips: Skips = NOTHING
 
     @property
     def device(self) -> torch.device:
@@ -48,11 +62,19 @@ class Pair:
     @cached_property
     def fingerprint(self) -> str:
         """A short hash that tells this pair's weights from others: of a few rows of each model."""
-        digest = hashlib.sha256()
-        for model in (self.target, self.draft):
-            for parameter in model.parameters():
-                digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return weights_digest(self.target, self.draft, *([str(self.skips.in_order)] if self.kind == "self-sd" else []))
+
+
+def weights_digest(*parts: torch.nn.Module | str) -> str:
+    """A short hash of a few rows of every parameter of these modules, and of these strings."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            digest.update(part.encode())
+            continue
+        for parameter in part.parameters():
+            digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def load_pair(

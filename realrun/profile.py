@@ -23,6 +23,7 @@ from realrun.decode import Decoder, Round, verifier_for
 from realrun.drafters.draft import Draft
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
+from realrun.open_drafter import open_drafter
 from realrun.profile_trees import (
     PASSES,
     Samples,
@@ -75,8 +76,10 @@ def profile(
     slices spread over a job tell more than one long measurement. Raises InputError for
     contexts that do not fit the models.
     """
-    drafter = DraftModel(pair.draft, (), pair.predictor)
-    decoder = Decoder(pair.target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
+    target, drafter = open_drafter(pair, ())
+    decoder = Decoder(target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
+    target.keep_hidden = drafter.wants_target_hidden
+    depth = min(depth, drafter.deepest or depth)
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
     sizes = tree_sizes(tree_tokens)
@@ -92,7 +95,7 @@ def profile(
         tokens = rng.integers(1, vocab, context + 1).tolist()
         decoder.target.reset()
         decoder.target.prefill(tokens[:-1])
-        drafter.begin(tokens[:-1])
+        drafter.begin(tokens[:-1], decoder.produced_by(-1))
         for repeat in range(repeats + WARMUP_ROUNDS):
             thrown_away: Samples = defaultdict(list)
             kept = samples if repeat >= WARMUP_ROUNDS else thrown_away
@@ -168,12 +171,12 @@ def _measure_score(
     mean_s = {}
     for scoring in rng.permutation([False, True]).tolist():
         drafter.let_score(scoring)
-        decoder.target.keep_hidden = scoring
+        decoder.target.keep_hidden = drafter.wants_target_hidden
         steps: Samples = defaultdict(list)
         _measure_round(decoder, tokens, context, size, 0, rng, steps)
         mean_s[scoring] = float(np.mean([steps["draft", 0, place, context] for place in range(1, size + 1)]))
     drafter.let_score(False)
-    decoder.target.keep_hidden = False
+    decoder.target.keep_hidden = drafter.wants_target_hidden
     samples["score"].append(mean_s[True] - mean_s[False])
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.decode import Decoder
-from realrun.dense import Columns, dense_columns
+from realrun.dense import Columns
 from realrun.dense_trees import Trees, TreeSize
-from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
+from realrun.open_dense import open_dense
+from realrun.open_drafter import open_drafter
 from realrun.predictor import producing_states
 from realrun.prompts import Prompt
 from realrun.provenance import provenance
@@ -70,17 +70,16 @@ def record(
     settings: RecordSettings,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
-    """Decode every prompt with the target alone and record the draft model densely.
+    """Decode every prompt with the target alone and record the drafter densely, with trees if asked for.
 
-    With them the trees, if asked for. In rejection mode the target judges the drafts as well
-    (`realrun.record_rejection`).
+    The depth is cut to what the drafter can draft. In rejection mode the target judges the
+    drafts as well (`realrun.record_rejection`).
     """
-    from realrun.record_rejection import rejection_columns  # which imports this file
-
-    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, settings.choice)
-    lm = CachedLM(pair.draft)
-    judge = CachedLM(pair.target) if settings.choice.mode == "rejection" else None
-    room = min(decoder.target.max_positions, lm.max_positions)
+    target, drafter = open_drafter(pair)
+    decoder = Decoder(target, drafter, pair.eos_token_ids, settings.choice)
+    settings = replace(settings, depth=min(settings.depth, drafter.deepest or settings.depth))
+    dense = open_dense(pair, settings.choice)
+    room = min(target.max_positions, drafter.lm.max_positions)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
     if longest > room:
         raise InputError(
@@ -97,9 +96,8 @@ def record(
         scorer = None
         if predictor is not None:
             scorer = predictor.after(producing_states(pair.target, prompt.tokens, decoded.tokens))
-        asked = (prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence, scorer)
         columns.append(
-            dense_columns(lm, *asked, settings.tree) if judge is None else rejection_columns(lm, judge, *asked)
+            dense(prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence, scorer, settings.tree)
         )
         dense_s += decoder.clock() - generated
         generate_s += generated - start
@@ -114,7 +112,7 @@ def record(
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,
-        "drafter_kind": DraftModel.kind,
+        "drafter_kind": pair.kind,
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.choice.as_dict(),

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from realrun.choice import Choice
 from realrun.decode import Decoded, Decoder, Round
-from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
+from realrun.open_drafter import open_drafter
 from realrun.prompts import Prompt
 from realrun.provenance import provenance
 from speckernels import backend_for
@@ -143,8 +143,7 @@ def validate(
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
     chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
-    drafter = DraftModel(pair.draft, pair.eos_token_ids, pair.predictor)
-    decoder = Decoder(pair.target, drafter, pair.eos_token_ids, choice)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
     arms: list[Policy | None] = [None, *(candidate.policy for candidate in chosen)]
     for arm in arms:  # compile and warm up before the clock counts
         decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.drafters.draft import Draft, KeepDrafting, Siblings
 from realrun.drafters.tree_drafting import TreeGrower
@@ -23,27 +24,32 @@ from specsim.policy import Step, TreePolicy
 class DraftModel:
     """An independent model with the target's tokenizer (Leviathan et al. 2023).
 
+    Drafters inside the target give their own pass, a `CachedLM`, in its place.
+
+    deepest : levels that it can draft, None for no limit
+    scoring : whether the predictor's scores are being made
     predictor : gives every drafted token of a chain its score, for policies that read it
     siblings : how the children of a tree's node are drafted in rejection mode; drawn ones must all
         be verified, so that only top_k serves every policy. Else they are always top_k
-    wants_target_hidden : whether scores are being made, so that `begin` and `commit` need the
-        target's last state [d_T] at the position that produced the newest output token
+    wants_target_hidden : whether `begin`, `commit` and `commit_tree` need the target's last state [d_T]
+        at the position that produced the newest output token; for scores they do
     """
 
     kind = "chain"
+    deepest: int | None = None
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | CachedLM,
         eos_token_ids: Sequence[int],
         predictor: Predictor | None = None,
         siblings: Siblings = "top_k",
     ):
-        self.lm = open_lm(model)
+        self.lm = model if isinstance(model, CachedLM) else open_lm(model)
         self.siblings = siblings
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.predictor = None if predictor is None else predictor.cast(self.lm.device, model.dtype)
-        self.wants_target_hidden = False
+        self.predictor = None if predictor is None else predictor.cast(self.lm.device, self.lm.model.dtype)
+        self.wants_target_hidden = self.scoring = False
         self._target_hidden: torch.Tensor | None = None
 
     def prepare(self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()) -> None:
@@ -63,13 +69,17 @@ class DraftModel:
 
     def let_score(self, scoring: bool) -> None:
         """Make scores from now on, or none."""
-        self.wants_target_hidden = self.lm.keep_hidden = scoring
+        self.scoring = self.wants_target_hidden = self.lm.keep_hidden = scoring
+
+    def take_hidden(self, target_hidden: torch.Tensor | None) -> None:
+        """The target's last state [d_T] at the position that produced the pending token."""
+        self._target_hidden = target_hidden
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Start a sequence whose tokens but the pending one are given."""
         self.lm.reset()
         self.lm.prefill(context)
-        self._target_hidden = target_hidden
+        self.take_hidden(target_hidden)
 
     def propose(
         self,
@@ -92,7 +102,7 @@ class DraftModel:
             (described,), probs = choice.draft(logits, sequence, position, len(draft.tokens) + 1)
             if probs is not None:
                 draft.probs.append(probs[0])
-            if self.wants_target_hidden:
+            if self.scoring:
                 described = torch.cat([described, self._score(len(draft.tokens) + 1)])
             # The only copy from the device to the host in a draft step.
             token, *features = described.tolist()
@@ -123,7 +133,7 @@ class DraftModel:
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the first `length` tokens, which are now part of the output."""
         self.lm.truncate(length)
-        self._target_hidden = target_hidden
+        self.take_hidden(target_hidden)
 
     @cached_property
     def _grower(self) -> TreeGrower:
@@ -152,6 +162,7 @@ class DraftModel:
         siblings = self.siblings if choice.mode == "rejection" else "top_k"
         return self._grower.grow(tokens, limit, policy, state, uniforms, choice, sequence, position, siblings)
 
-    def commit_tree(self, path: Sequence[int]) -> None:
+    def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`; they are now part of the output."""
         self._grower.commit(path)
+        self.take_hidden(target_hidden)

@@ -1,0 +1,143 @@
+"""EESD's drafter: the target's first N layers, then an early-exit layer with its own norm and head.
+
+    p(y_t) = softmax(W^T RMSNorm(Transformer^e(H_t^N)))      (Liu et al. 2024, Eq. 1)
+
+Keys, values and states of the first N layers are the target's own (`realrun.split_target`): what
+is drafted needs no second run through them, in verification or after it. The exit layer has
+a cache of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from realrun.cached_lm import CachedLM
+from realrun.choice import Choice
+from realrun.drafters.draft import Draft
+from realrun.drafters.draft_model import DraftModel
+from realrun.predictor import Predictor
+from realrun.split_target import SplitTarget
+from specsim.errors import InputError
+from specsim.policy import TreePolicy
+
+
+class EarlyExit(torch.nn.Module):
+    """What EESD trains: E exit layers, a norm and a head; as many layers of the target stay below.
+
+    layers : int, N; with no exit layer (E = 0) the norm and the head stand on the first N layers alone
+    """
+
+    def __init__(self, target: Any, layers: int, exit_layers: int = 1):
+        super().__init__()
+        depth = len(target.model.layers)
+        if not 1 <= layers < depth:
+            raise InputError(f"an early exit after {layers} of {depth} layers; choose 1 to {depth - 1}")
+        if not 0 <= exit_layers <= depth - layers:
+            raise InputError(f"{exit_layers} early-exit layers; choose 0 to {depth - layers}")
+        self.split = layers
+        # Initialised from the target's last layers, its norm and its head, as the paper has it.
+        self.layers = copy.deepcopy(target.model.layers[depth - exit_layers :])
+        for number, layer in enumerate(self.layers):
+            layer.self_attn.layer_idx = layers + number
+        self.norm = copy.deepcopy(target.model.norm)
+        embedding = target.get_output_embeddings()
+        self.head = torch.nn.Linear(embedding.in_features, embedding.out_features, bias=embedding.bias is not None)
+        self.head.to(embedding.weight).load_state_dict(copy.deepcopy(embedding.state_dict()))
+
+
+def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:
+    """The drafter as a language model of N + E layers, which shares the target's embedding and first N layers.
+
+    What an independent drafter can do, such as dense recording, this model can.
+    """
+    model = copy.copy(target)
+    model._modules = dict(target._modules)
+    model.config = copy.deepcopy(target.config)
+    model.config.num_hidden_layers = early_exit.split + len(early_exit.layers)
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[: model.config.num_hidden_layers]
+    model.config.tie_word_embeddings = False
+    inner = copy.copy(target.model)
+    inner._modules = dict(target.model._modules)
+    inner.config = model.config
+    inner.layers = torch.nn.ModuleList([*target.model.layers[: early_exit.split], *early_exit.layers])
+    inner.norm = early_exit.norm
+    model.model, model.lm_head = inner, early_exit.head
+    return model
+
+
+class EarlyExitLM(CachedLM):
+    """The drafter's pass over what the split target holds; `length` counts the slots of the exit layer."""
+
+    def __init__(self, target: SplitTarget, model: Any):
+        self.target = target
+        self.exit = target.pieces.stack(model.model.layers[target.split :])
+        self.norm, self.head = model.model.norm, model.get_output_embeddings()
+        super().__init__(model)
+
+    def reset(self) -> None:
+        self.length = self.nodes = 0
+        self.hidden = None
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        target, pieces = self.target, self.target.pieces
+        start, n = self.length, len(tokens)
+        known = target.length + len(target.ahead) - start
+        if known < n:
+            target.feed_ahead(tokens[known:])
+        states = target.states[start : start + n]
+        x = self.exit.run(states, start, slice(start, start + n), pieces.causal_mask(n, start + n))
+        return self._finish(x, keep)
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        target = self.target
+        start, n = self.length + self.nodes, len(tokens)
+        positions = [self.length + depth for depth in depths]
+        target.feed_nodes_ahead(tokens, positions, visible)
+        at, mask = torch.tensor(positions, device=self.device), target.pieces.tree_mask(visible, start + n)
+        return self._finish(self.exit.run(target.states[start : start + n], start, at, mask), keep=0)
+
+    def _finish(self, x: torch.Tensor, keep: int) -> torch.Tensor:
+        hidden = self.target.pieces.normed(x[-keep:] if keep else x, self.norm)
+        if self.keep_hidden:
+            self.hidden = hidden
+        return self.target.pieces.logits(hidden, self.head)
+
+    def _check_trees(self) -> None:
+        """As the target."""
+
+    def _crop(self, end: int) -> None:
+        """The buffers need not know where the tokens end."""
+
+    def _move_nodes(self, path: Sequence[int]) -> None:
+        self.exit.move([self.length + node for node in path], self.length)
+
+
+class EarlyExitDrafter(DraftModel):
+    """Drafts as an independent model of N + E layers would, and tells the target which nodes it has fed already."""
+
+    def __init__(
+        self, target: SplitTarget, model: PreTrainedModel, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ):
+        super().__init__(EarlyExitLM(target, model), eos_token_ids, predictor)
+        self.target = target
+
+    def propose_tree(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        policy: TreePolicy,
+        state: Any,
+        uniforms: Callable[[int], float],
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> tuple[Draft, Any]:
+        draft, state = super().propose_tree(tokens, limit, policy, state, uniforms, choice, sequence, position)
+        self.target.row_nodes = self._grower.slot[draft.nodes].tolist()
+        return draft, state

@@ -1,0 +1,118 @@
+"""MEDUSA's drafter (Cai et al. 2024): K heads on the target's last state, each for a token further ahead.
+
+    p_t^(k) = softmax(W_2^(k) (SiLU(W_1^(k) h_t) + h_t)),   k = 1 .. K
+
+h_t is the state, after the final norm, that produced the pending token y_{t+1}; head k predicts
+y_{t+k+1} from it, whatever the tokens between are. All heads run at once, at a round's first
+draft step; the further ones cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from realrun.cached_lm import CachedLM
+from realrun.drafters.draft_model import DraftModel
+from realrun.predictor import Predictor
+from specsim.errors import InputError
+
+
+class MedusaHeads(torch.nn.Module):
+    """K heads of one residual block each. residual [K, d, d], W_1; vocabulary [K, V, d], W_2.
+
+    W_1 starts at zero and W_2 as the target's head, so that every head starts as the target's own
+    prediction (the paper has the two the wrong way round; ERRATA E1). No biases, as in the formula.
+    """
+
+    def __init__(self, target: Any, heads: int):
+        super().__init__()
+        if not 1 <= heads <= 16:
+            raise InputError(f"{heads} MEDUSA heads; choose 1 to 16")
+        head = target.get_output_embeddings().weight.detach()
+        self.config = copy.deepcopy(target.config)
+        self.residual = torch.nn.Parameter(head.new_zeros(heads, head.shape[1], head.shape[1]))
+        self.vocabulary = torch.nn.Parameter(head.expand(heads, *head.shape).clone())
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """SiLU(W_1 h) + h [K, n, d] of target states [n, d]."""
+        return F.silu(torch.matmul(hidden, self.residual.transpose(1, 2))) + hidden
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [K, n, V] of target states [n, d]."""
+        return torch.matmul(self.states(hidden), self.vocabulary.transpose(1, 2))
+
+
+class MedusaLM(CachedLM):
+    """The heads behind the interface of a model: the i-th pass of a round gives what head i says.
+
+    source : [d], the target's state that produced the pending token; None before there is one
+    """
+
+    def __init__(self, target: CachedLM, heads: MedusaHeads):
+        self.target, self.heads = target, heads
+        self.source: torch.Tensor | None = None
+        super().__init__(target.model)
+
+    def reset(self) -> None:
+        self.length = self.nodes = self.step = 0
+        self.hidden = None
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """There is nothing to keep of them."""
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        self.length, self.nodes, self.step = self.target.length, 0, 0
+
+    def keep_nodes(self, path: Sequence[int]) -> None:
+        self.truncate(0)
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        return self._logits(1)
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        return self._logits(len(tokens))
+
+    def _logits(self, rows: int) -> torch.Tensor:
+        """[rows, V] of the next head, the same in every row."""
+        if self.step == len(self.heads):
+            raise InputError(f"{self.step} MEDUSA heads draft at most {self.step} tokens; lower the policy's limit")
+        if self.step == 0:
+            source = self.source
+            if source is None:
+                source = self.heads.residual.new_zeros(self.heads.residual.shape[1])
+            self._states = self.heads.states(source[None])
+            self._rows = torch.matmul(self._states, self.heads.vocabulary.transpose(1, 2))[:, 0]
+        if self.keep_hidden:
+            self.hidden = self._states[self.step]
+        self.step += 1
+        return self._rows[self.step - 1].expand(rows, -1)
+
+    def _check_trees(self) -> None:
+        """Any model can have heads."""
+
+
+class MedusaDrafter(DraftModel):
+    """Drafts what the heads say; they need the target's state of every round."""
+
+    def __init__(
+        self, target: CachedLM, heads: MedusaHeads, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ):
+        super().__init__(MedusaLM(target, heads), eos_token_ids, predictor)
+        self.wants_target_hidden = True
+        self.deepest = len(heads)
+
+    def let_score(self, scoring: bool) -> None:
+        self.scoring = self.lm.keep_hidden = scoring
+
+    def take_hidden(self, target_hidden: torch.Tensor | None) -> None:
+        super().take_hidden(target_hidden)
+        self.lm.source = target_hidden  # type: ignore[attr-defined]

@@ -1,0 +1,65 @@
+"""Self-SD's drafter (Draft & Verify, Zhang et al. 2023b): the target with some of its sublayers skipped.
+
+It reads the target's own keys and values of all verified tokens, writes those of what it
+drafts behind them, and verification overwrites these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from realrun.cached_lm import CachedLM
+from realrun.skips import Skips
+from realrun.split_target import SplitTarget
+
+
+class SkippingLM(CachedLM):
+    """The target's layers less the skipped sublayers, over its cache; `length` follows the target's."""
+
+    def __init__(self, target: SplitTarget, skips: Skips):
+        assert target.split == 0
+        self.target, self.skips = target, skips
+        super().__init__(target.model)
+
+    def reset(self) -> None:
+        self.length = self.nodes = 0
+        self.hidden = None
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """The target has fed them."""
+        self.length = self.target.length
+
+    def truncate(self, length: int) -> None:
+        self.length, self.nodes = self.target.length, 0
+
+    def keep_nodes(self, path: Sequence[int]) -> None:
+        self.truncate(0)
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        start, end = self.length, self.length + len(tokens)
+        return self._run(tokens, start, slice(start, end), self.target.pieces.causal_mask(len(tokens), end), keep)
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        start = self.length + self.nodes
+        at = torch.tensor([self.length + depth for depth in depths], device=self.device)
+        return self._run(tokens, start, at, self.target.pieces.tree_mask(visible, start + len(tokens)), keep=0)
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        positions: slice | torch.Tensor,
+        mask: torch.Tensor | None,
+        keep: int,
+    ) -> torch.Tensor:
+        target = self.target
+        x = target.upper.run(target.pieces.embed(tokens), start, positions, mask, self.skips)
+        hidden = target.pieces.normed(x[-keep:] if keep else x, target.norm)
+        if self.keep_hidden:
+            self.hidden = hidden
+        return target.pieces.logits(hidden, target.head)
+
+    def _check_trees(self) -> None:
+        """As the target."""

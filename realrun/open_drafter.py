@@ -1,0 +1,28 @@
+"""The passes that decode a pair for real: the target's, and the drafter's, which may share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from realrun.cached_lm import CachedLM
+from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.eesd import EarlyExitDrafter
+from realrun.drafters.medusa import MedusaDrafter
+from realrun.drafters.self_sd import SkippingLM
+from realrun.models import Pair
+from realrun.open_lm import open_lm
+from realrun.split_target import SplitTarget
+
+
+def open_drafter(pair: Pair, eos_token_ids: Sequence[int] | None = None) -> tuple[CachedLM, DraftModel]:
+    """The target's pass and the drafter of this pair; eos_token_ids : where drafts end, the pair's unless given."""
+    eos = pair.eos_token_ids if eos_token_ids is None else eos_token_ids
+    if pair.kind == "model":
+        return open_lm(pair.target), DraftModel(pair.draft, eos, pair.predictor)
+    if pair.kind == "medusa":
+        target = open_lm(pair.target)
+        return target, MedusaDrafter(target, pair.draft, eos, pair.predictor)
+    split = SplitTarget(pair.target, pair.split)
+    if pair.kind == "eesd":
+        return split, EarlyExitDrafter(split, pair.draft, eos, pair.predictor)
+    return split, DraftModel(SkippingLM(split, pair.skips), eos, pair.predictor)
