@@ -12,6 +12,7 @@ from realrun.options import (
     CountOption,
     DepthOption,
     DeviceOption,
+    DrafterOption,
     DraftOption,
     DtypeOption,
     JsonOption,
@@ -57,6 +58,7 @@ def record(
     out: Annotated[Path, typer.Argument(help="Trace folder to write.", show_default=False)],
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
     count: CountOption = 36,
@@ -85,7 +87,7 @@ def record(
     check_free(out, overwrite=overwrite)
     choice = Choice(mode.value, temperature, seed, top_p)
     settings = RecordSettings(depth, max_new_tokens, choice, tree_nodes, tree_width)
-    pair = load(target, draft, device, dtype, threads, predictor)
+    pair = load(target, draft, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = load_prompts(pair, prompts, count)
         trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
@@ -112,6 +114,7 @@ def profile(
     out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
     depth: DepthOption = 16,
@@ -140,7 +143,7 @@ def profile(
         grid = [int(c) for c in contexts.split(",")]
     except ValueError:
         raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
-    pair = load(target, draft, device, dtype, threads, predictor)
+    pair = load(target, draft, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(
             pair,
@@ -186,6 +189,7 @@ def validate(
     out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
     count: CountOption = 36,
@@ -240,7 +244,7 @@ def validate(
         seed=seed,
         overwrite=overwrite,
     )
-    pair = load(target, draft, device, dtype, threads, predictor)
+    pair = load(target, draft, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_main_job(pair, load_prompts(pair, prompts, count), settings, out, report)
     if json:

@@ -148,14 +148,17 @@ class LibraryStack:
         places = self.model.model.rotary_emb(x, position_ids=positions[None])
         for number, layer in enumerate(self.layers):
             if number not in skip.attention:
-                x = x + layer.self_attn(
-                    hidden_states=layer.input_layernorm(x),
-                    attention_mask=mask,
-                    position_ids=positions[None],
-                    past_key_values=self,
-                    use_cache=True,
-                    position_embeddings=places,
-                )[0]
+                x = (
+                    x
+                    + layer.self_attn(
+                        hidden_states=layer.input_layernorm(x),
+                        attention_mask=mask,
+                        position_ids=positions[None],
+                        past_key_values=self,
+                        use_cache=True,
+                        position_embeddings=places,
+                    )[0]
+                )
             if number not in skip.mlp:
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
         return x[0]

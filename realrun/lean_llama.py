@@ -168,9 +168,9 @@ class LeanStack:
         q = q.view(n, lm.kv_heads, groups, lm.head_dim).permute(1, 2, 0, 3)
         q = q.reshape(lm.kv_heads, groups * n, lm.head_dim)
         if n > LONG_PASS:  # a prompt: do not hold all its scores at once
-            mixed = F.scaled_dot_product_attention(
-                q[None], keys[None], values[None], attn_mask=mask, scale=lm.scaling
-            )[0]
+            mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask, scale=lm.scaling)[
+                0
+            ]
         else:
             scores = torch.matmul(q, keys.transpose(1, 2)).mul_(lm.scaling)
             if mask is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from realrun.drafters.files import load_drafter, weights_digest
 from realrun.predictor import FILE, Predictor, load_predictor
 from realrun.skips import NOTHING, Skips
 from specsim.errors import InputError
@@ -19,15 +19,13 @@ from specsim.errors import InputError
 LAB = "lab"
 LAB_WEIGHTS = Path(__file__).parent / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
+LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd")
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-DRAFTERS = ("model", "eesd", "medusa", "self-sd")  # kinds
 
 
 @dataclass(frozen=True)
@@ -65,18 +63,6 @@ class Pair:
         return weights_digest(self.target, self.draft, *([str(self.skips.in_order)] if self.kind == "self-sd" else []))
 
 
-def weights_digest(*parts: torch.nn.Module | str) -> str:
-    """A short hash of a few rows of every parameter of these modules, and of these strings."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, str):
-            digest.update(part.encode())
-            continue
-        for parameter in part.parameters():
-            digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def load_pair(
     target: str = LAB,
     draft: str = LAB,
@@ -85,15 +71,21 @@ def load_pair(
     dtype: str = "float32",
     threads: int | None = None,
     predictor: str | None = "auto",
+    drafter: str = "model",
 ) -> Pair:
     """Load two models by local folder or hub id; "lab" names the embedded pair.
 
+    drafter : "model" for the independent draft model, the name of one of the lab's drafters
+    inside its target (`LAB_DRAFTERS`), or a folder made by `realrun train`; then draft is ignored.
     predictor : a file made by `realrun train predictor` or its folder, "lab" for the embedded
-    pair's, None or "none" for none, or "auto": the lab's where it was trained on this very pair.
+    pair's, None or "none" for none, or "auto": the lab's, or what lies in the drafter's folder, where
+    it was trained on this very pair.
 
     No remote code is run. Raises InputError when a model cannot be loaded, the device or
-    dtype is unknown, the tokenizers differ, or the predictor belongs to another pair.
+    dtype is unknown, the tokenizers differ, or drafter or predictor belongs to another target.
     """
+    if drafter != "model":
+        return _load_inside(target, drafter, device, dtype, threads, predictor)
     number_type = find_dtype(dtype)
     find_device(device)
     if threads is not None:
@@ -119,6 +111,43 @@ def load_pair(
     if predictor is None or predictor == "none":
         return pair
     return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
+
+
+def _load_inside(
+    target: str, drafter: str, device: str, dtype: str, threads: int | None, predictor: str | None
+) -> Pair:
+    """`load_pair` of a drafter that lives in the target."""
+    number_type = find_dtype(dtype)
+    find_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if drafter not in LAB_DRAFTERS and not Path(drafter).exists():
+        raise InputError(
+            f"drafter {drafter} is neither model nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a folder; "
+            "make one with `realrun train`"
+        )
+    path = LAB_WEIGHTS / drafter if drafter in LAB_DRAFTERS else Path(drafter)
+    folder = _resolve(target, "target")
+    try:
+        model = _load(AutoModelForCausalLM, folder, dtype=number_type).to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
+    loaded = load_drafter(path, model)
+    pair = Pair(
+        target=loaded.target,
+        draft=loaded.draft,
+        tokenizer=_load(AutoTokenizer, folder),
+        target_name=_public_name(target, "target"),
+        draft_name=f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else path.name,
+        eos_token_ids=_eos_token_ids(model),
+        kind=loaded.kind,
+        split=loaded.split,
+        skips=loaded.skips,
+    )
+    if predictor is None or predictor == "none":
+        return pair
+    beside = (path if path.is_dir() else path.parent) / FILE
+    return _with_predictor(pair, beside if predictor in ("auto", LAB) else Path(predictor), strict=predictor != "auto")
 
 
 def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:

@@ -35,6 +35,13 @@ class Kernels(StrEnum):
 
 TargetOption = Annotated[str, typer.Option(help='Target model: local folder, hub id, or "lab".')]
 DraftOption = Annotated[str, typer.Option(help='Draft model: local folder, hub id, or "lab".')]
+DrafterOption = Annotated[
+    str,
+    typer.Option(
+        help="How to draft: model (the --draft model), a drafter inside the lab's target (eesd, medusa-1, medusa-2, "
+        "self-sd), or a folder made by `realrun train`; --draft is then ignored."
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
 ThreadsOption = Annotated[
@@ -87,7 +94,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
 
 
-def load(target: str, draft: str, device: str, dtype: str, threads: int, predictor: str = "none") -> Pair:
+def load(
+    target: str,
+    draft: str,
+    device: str,
+    dtype: str,
+    threads: int,
+    predictor: str = "none",
+    drafter: str = "model",
+) -> Pair:
     """Load a pair without the libraries' own progress bars; threads 0 leaves torch's choice."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers.utils import logging
@@ -96,7 +111,9 @@ def load(target: str, draft: str, device: str, dtype: str, threads: int, predict
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return load_pair(target, draft, device=device, dtype=dtype, threads=threads or None, predictor=predictor)
+    return load_pair(
+        target, draft, device=device, dtype=dtype, threads=threads or None, predictor=predictor, drafter=drafter
+    )
 
 
 def load_prompts(pair: Pair, file: Path | None, count: int) -> list[Prompt]:

@@ -10,6 +10,7 @@ import typer
 from realrun.options import (
     CountOption,
     DeviceOption,
+    DrafterOption,
     DraftOption,
     DtypeOption,
     JsonOption,
@@ -38,6 +39,7 @@ def predictor(
     out: Annotated[Path, typer.Option(help="Folder for the predictor; a second run goes on from what is there.")],
     target: TargetOption = "lab",
     draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
     prompts: Annotated[
         Path | None,
         typer.Option(help='JSON Lines of {"text", "domain"}; default: pieces of the lab\'s training text.'),
@@ -68,7 +70,7 @@ def predictor(
     except ValueError:
         raise InputError(f"--temperatures {temperatures!r} is no list of numbers; write for example 0,0.8") from None
     settings = PredictorSettings(max_new_tokens, depth, degrees, epochs=epochs, seed=seed)
-    pair = load(target, draft, device, dtype, threads)
+    pair = load(target, draft, device, dtype, threads, "none", drafter)
     with progress_bar() as report:
         document = train_predictor(pair, _prompts(pair, prompts, count), settings, out, report)
     if json:

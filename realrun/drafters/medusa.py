@@ -103,9 +103,7 @@ class MedusaLM(CachedLM):
 class MedusaDrafter(DraftModel):
     """Drafts what the heads say; they need the target's state of every round."""
 
-    def __init__(
-        self, target: CachedLM, heads: MedusaHeads, eos_token_ids: Sequence[int], predictor: Predictor | None
-    ):
+    def __init__(self, target: CachedLM, heads: MedusaHeads, eos_token_ids: Sequence[int], predictor: Predictor | None):
         super().__init__(MedusaLM(target, heads), eos_token_ids, predictor)
         self.wants_target_hidden = True
         self.deepest = len(heads)
