@@ -604,6 +604,7 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
         )
 
 
+@pytest.mark.alone
 def test_replay_starts_quickly_without_torch(files: Files) -> None:
     """The target is one second; this bound only forgives busy machines."""
     args = ["replay", files.trace, "--policy", "adaedl", "--set", "max_draft=6", "--cost", files.profile]

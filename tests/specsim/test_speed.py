@@ -22,6 +22,8 @@ from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 from specsim.trace_files import write_trace
 
+pytestmark = pytest.mark.alone
+
 POSITIONS, SEQUENCE_TOKENS, DEPTH = 1_000_000, 1000, 16
 MIN_STEPS_PER_S = 100e6  # drafted tokens per second of one core
 CALLS = 7  # per block, of which the median counts

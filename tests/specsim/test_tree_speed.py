@@ -15,6 +15,8 @@ from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
 NODES, SEQUENCE_TOKENS = 64, 250
+pytestmark = pytest.mark.alone
+
 MIN_POSITIONS_PER_S = 2e6  # of one core
 CALLS = range(4, 60)  # fewest and most; the best counts, as other work may hold the machine for a while
 EDD_7B = ConstantCost(s_d=1.1e-3, s_t=29.8e-3)  # EDD + PCT, appendix B
