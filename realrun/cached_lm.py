@@ -101,6 +101,25 @@ class CachedLM:
         self._crop(self.length + len(path))
         self.length, self.nodes = self.length + len(path), 0
 
+    def append_rows(
+        self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, keep: int = 0
+    ) -> torch.Tensor:
+        """Append n nodes that need not see all cached tokens; logits [n, V] after each, or after the last `keep`.
+
+        For dense recording. positions : [n]; seen : bool [n, length + nodes + n] on the CPU, which of the tokens
+        and nodes each sees
+        """
+        dtype = self.model.dtype
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+        logits = self.run_model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            attention_mask=mask[None, None].to(self.device),
+            logits_to_keep=keep,
+        )
+        self.nodes += len(tokens)
+        return logits
+
     def _append(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         if self.nodes:
             self.truncate(self.length)

@@ -36,6 +36,7 @@ from realrun.options import (
 )
 from realrun.shape_commands import cost_grid, scripted, shapes
 from realrun.train_commands import train as train_group
+from realrun.typical_command import typical
 from specsim.console import print_json, print_table, progress_bar, run
 
 app = typer.Typer(
@@ -49,7 +50,7 @@ app = typer.Typer(
 lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
-for _command in (campaign, cost_grid, scripted, shapes):
+for _command in (campaign, cost_grid, scripted, shapes, typical):
     app.command()(_command)
 
 
@@ -160,6 +161,7 @@ def profile(
         print_json(document)
         return
     median = document["median_s"]
+    depth = len(median["draft_step"])  # less than asked for where the drafter goes no further
     rows = []
     for column, context in enumerate(grid):
         verify = [row[column] for row in median["verify"]]

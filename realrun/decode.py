@@ -325,6 +325,8 @@ class Decoder:
         if draft.drafted:
             drafter.commit_tree(nodes[: len(cached)], target_hidden)
             state = policy.update(state, params_of(policy), depth, len(path))
+        elif drafter.wants_target_hidden:  # another token is pending, though nothing was drafted
+            drafter.commit(len(tokens) - 1, target_hidden)
         rounds.append(
             Round(
                 t=t,

@@ -43,60 +43,94 @@ def dense_columns(
     scorer : the predictor's, after the target's states of T rounds; gives the column of scores
     tree : gives the trees as well, the fields of `realrun.dense_trees.Trees` as columns tree_parent, ...
     """
-    total, first = len(output), len(prompt)
-    statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
-    scores = torch.zeros(total, depth, dtype=torch.float64)
-    width = 0 if tree is None else min(tree.width, lm.model.config.vocab_size)
-    siblings = np.empty((total, depth, width), dtype=np.int64)
-    sibling_probs = np.empty((total, depth, width), dtype=np.float32)
-
-    def note(logits: torch.Tensor, begin: int, step: int) -> torch.Tensor:
-        """Fill in what is drafted from logits [n, V] at depth step + 1 from position `begin` on; the tokens."""
-        rows = slice(begin, begin + len(logits))
-        drafted = choice.statistics(logits, sequence, begin + step)
-        statistics[rows, step] = drafted.cpu()
-        if scorer is not None and lm.hidden is not None:
-            scores[rows, step] = scorer(lm.hidden[-len(logits) :], step + 1, begin).cpu()
-        if tree is not None:
-            ahead = range(begin + step, begin + step + len(logits))
-            tokens, probs = choice.candidates(logits, sequence, ahead, width)
-            siblings[rows, step], sibling_probs[rows, step] = tokens.cpu().numpy(), probs.cpu().numpy()
-        return drafted[:, 0].long()
-
+    first = len(prompt)
+    proposals = Proposals(len(output), depth, choice, sequence, scorer, tree, int(lm.model.config.vocab_size))
     lm.reset()
     lm.keep_hidden = scorer is not None
     logits = lm.forward([*prompt, *output[:-1]])[first - 1 :]
     rank = true_ranks(logits, output, choice, sequence)
-    tokens = note(logits, 0, 0)
+    tokens = proposals.take(lm, logits, 0, 0)
     prefix = lm.length
-    for begin in range(0, total, CHUNK):
-        rows = torch.arange(begin, min(begin + CHUNK, total), device=logits.device)
+    for begin in range(0, len(output), CHUNK):
+        rows = torch.arange(begin, min(begin + CHUNK, len(output)), device=logits.device)
         branch = tokens[rows]
         for step in range(1, depth):
             mask = branch_mask(rows + first, prefix, step, lm.model.dtype)
             logits = lm.run_model(
                 input_ids=branch[None], position_ids=(rows + first + step - 1)[None], attention_mask=mask
             )
-            branch = note(logits, begin, step)
+            branch = proposals.take(lm, logits, begin, step)
         lm.cache.crop(-(depth - 1) * len(rows))
-    columns = columns_of(statistics.numpy(), rank, np.asarray(output), depth)
-    if scorer is not None:
-        columns["score"] = scores.numpy().astype(np.float32)
-    if tree is not None:
-        trees = grown_trees(lm, first, siblings, sibling_probs, tree.nodes, choice, sequence)
-        columns |= {f"tree_{name}": column for name, column in trees._asdict().items()}
-    return columns
+    return proposals.columns(lm, first, output, rank)
 
 
-def true_ranks(logits: torch.Tensor, output: Sequence[int], choice: Choice, sequence: int) -> npt.NDArray[np.int64]:
+class Proposals:
+    """What is drafted at every position of an output of T tokens, filled in depth by depth.
+
+    statistics [T, D, STATISTICS], scores [T, D], siblings and sibling_probs [T, D, width]
+    """
+
+    def __init__(
+        self,
+        total: int,
+        depth: int,
+        choice: Choice,
+        sequence: int,
+        scorer: Scorer | None,
+        tree: TreeSize | None,
+        vocabulary: int,
+    ):
+        self.choice, self.sequence, self.scorer, self.tree = choice, sequence, scorer, tree
+        self.width = 0 if tree is None else min(tree.width, vocabulary)
+        self.statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
+        self.scores = torch.zeros(total, depth, dtype=torch.float64)
+        self.siblings = np.empty((total, depth, self.width), dtype=np.int64)
+        self.sibling_probs = np.empty((total, depth, self.width), dtype=np.float32)
+
+    def take(self, lm: CachedLM, logits: torch.Tensor, begin: int, step: int) -> torch.Tensor:
+        """Fill in what is drafted from logits [n, V] at depth step + 1 from position `begin` on; the tokens [n]."""
+        rows = slice(begin, begin + len(logits))
+        drafted = self.choice.statistics(logits, self.sequence, begin + step)
+        self.statistics[rows, step] = drafted.cpu()
+        if self.scorer is not None and lm.hidden is not None:
+            self.scores[rows, step] = self.scorer(lm.hidden[-len(logits) :], step + 1, begin).cpu()
+        if self.tree is not None:
+            ahead = range(begin + step, begin + step + len(logits))
+            tokens, probs = self.choice.candidates(logits, self.sequence, ahead, self.width)
+            self.siblings[rows, step], self.sibling_probs[rows, step] = tokens.cpu().numpy(), probs.cpu().numpy()
+        return drafted[:, 0].long()
+
+    def columns(
+        self,
+        lm: CachedLM,
+        first: int,
+        output: Sequence[int],
+        rank: npt.NDArray[np.int64],
+        pending: npt.NDArray[np.int64] | None = None,
+    ) -> Columns:
+        """The trace's columns, with those of the trees grown from here; lm, first, pending : as for `grown_trees`."""
+        columns = columns_of(self.statistics.numpy(), rank, np.asarray(output), self.statistics.shape[1])
+        if self.scorer is not None:
+            columns["score"] = self.scores.numpy().astype(np.float32)
+        if self.tree is not None:
+            drafted = (self.siblings, self.sibling_probs, self.tree.nodes)
+            trees = grown_trees(lm, first, *drafted, self.choice, self.sequence, pending)
+            columns |= {f"tree_{name}": column for name, column in trees._asdict().items()}
+        return columns
+
+
+def true_ranks(
+    logits: torch.Tensor, output: Sequence[int], choice: Choice, sequence: int, position: int = 0
+) -> npt.NDArray[np.int64]:
     """Rank [T] of each output token among the siblings that `Choice.candidates` orders, from logits [T, V].
 
     How many stand before it: those of a larger score, and of an equal one those of a lower index.
+    position : output position of the first
     """
     scores = choice.warped(logits)
     if choice.mode == "gumbel":
         total, vocabulary = scores.shape
-        scores = scores + gumbel_noise(choice.seed, sequence, 0, total, vocabulary, scores.device, scores.dtype)
+        scores = scores + gumbel_noise(choice.seed, sequence, position, total, vocabulary, scores.device, scores.dtype)
     truth = torch.tensor(output, device=scores.device)[:, None]
     own = scores.gather(-1, truth)
     index = torch.arange(scores.shape[1], device=scores.device)

@@ -80,18 +80,28 @@ ABSENT = (NO_NODE, 0.0, 0.0, NO_TOKEN, 0, 0, ROOT, NOT_EXPANDED)  # fields of Kn
 
 @torch.inference_mode()
 def grown_trees(
-    lm: CachedLM, first: int, tokens: Array, probs: Array, nodes: int, choice: Choice, sequence: int
+    lm: CachedLM,
+    first: int,
+    tokens: Array,
+    probs: Array,
+    nodes: int,
+    choice: Choice,
+    sequence: int,
+    pending: Array | None = None,
 ) -> Trees:
     """The trees of `nodes` nodes of every position of an output of T tokens.
 
     lm : holds the prompt of `first` tokens and the output but for its last token, and does so again afterwards
     tokens, probs : [T, D, W], the siblings along each position's chain, in order, by `Choice.candidates`
+    pending : [T], the token before each position, of drafters that do not use its cached keys and values
+        but make their own
     """
     total, parts = len(tokens), []
     step = max(CHUNK_NODES // nodes, 1)
     for begin in range(0, total, step):
         chunk = slice(begin, min(begin + step, total))
-        branches = Branches(lm, first + np.arange(begin, chunk.stop), tokens.shape[2], choice, sequence, begin)
+        roots = None if pending is None else pending[chunk]
+        branches = Branches(lm, first + np.arange(begin, chunk.stop), tokens.shape[2], choice, sequence, begin, roots)
         branches.append_chains(tokens[chunk, :-1, 0])
         parts.append(best_trees(tokens[chunk], probs[chunk], nodes, branches.expand))
         branches.remove()
@@ -191,12 +201,26 @@ class Branches:
 
     visible : [P], tokens of the prefix that each position has before it
     begin : output position of the first
+    roots : [P], the last of those tokens, where every position has a node of its own for it; these come first
     """
 
-    def __init__(self, lm: CachedLM, visible: Array, width: int, choice: Choice, sequence: int, begin: int):
-        self.lm, self.prefix, self.visible = lm, lm.length, visible
+    def __init__(
+        self,
+        lm: CachedLM,
+        visible: Array,
+        width: int,
+        choice: Choice,
+        sequence: int,
+        begin: int,
+        roots: Array | None = None,
+    ):
+        self.lm, self.visible = lm, visible
         self.width, self.choice, self.sequence, self.begin = width, choice, sequence, begin
         self.lineage = np.zeros((0, 0), np.bool_)  # [n, n], which nodes are each node's ancestors or itself
+        self.roots = 0 if roots is None else len(roots)
+        if roots is not None:
+            owner = np.arange(self.roots)
+            self._append(owner, np.zeros_like(owner), np.eye(self.roots, dtype=np.bool_), roots, keep=1)
 
     def append_chains(self, tokens: Array) -> None:
         """The chains' nodes [P, D - 1], whose children are known."""
@@ -204,14 +228,17 @@ class Branches:
         if depth == 0:
             return
         owner, depths = np.divmod(np.arange(tokens.size), depth)
-        self._append(owner, depths + 1, np.kron(np.eye(positions), np.tri(depth)) > 0, tokens.ravel(), keep=1)
+        root = np.eye(positions, self.roots)[owner]
+        lineage = np.hstack([root, np.kron(np.eye(positions), np.tri(depth))]) > 0
+        self._append(owner, depths + 1, lineage, tokens.ravel(), keep=1)
 
     def expand(self, owner: Array, depth: Array, parent: Array, tokens: Array) -> tuple[Array, Array]:
         """Children of new nodes; see `Expand`."""
         before = len(self.lineage)
         lineage = np.zeros((len(owner), before + len(owner)), np.bool_)
-        below = parent != ROOT
-        lineage[below, :before] = self.lineage[parent[below]]
+        above = np.where(parent == ROOT, owner, self.roots + parent)
+        below = (parent != ROOT) | (self.roots > 0)
+        lineage[below, :before] = self.lineage[above[below]]
         np.fill_diagonal(lineage[:, before:], True)
         logits = self._append(owner, depth, lineage, tokens, keep=0)
         for_output = (self.begin + owner + depth).tolist()
@@ -220,19 +247,12 @@ class Branches:
 
     def remove(self) -> None:
         """Leave the prefix alone in the cache."""
-        if len(self.lineage):
-            self.lm.cache.crop(-len(self.lineage))
+        self.lm.truncate(self.lm.length)
 
     def _append(self, owner: Array, depth: Array, lineage: Array, tokens: Array, keep: int) -> torch.Tensor:
         """Logits after new nodes, or after the last `keep`; lineage [n, nodes + n]."""
         visible = self.visible[owner]
-        seen = np.concatenate([np.arange(self.prefix) < visible[:, None], lineage], axis=1)
+        before = visible - (self.roots > 0)  # what a root sees of the prefix ends before its own token
+        seen = np.concatenate([np.arange(self.lm.length) < before[:, None], lineage], axis=1)
         self.lineage = np.concatenate([np.pad(self.lineage, ((0, 0), (0, len(owner)))), lineage])
-        device, dtype = self.lm.device, self.lm.model.dtype
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~torch.from_numpy(seen), torch.finfo(dtype).min)
-        return self.lm.run_model(
-            input_ids=torch.from_numpy(tokens)[None].to(device),
-            position_ids=torch.from_numpy(visible + depth - 1)[None].to(device),
-            attention_mask=mask[None, None].to(device),
-            logits_to_keep=keep,
-        )
+        return self.lm.append_rows(tokens.tolist(), (visible + depth - 1).tolist(), torch.from_numpy(seen), keep)

@@ -20,6 +20,7 @@ from realrun.skips import NOTHING, Skips
 from specsim.errors import InputError
 
 FIRST_ROOM = 256  # slots that the buffers hold at first
+TRIED_TOKENS = 8
 
 
 class LayerStack(Protocol):
@@ -72,7 +73,40 @@ def open_pieces(model: PreTrainedModel) -> Pieces:
     """The leanest form for this model; InputError where it cannot be taken apart."""
     if supported(model):
         return LeanPieces(model)
-    return LibraryPieces(model)
+    pieces = LibraryPieces(model)
+    _check_sum_of_parts(pieces, model)
+    return pieces
+
+
+@torch.inference_mode()
+def _check_sum_of_parts(pieces: LibraryPieces, model: Any) -> None:
+    """InputError unless the pieces, one after another, say about a few tokens what the whole model says.
+
+    Many models name their parts as Llama does and use them otherwise: scaled embeddings or
+    residuals, norms behind sublayers, capped logits.
+    """
+    tokens = [(7 * i + 1) % int(model.config.vocab_size) for i in range(TRIED_TOKENS)]
+    whole = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0].double()
+    found = "they do not fit together"
+    try:
+        stack, half = pieces.stack(model.model.layers), TRIED_TOKENS // 2
+        for start in (0, half):
+            end = start + half
+            x = stack.run(pieces.embed(tokens[start:end]), start, slice(start, end), pieces.causal_mask(half, end))
+        parts = pieces.logits(pieces.normed(x, model.model.norm), model.get_output_embeddings()).double()
+        error = float((parts - whole[half:]).norm() / whole[half:].norm())
+        # The library's eager attention takes its softmax in float32 whatever the model's type.
+        if error <= max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32)) ** 0.5:
+            return
+        found = f"their logits differ by {100 * error:.2g} % from those of the whole"
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        pass
+    raise InputError(
+        f"{type(model).__name__} has parts like a Llama's and joins them otherwise ({found}), so no drafter can live "
+        "inside it; choose a Llama-like target, or an independent draft model"
+    )
 
 
 class LibraryPieces:

@@ -111,7 +111,7 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
             "device": pair.device.type,
             "kernels": backend_for(pair.device),
             "decoding": settings.record.choice.as_dict(),
-            "depth": settings.record.depth,
+            "depth": min(settings.record.depth, pair.deepest or settings.record.depth),
             "tree": None if settings.record.tree is None else settings.record.tree._asdict(),
             "max_new_tokens": settings.record.max_new_tokens,
             "dtype": str(pair.dtype).removeprefix("torch."),

@@ -57,10 +57,25 @@ class Pair:
     def dtype(self) -> torch.dtype:
         return self.target.dtype
 
+    @property
+    def deepest(self) -> int | None:
+        """Tokens that the drafter can draft in a round, None for no limit."""
+        return len(self.draft) if self.kind == "medusa" else None
+
+    @property
+    def drafter_facts(self) -> dict[str, Any]:
+        """What a drafter inside the target is made of; nothing of an independent model."""
+        if self.kind == "eesd":
+            return {"layers": self.split, "exit_layers": int(self.draft.config.num_hidden_layers) - self.split}
+        if self.kind == "medusa":
+            return {"heads": len(self.draft)}
+        return self.skips.in_order if self.kind == "self-sd" else {}
+
     @cached_property
     def fingerprint(self) -> str:
         """A short hash that tells this pair's weights from others: of a few rows of each model."""
-        return weights_digest(self.target, self.draft, *([str(self.skips.in_order)] if self.kind == "self-sd" else []))
+        facts = [str(self.drafter_facts)] if self.drafter_facts else []
+        return weights_digest(self.target, self.draft, *facts)
 
 
 def load_pair(
@@ -113,41 +128,52 @@ def load_pair(
     return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
 
 
-def _load_inside(
-    target: str, drafter: str, device: str, dtype: str, threads: int | None, predictor: str | None
-) -> Pair:
-    """`load_pair` of a drafter that lives in the target."""
+def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> Pair:
+    """Load a target alone; it stands as its own drafter, of kind "self-sd", which skips nothing.
+
+    Raises InputError as `load_pair` does.
+    """
     number_type = find_dtype(dtype)
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    folder = _resolve(target, "target")
+    try:
+        model = _load(AutoModelForCausalLM, folder, dtype=number_type).to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
+    name = _public_name(target, "target")
+    return Pair(model, model, _load(AutoTokenizer, folder), name, name, _eos_token_ids(model), kind="self-sd")
+
+
+def _load_inside(
+    target: str, drafter: str, device: str, dtype: str, threads: int | None, predictor: str | None
+) -> Pair:
+    """`load_pair` of a drafter that lives in the target."""
     if drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         raise InputError(
             f"drafter {drafter} is neither model nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a folder; "
             "make one with `realrun train`"
         )
     path = LAB_WEIGHTS / drafter if drafter in LAB_DRAFTERS else Path(drafter)
-    folder = _resolve(target, "target")
-    try:
-        model = _load(AutoModelForCausalLM, folder, dtype=number_type).to(device).eval()
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
-    loaded = load_drafter(path, model)
-    pair = Pair(
+    if not path.exists():
+        raise InputError(f"the lab has no drafter {drafter}; make one with `realrun train` and give its folder")
+    alone = load_target(target, device=device, dtype=dtype, threads=threads)
+    loaded = load_drafter(path, alone.target)
+    home = (path if path.is_dir() else path.parent).resolve()
+    pair = replace(
+        alone,
         target=loaded.target,
         draft=loaded.draft,
-        tokenizer=_load(AutoTokenizer, folder),
-        target_name=_public_name(target, "target"),
-        draft_name=f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else path.name,
-        eos_token_ids=_eos_token_ids(model),
+        draft_name=f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name,
         kind=loaded.kind,
         split=loaded.split,
         skips=loaded.skips,
     )
     if predictor is None or predictor == "none":
         return pair
-    beside = (path if path.is_dir() else path.parent) / FILE
-    return _with_predictor(pair, beside if predictor in ("auto", LAB) else Path(predictor), strict=predictor != "auto")
+    beside = predictor in ("auto", LAB)
+    return _with_predictor(pair, home / FILE if beside else Path(predictor), strict=predictor != "auto")
 
 
 def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:

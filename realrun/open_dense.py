@@ -9,10 +9,14 @@ from typing import Protocol
 from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.dense import Columns, dense_columns
+from realrun.dense_heads import heads_columns
+from realrun.dense_shared import shared_columns
 from realrun.dense_trees import TreeSize
+from realrun.drafters.self_sd import SkippingLM
 from realrun.models import Pair
 from realrun.predictor import Scorer
 from realrun.record_rejection import rejection_columns
+from realrun.split_target import SplitTarget
 from specsim.errors import InputError
 
 
@@ -38,4 +42,12 @@ def open_dense(pair: Pair, choice: Choice) -> DensePass:
             judged = partial(rejection_columns, CachedLM(pair.draft), CachedLM(pair.target))
             return lambda *asked: judged(*asked[:6])
         return partial(dense_columns, CachedLM(pair.draft))
+    if pair.kind == "medusa":
+        return partial(heads_columns, pair.target, pair.draft)
+    if pair.kind == "self-sd":
+        if choice.mode == "rejection":
+            raise InputError(
+                "drafters that share the target's cache are recorded in greedy and Gumbel mode only; choose one of them"
+            )
+        return partial(shared_columns, SkippingLM(SplitTarget(pair.target, split=0), pair.skips))
     raise InputError(f"drafters of kind {pair.kind} cannot be recorded yet")

@@ -87,11 +87,29 @@ PredictorOption = Annotated[
     str,
     typer.Option(
         help="Acceptance predictor, whose scores are recorded and which runs where a policy reads them: a file of "
-        '`realrun train predictor`, "lab", "none", or "auto", the lab\'s for the lab\'s own pair.'
+        '`realrun train predictor`, "lab", "none", or "auto": what lies in the folder of a drafter inside the target, '
+        "and the lab's for the lab's own pair."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
+
+
+def silence_libraries() -> None:
+    """Switch the libraries' own progress bars and remarks off."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def load_alone(target: str, device: str, dtype: str, threads: int) -> Pair:
+    """Load a target as `load` loads a pair; as its own drafter."""
+    silence_libraries()
+    from realrun.models import load_target
+
+    return load_target(target, device=device, dtype=dtype, threads=threads or None)
 
 
 def load(
@@ -103,14 +121,10 @@ def load(
     predictor: str = "none",
     drafter: str = "model",
 ) -> Pair:
-    """Load a pair without the libraries' own progress bars; threads 0 leaves torch's choice."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers.utils import logging
-
+    """Load a pair; threads 0 leaves torch's choice."""
+    silence_libraries()
     from realrun.models import load_pair
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     return load_pair(
         target, draft, device=device, dtype=dtype, threads=threads or None, predictor=predictor, drafter=drafter
     )

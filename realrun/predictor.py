@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -53,12 +53,12 @@ class Predictor:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return replace(self, **{name: getattr(self, name).to(device, wide) for name in TENSORS})
 
-    def after(self, target_hidden: torch.Tensor | None) -> Scorer:
+    def after(self, target_hidden: torch.Tensor | None) -> RoundScorer:
         """The scorer of drafts after these states of the target, H^T [n, d_T]; None stands for one row of zeros."""
         if target_hidden is None:
-            return Scorer(self.bias[None], self.draft_weight)
+            return RoundScorer(self.bias[None], self.draft_weight)
         hidden = target_hidden.to(self.bias.dtype)
-        return Scorer(torch.addmm(self.bias, hidden, self.target_weight.T), self.draft_weight)
+        return RoundScorer(torch.addmm(self.bias, hidden, self.target_weight.T), self.draft_weight)
 
     @cached_property
     def digest(self) -> str:
@@ -66,8 +66,8 @@ class Predictor:
         parts = [getattr(self, name).double().cpu().numpy().tobytes() for name in TENSORS]
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
-    def check(self, target: PreTrainedModel, draft: PreTrainedModel, fingerprint: str) -> None:
-        """InputError unless it was trained on this pair."""
+    def check(self, target: Any, draft: Any, fingerprint: str) -> None:
+        """InputError unless it was trained on this pair; target and draft as in `realrun.models.Pair`."""
         ours = (self.target_weight.shape[1], len(self.draft_weight))
         theirs = tuple(int(model.config.get_text_config().hidden_size) for model in (target, draft))
         if ours != theirs:
@@ -82,18 +82,24 @@ class Predictor:
             )
 
 
+class Scorer(Protocol):
+    """What a drafter shows its states to."""
+
+    def __call__(self, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
+        """Scores [m] of the tokens that rounds begin .. begin + m - 1 drafted at this depth, from 1.
+
+        draft_hidden : [m, d_D], H^D
+        """
+
+
 @dataclass(frozen=True, eq=False)
-class Scorer:
-    """theta_M with the target's part done: target_logits [n, M] of n rounds, draft_weight [d_D]."""
+class RoundScorer:
+    """theta_M in (0, 1) with the target's part done: target_logits [n, M] of n rounds, draft_weight [d_D]."""
 
     target_logits: torch.Tensor
     draft_weight: torch.Tensor
 
     def __call__(self, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
-        """theta_M [m] in (0, 1) of the tokens that rounds begin .. begin + m - 1 drafted at this depth, from 1.
-
-        draft_hidden : [m, d_D], H^D
-        """
         logits = self.target_logits[begin : begin + len(draft_hidden), min(depth, self.target_logits.shape[1]) - 1]
         return torch.addmv(logits, draft_hidden.to(logits.dtype), self.draft_weight).sigmoid_()
 

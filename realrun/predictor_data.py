@@ -1,9 +1,9 @@
 """What the acceptance predictor learns from: states and judged tokens of recorded runs.
 
-The target decodes prompts; every drafted token that it would have judged becomes a sample:
-(H^T, H^D, depth, whether the target's token equals it). As all tokens before a judged one
-are right, its draft state lies on the target's own output: one teacher-forced pass of each
-model per sequence gives every sample of every round that could start there.
+The target decodes prompts, and the drafter's dense pass tells what rounds from every position
+would draft. Every drafted token that the target would have judged, all before it being right,
+becomes a sample: (H^T, H^D, depth, whether the target's token equals it). The states are those
+that the pass would have scored, whatever they depend on in a drafter of this kind.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from realrun.choice import Choice
 from realrun.decode import Decoder
-from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
-from realrun.predictor import last_states, producing_states
+from realrun.open_dense import DensePass, open_dense
+from realrun.open_drafter import open_drafter
+from realrun.predictor import producing_states
 from realrun.prompts import Prompt
 from specsim.errors import InputError
 
@@ -61,23 +62,40 @@ class PredictorSettings:
         return Choice("gumbel", temperature, self.seed) if temperature else Choice()
 
 
-@torch.inference_mode()
-def collect(pair: Pair, decoder: Decoder, prompt: Prompt, settings: PredictorSettings, sequence: int) -> Tensors:
-    """States and choices along one decoded sequence of T tokens.
+class StateKeeper:
+    """Stands where a `Scorer` does, and keeps the states that it is shown: [T, depth, d_D] of T rounds, in float16."""
 
-    target_hidden [T, d_T], draft_hidden [T, d_D] in float16, match [T]: whether the token that
-    the draft model proposes after prompt and y[:t] is y[t], confidence [T]: how sure it is.
-    """
+    def __init__(self, rounds: int, depth: int):
+        self.shape = (rounds, depth)
+        self.states = torch.empty(0)
+
+    def __call__(self, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
+        if self.states.ndim == 1:
+            self.states = torch.empty(*self.shape, draft_hidden.shape[1], dtype=torch.float16)
+        self.states[begin : begin + len(draft_hidden), depth - 1] = draft_hidden.cpu().half()
+        return torch.zeros(len(draft_hidden))
+
+
+@torch.inference_mode()
+def collect(
+    pair: Pair, decoder: Decoder, dense: DensePass, prompt: Prompt, settings: PredictorSettings, sequence: int
+) -> Tensors:
+    """Samples of one decoded sequence of T tokens: the fields of `Samples` less `sequence`, rounds from its start."""
     decoder.choice = settings.choice(sequence)
     output = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence).tokens
-    draft_hidden = last_states(pair.draft, [*prompt.tokens, *output[:-1]])[len(prompt.tokens) - 1 :]
-    logits = pair.draft.get_output_embeddings()(draft_hidden)
-    described = decoder.choice.statistics(logits, sequence, 0).cpu()
+    keeper = StateKeeper(len(output), settings.depth)
+    columns = dense(prompt.tokens, output, settings.depth, decoder.choice, sequence, keeper)
+    right = columns["match_len"].astype(np.int64)
+    depths = np.arange(settings.depth)  # tokens drafted before
+    inside = np.arange(len(output))[:, None] + depths < len(output)
+    rounds, before = np.nonzero((depths <= right[:, None]) & inside)
     return {
         "target_hidden": producing_states(pair.target, prompt.tokens, output).cpu().half(),
-        "draft_hidden": draft_hidden.cpu().half(),
-        "match": described[:, 0].long() == torch.tensor(output),
-        "confidence": described[:, 2].float(),
+        "draft_hidden": keeper.states[rounds, before],
+        "confidence": torch.from_numpy(columns["confidence"][rounds, before]),
+        "round": torch.from_numpy(rounds),
+        "depth": torch.from_numpy(before + 1),
+        "label": torch.from_numpy(before < right[rounds]),
     }
 
 
@@ -85,7 +103,8 @@ def collect_all(
     pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, folder: Path, progress: Progress
 ) -> list[Tensors]:
     """`collect` of every prompt, a file per SHARD_PROMPTS of them; files that are there are read."""
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), pair.eos_token_ids, Choice())
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice())
+    dense = open_dense(pair, Choice())  # greedy and Gumbel mode have the same pass
     folder.mkdir(parents=True, exist_ok=True)
     sequences: list[Tensors] = []
     for begin in range(0, len(prompts), SHARD_PROMPTS):
@@ -94,7 +113,7 @@ def collect_all(
         if not path.exists():
             shard: Tensors = {}
             for number in numbers:
-                found = collect(pair, decoder, prompts[number], settings, number)
+                found = collect(pair, decoder, dense, prompts[number], settings, number)
                 shard |= {f"{number}.{name}": value.contiguous() for name, value in found.items()}
                 progress("decode", number + 1, len(prompts))
             save_tensors(shard, path)
@@ -106,17 +125,16 @@ def collect_all(
 
 @dataclass(frozen=True)
 class Samples:
-    """n judged tokens over N rows of states.
+    """n judged tokens of N rounds.
 
-    target_hidden [N, d_T], draft_hidden [N, d_D], confidence [N]; round, row, depth, label, sequence : [n], the row
-    at which the round starts, the row of the judged token, its depth from 1, whether it was right
+    target_hidden [N, d_T], of rounds; draft_hidden [n, d_D]; confidence [n], the drafter's; round, depth, label,
+    sequence : [n], the token's round and depth from 1, whether it was right, the sequence
     """
 
     target_hidden: torch.Tensor
     draft_hidden: torch.Tensor
     confidence: torch.Tensor
     round: torch.Tensor
-    row: torch.Tensor
     depth: torch.Tensor
     label: torch.Tensor
     sequence: torch.Tensor
@@ -130,30 +148,13 @@ class Samples:
         return chosen[name].nonzero()[:, 0]
 
 
-def judged_samples(sequences: Sequence[Tensors], depth: int) -> Samples:
-    """Every drafted token up to this depth that the target judges, in rounds from every position."""
-    match = torch.cat([s["match"] for s in sequences])
-    lengths = torch.tensor([len(s["match"]) for s in sequences])
-    sequence = torch.arange(len(sequences)).repeat_interleave(lengths)
-    ends = lengths.cumsum(0)[sequence]
-    alive = torch.arange(len(match))  # rounds whose first i - 1 tokens are right
-    parts = []
-    for i in range(1, depth + 1):
-        row = alive + i - 1
-        parts.append((alive, row, torch.full_like(row, i)))
-        goes_on = match[row] & (row + 1 < ends[alive])
-        alive = alive[goes_on]
-    rounds, rows, depths = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Samples(
-        target_hidden=torch.cat([s["target_hidden"] for s in sequences]),
-        draft_hidden=torch.cat([s["draft_hidden"] for s in sequences]),
-        confidence=torch.cat([s["confidence"] for s in sequences]),
-        round=rounds,
-        row=rows,
-        depth=depths,
-        label=match[rows],
-        sequence=sequence[rounds],
-    )
+def joined(sequences: Sequence[Tensors]) -> Samples:
+    """All sequences' samples, with rounds counted through."""
+    columns = {name: torch.cat([s[name] for s in sequences]) for name in sequences[0]}
+    rounds, samples = (torch.tensor([len(s[name]) for s in sequences]) for name in ("target_hidden", "label"))
+    sequence = torch.arange(len(sequences)).repeat_interleave(samples)
+    columns["round"] += (rounds.cumsum(0) - rounds)[sequence]
+    return Samples(**columns, sequence=sequence)
 
 
 def save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:

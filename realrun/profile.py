@@ -70,11 +70,11 @@ def profile(
     """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
 
     contexts : cached tokens before a round, increasing. Text is random: time does not
-    depend on it. depth : places of a draft whose steps are measured, in tokens. tree_tokens :
-    largest tree, the pending token included; 0 for no trees. samples : those of earlier
-    slices of the same profile, to which this one's are added: on a machine that drifts,
-    slices spread over a job tell more than one long measurement. Raises InputError for
-    contexts that do not fit the models.
+    depend on it. depth : places of a draft whose steps are measured, in tokens, where the
+    drafter goes so far. tree_tokens : largest tree, the pending token included; 0 for no
+    trees. samples : those of earlier slices of the same profile, to which this one's are
+    added: on a machine that drifts, slices spread over a job tell more than one long
+    measurement. Raises InputError for contexts that do not fit the models.
     """
     target, drafter = open_drafter(pair, ())
     decoder = Decoder(target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
@@ -83,7 +83,7 @@ def profile(
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
     sizes = tree_sizes(tree_tokens)
-    deepest = max(depth, PASSES) if sizes else depth
+    deepest = max(depth, min(PASSES, drafter.deepest or PASSES)) if sizes else depth
     _check(contexts, deepest, min(decoder.target.max_positions, drafter.lm.max_positions))
     longest = contexts[-1] + deepest + 2
     drafter.prepare(longest, decoder.choice, 0, deepest + 1)
@@ -119,7 +119,8 @@ def profile(
                 _measure_score(decoder, tokens, context, depth, rng, kept)
         if progress:
             progress(done + 1, len(contexts))
-    return _document(samples, list(contexts), depth, sizes, repeats, pair, seed, decoder.choice.as_dict())
+    decoding = decoder.choice.as_dict()
+    return _document(samples, list(contexts), depth, drafter.deepest, sizes, repeats, pair, seed, decoding)
 
 
 def _measure_round(
@@ -133,12 +134,13 @@ def _measure_round(
 ) -> None:
     """One round of `size` drafted tokens at this context; both caches are put back after it.
 
-    behind : cached tokens that the draft cache lacks at first
+    behind : cached tokens that the draft cache lacks at first, if it can lack any
     """
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
     assert isinstance(verifier, ScriptedVerifier)
     drafter.commit(context - behind, decoder.produced_by(-1))
+    behind = context - drafter.lm.length  # nothing, where the cache is the target's
     verifier.accept = int(rng.integers(size + 1))
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None
     state = policy.initial_state(policy.params) if policy else None
@@ -193,6 +195,7 @@ def _document(
     samples: Samples,
     contexts: list[int],
     depth: int,
+    deepest: int | None,
     sizes: list[int],
     repeats: int,
     pair: Pair,
@@ -204,11 +207,12 @@ def _document(
             return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
 
         first = over_contexts("draft", 0, 1)
-        trees = {"tree": tree_table(samples, contexts, sizes, depth, q)} if sizes else {}
+        behind = over_contexts("draft", 1, 1) if samples["draft", 1, 1, contexts[0]] else first
+        trees = {"tree": tree_table(samples, contexts, sizes, depth, q, deepest)} if sizes else {}
         return {
             "draft_step": [over_contexts("draft", 0, place).tolist() for place in range(1, depth + 1)],
             # A difference of medians may be negative by noise, a time may not.
-            "catch_up": np.maximum(over_contexts("draft", 1, 1) - first, 0.0).tolist(),
+            "catch_up": np.maximum(behind - first, 0.0).tolist(),
             "verify": [over_contexts("verify", n).tolist() for n in range(1, depth + 2)],
             "autoregressive": over_contexts("autoregressive").tolist(),
             "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
@@ -223,6 +227,8 @@ def _document(
         "version": PROFILE_VERSION,
         "target": pair.target_name,
         "drafter": pair.draft_name,
+        "drafter_kind": pair.kind,
+        "drafter_facts": pair.drafter_facts,
         "decoding": decoding,
         "kernels": backend_for(pair.device),
         "contexts": contexts,

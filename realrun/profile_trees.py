@@ -42,7 +42,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     nodes, level = int(params[LEVEL_NODES]), tree.depth[first]
     if level == 0:
-        widths[0] = nodes
+        widths[0] = nodes if params[LEVELS] > 1.0 else max(nodes, int(params[KEPT]))
         return state
     widths[first : first + nodes] = 1
     if level == int(params[LEVELS]) - 1:  # enough leaves for verification
@@ -118,9 +118,10 @@ def tree_sizes(tree_tokens: int) -> list[int]:
     return [size for size in sorted({*range(1, EVERY_SIZE + 1), *doubled}) if size < tree_tokens] + [tree_tokens]
 
 
-def passes(level_nodes: int) -> int:
-    """Draft passes of a measured tree."""
-    return PASSES if level_nodes < WIDE else min(WIDE_PASSES, MAX_DRAFTED // level_nodes)
+def passes(level_nodes: int, deepest: int | None = None) -> int:
+    """Draft passes of a measured tree; deepest : the most that the drafter can make, None for no limit."""
+    wanted = PASSES if level_nodes < WIDE else min(WIDE_PASSES, MAX_DRAFTED // level_nodes)
+    return wanted if deepest is None else min(wanted, deepest)
 
 
 def warm_trees(decoder: Decoder, sizes: Sequence[int], chain_tokens: Sequence[int], length: int) -> None:
@@ -145,7 +146,7 @@ def measure_tree_round(
     """One round of draft passes over level_nodes nodes each, with `size` tokens verified; both caches are put back."""
     drafter, verifier = decoder.drafter, decoder.tree_verifier
     assert isinstance(drafter, DraftModel) and isinstance(verifier, ScriptedTreeVerifier)
-    levels = passes(level_nodes)
+    levels = passes(level_nodes, drafter.deepest)
     policy = MeasuredTree(level_nodes, size - 1, levels)
     verifier.accept = int(rng.integers(-1, size - 1))
     rounds: list[Round] = []
@@ -160,17 +161,27 @@ def measure_tree_round(
     drafter.commit(context)
 
 
-def tree_table(samples: Samples, contexts: Sequence[int], sizes: Sequence[int], depth: int, q: float) -> dict[str, Any]:
-    """The q-quantiles, as `specsim.cost_profile` reads them. depth : places at which chains' steps were measured."""
+def tree_table(
+    samples: Samples,
+    contexts: Sequence[int],
+    sizes: Sequence[int],
+    depth: int,
+    q: float,
+    deepest: int | None = None,
+) -> dict[str, Any]:
+    """The q-quantiles, as `specsim.cost_profile` reads them.
+
+    depth : places at which chains' steps were measured; deepest : as in `passes`
+    """
 
     def wider(nodes: int, context: int) -> float:
-        """Mean over places of a pass's time less the median of a chain's step."""
+        """Mean over places of a pass's time less the median of a chain's step; 0 where there is no such pass."""
         extra = [
             np.quantile(samples["tree draft", nodes, place, context], q)
             - np.median(samples["draft", 0, min(place, depth), context])
-            for place in range(1 if nodes == 1 else 2, passes(nodes) + 1)
+            for place in range(1 if nodes == 1 else 2, passes(nodes, deepest) + 1)
         ]
-        return max(0.0, float(np.mean(extra)))  # a difference may be negative by noise, a time may not
+        return max(0.0, float(np.mean(extra))) if extra else 0.0  # by noise it may be negative, a time may not
 
     return {
         "sizes": list(sizes),

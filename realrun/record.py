@@ -77,7 +77,7 @@ def record(
     """
     target, drafter = open_drafter(pair)
     decoder = Decoder(target, drafter, pair.eos_token_ids, settings.choice)
-    settings = replace(settings, depth=min(settings.depth, drafter.deepest or settings.depth))
+    settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
     dense = open_dense(pair, settings.choice)
     room = min(target.max_positions, drafter.lm.max_positions)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
@@ -113,6 +113,7 @@ def record(
         "target": pair.target_name,
         "drafter": pair.draft_name,
         "drafter_kind": pair.kind,
+        "drafter_facts": pair.drafter_facts,
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.choice.as_dict(),

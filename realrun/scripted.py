@@ -236,6 +236,7 @@ def _rows(
                 speculative_s=medians(number),
                 runs=decoded,
                 measured_tau=float("nan"),
+                overhead=float("nan"),
                 measured_v_d=float("nan"),
                 rounds_identical=rounds_identical(replayed, decoded),
                 output_identical=float("nan"),
@@ -245,7 +246,15 @@ def _rows(
 
 
 # What is read off the emitted text, of which a scripted run has none.
-WITHOUT_TEXT = ("output_identical_percent", "sequence_tokens", "measured_tau", "measured_v_d")
+WITHOUT_TEXT = (
+    "output_identical_percent",
+    "sequence_tokens",
+    "measured_tau",
+    "overhead",
+    "acceleration_over_overhead",
+    "acceleration_over_overhead_off_percent",
+    "measured_v_d",
+)
 
 
 def row_document_without_text(row: Row) -> dict[str, Any]:

@@ -76,11 +76,12 @@ class SplitTarget(CachedLM):
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, n, known = self.length, len(tokens), len(self.ahead)
         assert self.ahead == [*tokens[:known]], "the target is to verify other tokens than were drafted"
+        end = start + n
+        mask = self.pieces.causal_mask(n, end)
         if known < n:
-            self.feed_ahead(tokens[known:])
-        x = self.upper.run(
-            self.states[start : start + n], start, slice(start, start + n), self.pieces.causal_mask(n, start + n)
-        )
+            own = mask if known == 0 else self.pieces.causal_mask(n - known, end)
+            self._run_lower(tokens[known:], start + known, slice(start + known, end), own)
+        x = self.upper.run(self.states[start:end], start, slice(start, end), mask)
         self._forget_ahead()
         return self.finish(x, keep)
 
@@ -88,7 +89,12 @@ class SplitTarget(CachedLM):
         assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
         start, n = self.length, len(tokens)
         positions = torch.tensor([start + depth for depth in depths], device=self.device)
-        fed = [0 if self.ahead else -1, *(self.row_nodes or [-1] * (n - 1))]
+        mask = self.pieces.tree_mask(visible, start + n)
+        if not self.ahead:
+            self._row_slots = [*range(start, start + n)]
+            self._run_lower(tokens, start, positions, mask)
+            return self.finish(self.upper.run(self.states[start : start + n], start, positions, mask), keep=0)
+        fed = [0, *(self.row_nodes or [-1] * (n - 1))]
         used = len(self.ahead) + self.nodes_ahead
         missing = [row for row in range(n) if fed[row] < 0]
         place = [node + (row > 0) for row, node in enumerate(fed)]  # of each row among the slots behind the cached ones
@@ -103,7 +109,7 @@ class SplitTarget(CachedLM):
             self._run_lower([tokens[row] for row in missing], first, at, self.pieces.tree_mask(seen, start + used))
         self._row_slots = [start + slot for slot in place]
         x = self.states[torch.tensor(self._row_slots, device=self.device)]
-        x = self.upper.run(x, start, positions, self.pieces.tree_mask(visible, start + n))
+        x = self.upper.run(x, start, positions, mask)
         return self.finish(x, keep=0)
 
     def _run_lower(

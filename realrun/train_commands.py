@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from realrun.drafter_commands import eesd, medusa, self_sd
 from realrun.options import (
     CountOption,
     DeviceOption,
@@ -26,12 +27,9 @@ if TYPE_CHECKING:
     from realrun.models import Pair
     from realrun.prompts import Prompt
 
-train = typer.Typer(help="Train what drafters need beside their models.", no_args_is_help=True)
-
-
-@train.callback()
-def _group() -> None:
-    """Keeps `predictor` a command of its own while it is the only one."""
+train = typer.Typer(help="Train drafters, and what they need beside their models.", no_args_is_help=True)
+for command in (eesd, medusa, self_sd):
+    train.command()(command)
 
 
 @train.command()

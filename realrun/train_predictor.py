@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from realrun.predictor_data import (
     Samples,
     Tensors,
     collect_all,
-    judged_samples,
+    joined,
     save_tensors,
 )
 from realrun.prompts import Prompt
@@ -99,8 +99,8 @@ class Trainer:
             settings.seed,
         ).to(device)
         train = samples.part("train")
-        rows = samples.row[train[samples.depth[train] == 1]]
-        self.model.standardise(samples.target_hidden[rows], samples.draft_hidden[rows])
+        rounds = samples.round[train[samples.depth[train] == 1]]
+        self.model.standardise(samples.target_hidden[rounds], samples.draft_hidden[train])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
         self.history: list[dict[str, float]] = []
         self.best = self._weights()
@@ -127,7 +127,7 @@ class Trainer:
         s = self.samples
         return self.model(
             s.target_hidden[s.round[indices]].to(self.device).float(),
-            s.draft_hidden[s.row[indices]].to(self.device).float(),
+            s.draft_hidden[indices].to(self.device).float(),
             s.depth[indices].to(self.device),
         )
 
@@ -209,7 +209,7 @@ def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> d
     from sklearn.linear_model import LogisticRegression
 
     def features(indices: torch.Tensor) -> npt.NDArray[np.float64]:
-        confidence = samples.confidence[samples.row[indices]].double().clamp(1e-6, 1 - 1e-6)
+        confidence = samples.confidence[indices].double().clamp(1e-6, 1 - 1e-6)
         return np.asarray(torch.logit(confidence)[:, None].numpy())
 
     train, held = samples.part("train"), samples.part(part)
@@ -221,7 +221,7 @@ def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> d
         chosen = samples.depth[held] == depth
         rows = held[chosen]
         scorer = here.after(samples.target_hidden[samples.round[rows]])
-        scores[chosen] = scorer(samples.draft_hidden[samples.row[rows]], depth)
+        scores[chosen] = scorer(samples.draft_hidden[rows], depth)
     rate = float(samples.label[train].float().mean())
     return {
         "predictor": quality(scores.numpy(), labels),
@@ -236,23 +236,26 @@ def train_predictor(
     """Collect, train, write OUT/predictor.safetensors; facts and held-out quality as a JSON-able document.
 
     What is there of an earlier run with the same settings is used: killed at any moment, a
-    second call goes on. OUT/collected may be deleted when all is done. Raises InputError for a
-    folder of other settings, or prompts too few to hold some out.
+    second call goes on. OUT/collected may be deleted when all is done. The depth is cut to what
+    the drafter can draft. Raises InputError for a folder of other settings, or prompts too few
+    to hold some out.
     """
     if len(prompts) < PARTS:
         raise InputError(f"{len(prompts)} prompts are too few to hold some out; give at least {PARTS}")
+    settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
     _claim(out / PLAN, _plan(pair, prompts, settings))
-    samples = judged_samples(collect_all(pair, prompts, settings, out / COLLECTED, progress), settings.depth)
+    samples = joined(collect_all(pair, prompts, settings, out / COLLECTED, progress))
     trainer = Trainer(samples, settings, out / CHECKPOINT, pair.device)
     trainer.run(progress)
     facts = {
         "fingerprint": pair.fingerprint,
         "target": pair.target_name,
         "drafter": pair.draft_name,
+        "drafter_kind": pair.kind,
         "settings": asdict(settings),
         "sequences": len(prompts),
         "samples": len(samples.label),
-        "positions": len(samples.confidence),
+        "positions": len(samples.target_hidden),
         "epochs": len(trainer.history),
         "best_epoch": 1 + int(np.argmin([row["validation_nats"] for row in trainer.history])),
         "provenance": provenance(pair.device, pair.dtype),
@@ -267,6 +270,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) ->
     tokens = json.dumps([prompt.tokens for prompt in prompts]).encode()
     plan = {
         "weights": pair.fingerprint,
+        "drafter_kind": pair.kind,
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
         "prompts": hashlib.sha256(tokens).hexdigest()[:16],

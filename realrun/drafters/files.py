@@ -58,7 +58,10 @@ class Loaded:
 
 
 def weights_digest(*parts: torch.nn.Module | str) -> str:
-    """A short hash of a few rows of every parameter of these modules, and of these strings; in bfloat16's precision."""
+    """A short hash of a few numbers of every parameter of these modules, and of these strings; in bfloat16's precision.
+
+    A parameter of three axes is a row of matrices, of which each counts.
+    """
     import hashlib
 
     digest = hashlib.sha256()
@@ -67,7 +70,8 @@ def weights_digest(*parts: torch.nn.Module | str) -> str:
             digest.update(part.encode())
             continue
         for parameter in part.parameters():
-            digest.update(parameter.detach().flatten()[:64].bfloat16().double().cpu().numpy().tobytes())
+            rows = parameter.detach().flatten(max(parameter.ndim - 2, 0))[..., :64]
+            digest.update(rows.bfloat16().double().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -116,6 +120,8 @@ def read_drafter(path: Path) -> DrafterFile:
         facts = json.loads(metadata["facts"])
     except (SafetensorError, json.JSONDecodeError, KeyError) as error:
         raise InputError(f"drafter {file} is damaged ({error!r}); {again}") from None
+    if not isinstance(facts, dict) or not isinstance(facts.get("target"), dict):
+        raise InputError(f"drafter {file} does not say which target it belongs to; {again}")
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
@@ -139,13 +145,14 @@ def load_drafter(path: Path, target: Any) -> Loaded:
         heads = MedusaHeads(tuned, facts["heads"])
         heads.load_state_dict({k: v for k, v in file.tensors.items() if not k.startswith(ADAPTER)})
         return Loaded("medusa", tuned, heads.eval())
-    except (KeyError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise InputError(f"drafter {file.path} does not fit its target ({first_line}); train it again") from None
 
 
 def _check_target(file: DrafterFile, target: Any) -> None:
     wanted, here = file.facts["target"], describe_target(target, "")
+    name = wanted.get("name")
     for key, what in (
         ("architecture", "the architecture"),
         ("layers", "layers"),
@@ -153,9 +160,9 @@ def _check_target(file: DrafterFile, target: Any) -> None:
         ("vocab_size", "the vocabulary size"),
         ("digest", "weights"),
     ):
-        if wanted[key] != here[key]:
+        if wanted.get(key) != here[key]:
             raise InputError(
-                f"drafter {file.path} was trained on {wanted['name']} with {what} {wanted[key]}, this target has "
+                f"drafter {file.path} was trained on {name} with {what} {wanted.get(key)}, this target has "
                 f"{here[key]}; train one with `realrun train {file.kind}`"
             )
 

@@ -49,6 +49,14 @@ class MedusaHeads(torch.nn.Module):
         """Logits [K, n, V] of target states [n, d]."""
         return torch.matmul(self.states(hidden), self.vocabulary.transpose(1, 2))
 
+    def state(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
+        """`states` of one head, from 0: [n, d]."""
+        return F.silu(hidden @ self.residual[head].T) + hidden
+
+    def logits(self, head: int, states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of one head's states [n, d]."""
+        return states @ self.vocabulary[head].T
+
 
 class MedusaLM(CachedLM):
     """The heads behind the interface of a model: the i-th pass of a round gives what head i says.

@@ -1,7 +1,7 @@
 """Self-SD's drafter (Draft & Verify, Zhang et al. 2023b): the target with some of its sublayers skipped.
 
-It reads the target's own keys and values of all verified tokens, writes those of what it
-drafts behind them, and verification overwrites these.
+It reads the target's own keys and values of all verified tokens, writes those of the pending
+token and of what it drafts behind them, and verification overwrites these.
 """
 
 from __future__ import annotations
@@ -16,26 +16,48 @@ from realrun.split_target import SplitTarget
 
 
 class SkippingLM(CachedLM):
-    """The target's layers less the skipped sublayers, over its cache; `length` follows the target's."""
+    """The target's layers less the skipped sublayers, over its cache.
+
+    `length` follows the target's: whatever was verified is there, so that a round always starts with the
+    pending token alone.
+
+    ahead : tokens fed since the target's last pass
+    """
 
     def __init__(self, target: SplitTarget, skips: Skips):
         assert target.split == 0
         self.target, self.skips = target, skips
         super().__init__(target.model)
 
+    @property
+    def length(self) -> int:
+        return self.target.length + self.ahead
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.ahead = length - self.target.length
+
     def reset(self) -> None:
-        self.length = self.nodes = 0
+        self.ahead = self.nodes = 0
         self.hidden = None
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """The target has fed them."""
-        self.length = self.target.length
 
     def truncate(self, length: int) -> None:
-        self.length, self.nodes = self.target.length, 0
+        self.ahead = self.nodes = 0
 
     def keep_nodes(self, path: Sequence[int]) -> None:
         self.truncate(0)
+
+    def append_rows(
+        self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, keep: int = 0
+    ) -> torch.Tensor:
+        start = self.length + self.nodes
+        at = torch.tensor(positions, device=self.device)
+        logits = self._run(tokens, start, at, self.target.pieces.tree_mask(seen, start + len(tokens)), keep)
+        self.nodes += len(tokens)
+        return logits
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, end = self.length, self.length + len(tokens)

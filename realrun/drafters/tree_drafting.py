@@ -81,7 +81,10 @@ class TreeGrower:
             logits = self._pass(tokens, parents, level)
             each = widths[parents]
             if siblings == "top_k":
-                found, probs = choice.candidates(logits, sequence, [position + level] * expanded, int(each.max()))
+                # Rows of one memory are one distribution, as all nodes of a level have it that no token changes.
+                rows = logits[:1] if expanded > 1 and logits.stride(0) == 0 else logits
+                found, probs = choice.candidates(rows, sequence, [position + level] * len(rows), int(each.max()))
+                found, probs = found.expand(expanded, -1), probs.expand(expanded, -1)
             else:
                 drawn = draw_siblings(logits, siblings, each.tolist(), choice, sequence, position, count)
                 found, probs = drawn.tokens, drawn.probs

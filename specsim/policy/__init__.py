@@ -8,6 +8,7 @@ from typing import Any
 from specsim.policy.adaedl import AdaEDL
 from specsim.policy.base import ChainPolicy, Policy, Step, Variant, build_policy, setting
 from specsim.policy.beta_ts import BetaTS
+from specsim.policy.beta_ts_tree import BetaTSTree
 from specsim.policy.cali_ts import CaliTS
 from specsim.policy.cape import Cape
 from specsim.policy.cartesian import Cartesian
@@ -46,6 +47,7 @@ KINDS: tuple[type[Policy], ...] = (
     Eagle2,
     PCT,
     HardwarePCT,
+    BetaTSTree,
 )
 POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
 CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPolicy)}
@@ -65,6 +67,7 @@ __all__ = [
     "VCT",
     "AdaEDL",
     "BetaTS",
+    "BetaTSTree",
     "CaliTS",
     "Cape",
     "Cartesian",

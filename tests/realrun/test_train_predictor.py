@@ -8,62 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_predictor import CPU, random_predictor, refused, scoring_pair
+from test_predictor import CPU, refused
 from tiny import tiny_pair, tiny_prompts, tiny_tokenizer
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.draft_model import DraftModel
 from realrun.lab.corpus import SourceFile
 from realrun.predictor import load_predictor, producing_states
-from realrun.predictor_data import PredictorSettings, Samples, Tensors, collect, judged_samples
-from realrun.prompts import Prompt, lab_prompts
+from realrun.predictor_data import PredictorSettings, Tensors, joined
+from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings, record
 from realrun.train_predictor import Trainer, compare, quality, train_predictor
-from specsim.trace import Trace
-
-
-@pytest.fixture(scope="module")
-def traced() -> tuple[Trace, list[Tensors], Samples]:
-    """A recorded trace and what training collects on the same runs."""
-    pair, choice, depth = scoring_pair(), Choice("gumbel", 0.7, seed=3), 5
-    prompts = [Prompt("all", [17]), *tiny_prompts(4)]
-    settings = PredictorSettings(max_new_tokens=25, depth=depth, temperatures=(0.7,), seed=3)
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), Choice())
-    found = [collect(pair, decoder, prompt, settings, s) for s, prompt in enumerate(prompts)]
-    return record(pair, prompts, RecordSettings(depth, 25, choice)), found, judged_samples(found, depth)
-
-
-def test_samples_are_the_judged_tokens_of_a_dense_trace(traced: tuple[Trace, list[Tensors], Samples]) -> None:
-    trace, _, samples = traced
-    remaining = np.repeat(trace.output_tokens, trace.output_tokens) - trace.position
-    expected = {
-        (t, i, i <= trace.match_len[t])
-        for t in range(len(trace.token))
-        for i in range(1, min(trace.depth, int(remaining[t])) + 1)
-        if i - 1 <= trace.match_len[t]
-    }
-    columns = (samples.round.tolist(), samples.depth.tolist(), samples.label.tolist())
-    assert set(zip(*columns, strict=True)) == expected and len(samples.label) == len(expected)
-    assert samples.row.tolist() == [t + i - 1 for t, i in zip(columns[0], columns[1], strict=True)]
-    starts = np.searchsorted(trace.offsets, samples.round.numpy(), side="right") - 1
-    np.testing.assert_array_equal(samples.sequence.numpy(), starts)
-    assert 0.1 < np.mean(columns[2]) < 0.9
-
-
-def test_samples_have_the_states_that_scores_are_made_of(traced: tuple[Trace, list[Tensors], Samples]) -> None:
-    trace, _, samples = traced
-    assert trace.score is not None
-    predictor = random_predictor(tiny_pair())
-    for depth in range(1, 6):
-        at = (samples.depth == depth).nonzero()[:, 0]
-        scorer = predictor.after(samples.target_hidden[samples.round[at]])
-        scores = scorer(samples.draft_hidden[samples.row[at]], depth)
-        # States are kept in half precision for training.
-        np.testing.assert_allclose(scores, trace.score[samples.round[at].numpy(), depth - 1], rtol=0, atol=3e-3)
-        np.testing.assert_allclose(
-            samples.confidence[samples.row[at]], trace.confidence[samples.round[at].numpy(), depth - 1], rtol=1e-5
-        )
 
 
 def test_producing_states_of_a_one_token_prompt_begin_with_zeros() -> None:
@@ -74,18 +27,27 @@ def test_producing_states_of_a_one_token_prompt_begin_with_zeros() -> None:
 
 
 def learnable(sequences: int = 30, length: int = 60) -> list[Tensors]:
-    """A token is right with a chance that both models' states tell of, the draft's at its own position."""
+    """A token is right with a chance that both models' states at its own position tell of."""
     rng, found = np.random.default_rng(1), []
     for _ in range(sequences):
         target, draft = rng.standard_normal((length, 12)), rng.standard_normal((length, 8))
         logit = 2.0 * draft[:, 0] - draft[:, 3] + 1.5 * target[:, 2] + 1
         match = rng.random(length) < 1 / (1 + np.exp(-logit))
+        judged = [
+            (t, i)
+            for t in range(length)
+            for i in range(1, min(SETTINGS.depth, length - t) + 1)
+            if match[t : t + i - 1].all()
+        ]
+        rounds, depths = torch.tensor(judged).T
         found.append(
             {
                 "target_hidden": torch.tensor(target).half(),
-                "draft_hidden": torch.tensor(draft).half(),
-                "match": torch.tensor(match),
-                "confidence": torch.full((length,), 0.5) + 0.01 * torch.rand(length),
+                "draft_hidden": torch.tensor(draft).half()[rounds + depths - 1],
+                "confidence": torch.full((len(judged),), 0.5) + 0.01 * torch.rand(len(judged)),
+                "round": rounds,
+                "depth": depths,
+                "label": torch.tensor(match)[rounds + depths - 1],
             }
         )
     return found
@@ -99,7 +61,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def test_training_learns_what_there_is_to_learn(tmp_path: Path) -> None:
-    samples = judged_samples(learnable(), SETTINGS.depth)
+    samples = joined(learnable())
     trainer = Trainer(samples, SETTINGS, tmp_path / "c.safetensors", CPU)
     before = trainer.loss("validation")
     trainer.run(quiet)
@@ -108,9 +70,9 @@ def test_training_learns_what_there_is_to_learn(tmp_path: Path) -> None:
     assert result["predictor"]["log_loss_nats"] < result["confidence"]["log_loss_nats"] - 0.08
     assert result["predictor"]["auc"] > 0.75 and 0.4 < result["confidence"]["auc"] < 0.6
     assert min(row["validation_nats"] for row in trainer.history) < before
-    assert {name: len(samples.part(name)) > 0 for name in ("train", "validation", "held out")}.values()
-    parts = torch.cat([samples.part(name) for name in ("train", "validation", "held out")])
-    assert parts.sort().values.tolist() == list(range(len(samples.label)))
+    parts = [samples.part(name) for name in ("train", "validation", "held out")]
+    assert all(len(part) > 0 for part in parts)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(samples.label)))
 
 
 class Killed(BaseException):
@@ -119,7 +81,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("interrupt_at", [1, 2, 5])
 def test_a_resumed_training_has_the_same_loss_curve(tmp_path: Path, interrupt_at: int) -> None:
-    samples = judged_samples(learnable(12, 40), SETTINGS.depth)
+    samples = joined(learnable(12, 40))
     whole = Trainer(samples, SETTINGS, tmp_path / "whole.safetensors", CPU)
     whole.run(quiet)
     assert len(whole.history) > interrupt_at

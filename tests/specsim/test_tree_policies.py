@@ -24,6 +24,7 @@ from reference import build_trace
 from specsim.cost import ConstantCost
 from specsim.errors import InputError
 from specsim.policy import TreePolicy
+from specsim.policy.beta_ts_tree import BetaTSTree
 from specsim.policy.cape import Cape
 from specsim.policy.eagle2 import Eagle2
 from specsim.policy.pct import PCT
@@ -35,7 +36,15 @@ from specsim.tree_record import record_from_nodes
 
 Node = tuple[int, ...]
 VOCABULARY = 10
-DEFAULTS = (Cape(), Eagle2(), PCT(), PCT(test="level"), PCT(max_nodes=5), Eagle2(nodes=6, depth=3, top_k=2))
+DEFAULTS = (
+    Cape(),
+    Eagle2(),
+    PCT(),
+    PCT(test="level"),
+    PCT(max_nodes=5),
+    Eagle2(nodes=6, depth=3, top_k=2),
+    BetaTSTree(alpha0=2.0),
+)
 
 
 class Drafter:
@@ -196,10 +205,27 @@ def plain_pct(policy: PCT, drafter: Any, limit: int) -> tuple[int, set[Node], li
     return len(drafted), {(), *likeliest(drafter, likely, policy.max_nodes)}, sizes
 
 
+def plain_beta_ts_tree(policy: BetaTSTree, drafter: Any, limit: int) -> tuple[int, set[Node], list[int]]:
+    """Of a first round whose every uniform is 1/2."""
+    level: list[Node] = [()]
+    drafted: list[Node] = []
+    sizes = []
+    for depth in range(min(policy.max_depth, limit)):
+        urn = depth - 1 if policy.theta == "per_round" else 0
+        if depth and 0.5 * (policy.alpha0 + policy.beta0 + urn) >= policy.alpha0 + urn:
+            break
+        beam = sorted(likeliest(drafter, level, policy.beam))
+        sizes.append(len(beam))
+        level = [child for node in beam for child in children(node, policy.width)]
+        drafted += level
+    return len(drafted), {(), *likeliest(drafter, drafted, policy.nodes)}, sizes
+
+
 PLAIN: dict[type, Callable[[Any, Any, int], tuple[int, set[Node], list[int]]]] = {
     Cape: plain_cape,
     Eagle2: plain_eagle2,
     PCT: plain_pct,
+    BetaTSTree: plain_beta_ts_tree,
 }
 
 WIDTHS = st.integers(1, 8)
@@ -214,7 +240,17 @@ PCTS = st.builds(
     max_nodes=st.sampled_from([1, 3, 8, 30, 64]),
     test=st.sampled_from(["node", "level"]),
 )
-POLICIES = st.one_of(CAPES, EAGLES, PCTS)
+BETA_TREES = st.builds(
+    BetaTSTree,
+    alpha0=st.sampled_from([1.0, 1.5, 3.0]),
+    beta0=st.sampled_from([1.0, 2.0]),
+    theta=st.sampled_from(["per_token", "per_round"]),
+    beam=st.integers(1, 5),
+    width=st.integers(1, 6),
+    nodes=st.sampled_from([1, 4, 10, 30, 255]),
+    max_depth=st.integers(1, 5),
+)
+POLICIES = st.one_of(CAPES, EAGLES, PCTS, BETA_TREES)
 DRAFTERS = st.builds(Drafter, st.integers(0, 2**32 - 1), sharpness=st.sampled_from([0.2, 1.0, 3.0]), tied=st.booleans())
 
 
@@ -261,10 +297,18 @@ SMALL_PCTS = st.builds(
     test=st.sampled_from(["node", "level"]),
 )
 SMALL_EAGLES = st.builds(Eagle2, nodes=st.integers(1, 12), depth=st.integers(1, 4), top_k=st.integers(1, 4))
+SMALL_BETA_TREES = st.builds(
+    BetaTSTree,
+    alpha0=st.just(2.0),
+    beam=st.integers(1, 4),
+    width=st.integers(1, 4),
+    nodes=st.sampled_from([2, 5, 9, 255]),
+    max_depth=st.integers(1, 4),
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(policy=st.one_of(SMALL_EAGLES, SMALL_PCTS), drafter=DRAFTERS, nodes=st.integers(5, 40))
+@given(policy=st.one_of(SMALL_EAGLES, SMALL_PCTS, SMALL_BETA_TREES), drafter=DRAFTERS, nodes=st.integers(5, 40))
 def test_nothing_below_the_floor_matters(policy: TreePolicy, drafter: Drafter, nodes: int) -> None:
     """Where the horizon is below the floor, the recorded nodes give the very tree that a real run keeps."""
     recorded, horizon = record(drafter, nodes, width=4, depth=4)
@@ -279,8 +323,13 @@ def test_nothing_below_the_floor_matters(policy: TreePolicy, drafter: Drafter, n
 
 @pytest.mark.parametrize(
     ("policy", "sizes"),
-    [(Eagle2(nodes=8, depth=4, top_k=4), (6, 9, 14)), (PCT(width=4, max_depth=4), (12, 25, 60))],
-    ids=["eagle2", "pct"],
+    [
+        (Eagle2(nodes=8, depth=4, top_k=4), (6, 9, 14)),
+        (PCT(width=4, max_depth=4), (12, 25, 60)),
+        (BetaTSTree(alpha0=2.0, beam=2, width=3, max_depth=4), (4, 9, 60)),
+        (BetaTSTree(alpha0=2.0, beam=2, width=4, nodes=6, max_depth=4), (4, 8, 20)),
+    ],
+    ids=["eagle2", "pct", "beta_ts_tree, all", "beta_ts_tree, 6 nodes"],
 )
 def test_both_sides_of_the_floor_are_met(policy: TreePolicy, sizes: tuple[int, ...]) -> None:
     """The property above is not empty: with few recorded nodes rounds are truncated, with more of them fewer."""
@@ -305,12 +354,15 @@ def test_too_few_known_nodes_are_never_enough() -> None:
 
 @pytest.mark.parametrize("policy", DEFAULTS, ids=str)
 def test_a_beam_of_unknown_nodes_costs_what_a_known_one_does(policy: TreePolicy) -> None:
-    """EAGLE-2 expands as many nodes whatever they are; the others expand none of them."""
+    """EAGLE-2 and Beta-TS expand as many nodes whatever they are; the others expand none of them."""
     grown = grow(policy, Drafter(3), recorded=set())
-    if isinstance(policy, Eagle2):
+    if isinstance(policy, Eagle2 | BetaTSTree):
         real = grow(policy, Drafter(3))
         assert [len(level) for level in grown.expanded] == [len(level) for level in real.expanded]
-        assert grown.kept == {()}
+        if isinstance(policy, Eagle2):
+            assert grown.kept == {()}
+        else:  # all are verified, so none of them need be known; but the beam was guessed
+            assert grown.kept == set(grown.nodes) and grown.floor == UNKNOWN
     elif isinstance(policy, PCT):
         assert grown.expanded == [[()]] and grown.kept == {()}
 

@@ -1,0 +1,362 @@
+"""`realrun train eesd`, `medusa` and `self-sd`: drafters that live inside a target."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from realrun.options import DeviceOption, DtypeOption, JsonOption, SeedOption, TargetOption, ThreadsOption, load_alone
+from specsim.console import print_json, print_table, progress_bar
+
+if TYPE_CHECKING:
+    import torch
+
+    from realrun.models import Pair
+    from realrun.training.distill import TextSettings
+    from realrun.training.loop import LoopSettings
+    from realrun.training.medusa import MedusaSettings
+
+OutOption = Annotated[
+    Path, typer.Option(help="Folder for the drafter; a run that was killed goes on from what is there.")
+]
+TextOption = Annotated[
+    Path | None,
+    typer.Option(
+        help='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} a line; every tenth document is held out. '
+        "Default: the lab's training text."
+    ),
+]
+MillionsOption = Annotated[
+    float, typer.Option("--tokens", help="Tokens to see in training, in millions; windows of the text repeat.", min=0)
+]
+ShareOption = Annotated[
+    float, typer.Option(help="Share of training windows that the target wrote itself; 0 turns this off.", min=0, max=1)
+]
+GeneratedOption = Annotated[
+    float, typer.Option(help="Tokens that the target writes for it, prompts included, in millions.", min=0)
+]
+TemperatureOption = Annotated[
+    float, typer.Option(help="Temperature of the half of that text that is not greedy.", min=0.01)
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder that keeps encoded and generated text, for several trainings to share. Default: --out."),
+]
+LrOption = Annotated[float, typer.Option(help="Peak of the learning rate.")]
+BatchOption = Annotated[int, typer.Option(help="Windows of a step.", min=1)]
+WindowOption = Annotated[int, typer.Option(help="Tokens of a window.", min=2)]
+MicroOption = Annotated[
+    int, typer.Option(help="Windows that pass through the model at once; lower it if memory is full. 0: all.", min=0)
+]
+WarmupOption = Annotated[
+    int | None, typer.Option(help="Steps of warm-up. Default: 40, of short trainings a tenth.", min=0)
+]
+TypeOption = Annotated[
+    str, typer.Option("--dtype", help="float32, or bfloat16: the target's type, trained parts stay in float32.")
+]
+Float32Option = Annotated[bool, typer.Option("--float32", help="Write the drafter in float32 instead of bfloat16.")]
+SmokeOption = Annotated[
+    bool, typer.Option("--smoke", help="Little text and short windows, to see in seconds that all works.")
+]
+
+
+class Objective(StrEnum):
+    """What a set of skipped sublayers is chosen for."""
+
+    predicted = "predicted"
+    measured = "measured"
+
+
+class BackboneLoss(StrEnum):
+    """What keeps MEDUSA-2's backbone as it was."""
+
+    text = "text"
+    distill = "distill"
+
+
+def eesd(
+    out: OutOption,
+    target: TargetOption = "lab",
+    text: TextOption = None,
+    layers: Annotated[int, typer.Option(help="N, the target's first layers that the drafter shares.", min=1)] = 2,
+    exit_layers: Annotated[int, typer.Option(help="Trained layers on top; 0: a norm and a head alone.", min=0)] = 1,
+    tokens: MillionsOption = 2.0,
+    generated_share: ShareOption = 0.5,
+    generated: GeneratedOption = 0.3,
+    temperature: TemperatureOption = 1.0,
+    lr: LrOption = 3e-3,
+    batch: BatchOption = 8,
+    window: WindowOption = 256,
+    micro: MicroOption = 0,
+    warmup: WarmupOption = None,
+    cache: CacheOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: TypeOption = "float32",
+    threads: ThreadsOption = 1,
+    float32: Float32Option = False,
+    smoke: SmokeOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Train EESD's early exit.
+
+    One layer, norm and head learn on the target's frozen first N layers. A deeper exit (larger
+    --layers) agrees with the target more often and drafts slower; try a few, with one --cache for
+    all. Then `realrun record --drafter OUT`, and `realrun train predictor --drafter OUT` for Cali-TS.
+
+    Example: realrun train eesd --out exit2 --layers 2 --tokens 2
+    """
+    from realrun.training.eesd import EesdSettings, train_eesd
+
+    pair = load_alone(target, device, dtype, threads)
+    source = _text(text, generated_share, generated, temperature, seed, smoke)
+    loop = _loop(tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
+    settings = EesdSettings(layers, exit_layers, lr, source)
+    with progress_bar() as report:
+        document = train_eesd(pair, settings, loop, out, report, cache=cache, dtype=_stored(float32))
+    _report(document, json)
+
+
+def medusa(
+    out: OutOption,
+    target: TargetOption = "lab",
+    text: TextOption = None,
+    heads: Annotated[int, typer.Option(help="K; head k drafts the k-th token ahead.", min=1, max=16)] = 4,
+    tokens: MillionsOption = 1.0,
+    generated_share: ShareOption = 0.5,
+    generated: GeneratedOption = 0.3,
+    temperature: TemperatureOption = 1.0,
+    lr: LrOption = 3e-3,
+    decay: Annotated[float, typer.Option(help="Head k's loss weighs this to the power k.")] = 0.8,
+    joint: Annotated[
+        bool,
+        typer.Option("--joint", help="MEDUSA-2: train the target too, through a low-rank adapter. Needs peft."),
+    ] = False,
+    one_stage: Annotated[
+        bool,
+        typer.Option(
+            "--one-stage",
+            help="With --joint: fresh heads, whose loss gains weight as a sine; else heads trained alone come first.",
+        ),
+    ] = False,
+    heads_from: Annotated[
+        Path | None,
+        typer.Option(help="With --joint: a MEDUSA-1 drafter to start from. Default: train one in OUT/heads."),
+    ] = None,
+    joint_tokens: Annotated[
+        float | None, typer.Option(help="With --joint: tokens of that stage, in millions. Default: --tokens.", min=0)
+    ] = None,
+    backbone_loss: Annotated[
+        BackboneLoss,
+        typer.Option(help="With --joint: keep the target near itself (distill) or near the text."),
+    ] = BackboneLoss.distill,
+    lambda_0: Annotated[
+        float | None,
+        typer.Option(help="With --joint: weight of the heads' loss. Default: 0.01 with distill, 0.2 with text."),
+    ] = None,
+    backbone_lr: Annotated[
+        float | None,
+        typer.Option(help="With --joint: the adapter's; heads have 4 times as much. Default: 1e-4, with text 5e-4."),
+    ] = None,
+    batch: BatchOption = 8,
+    window: WindowOption = 256,
+    micro: MicroOption = 0,
+    warmup: WarmupOption = None,
+    cache: CacheOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: TypeOption = "float32",
+    threads: ThreadsOption = 1,
+    float32: Float32Option = False,
+    smoke: SmokeOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Train MEDUSA-1's or MEDUSA-2's heads.
+
+    They stand on the target's last state. It is frozen in MEDUSA-1; --joint is MEDUSA-2. Then
+    `realrun record --drafter OUT`.
+
+    Example: realrun train medusa --out heads4 --heads 4 --tokens 1
+    """
+    from realrun.training.medusa import MedusaSettings, train_medusa
+    from specsim.errors import InputError
+
+    if not joint and (one_stage or heads_from or joint_tokens or lambda_0 or backbone_lr):
+        raise InputError("--one-stage, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint")
+    pair = load_alone(target, device, dtype, threads)
+    source = _text(text, generated_share, generated, temperature, seed, smoke)
+    settings = MedusaSettings(heads, lr, decay, source)
+    loop = _loop(tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
+    if not joint:
+        with progress_bar() as report:
+            document = train_medusa(pair, settings, loop, out, report, cache=cache, dtype=_stored(float32))
+        _report(document, json)
+        return
+    second = loop
+    if joint_tokens is not None:
+        second = _loop(joint_tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
+    chosen = {"loss": backbone_loss.value, "lambda_0": lambda_0, "backbone_lr": backbone_lr, "decay": decay}
+    document = _joint(
+        pair, settings, chosen, (loop, second), out, cache or out, heads_from, one_stage, _stored(float32)
+    )
+    _report(document, json)
+
+
+def self_sd(
+    out: OutOption,
+    target: TargetOption = "lab",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='JSON Lines of {"text", "domain"} to try on; default: pieces of the lab\'s training text.'),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Prompts to use.", min=1)] = 12,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each.", min=1)] = 64,
+    trials: Annotated[int, typer.Option(help="Sets of sublayers to try.", min=1)] = 200,
+    depth: Annotated[int, typer.Option(help="Longest draft, in tokens.", min=1, max=64)] = 8,
+    objective: Annotated[
+        Objective,
+        typer.Option(help="The simulator's speedup at the best draft length, or tokens/s of really decoding."),
+    ] = Objective.predicted,
+    temperature: Annotated[float, typer.Option(help="Of the calibration text; 0 is greedy.", min=0)] = 0.0,
+    keep_ends: Annotated[int, typer.Option(help="Layers at either end of which nothing is skipped.", min=0)] = 0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A search of seconds, to see that all works.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Search the sublayers that Self-SD skips.
+
+    Nothing is trained. Then `realrun record --drafter OUT`.
+
+    Example: realrun train self-sd --out skips --trials 200
+    """
+    from realrun.prompts import lab_prompts, read_prompts
+    from realrun.training.self_sd import SelfSDSettings, train_self_sd
+
+    if smoke:
+        count, max_new_tokens, trials, depth = min(count, 3), 16, 8, 4
+    pair = load_alone(target, device, dtype, threads)
+    settings = SelfSDSettings(
+        trials, max_new_tokens, depth, objective.value, temperature, keep_ends, 8 if smoke else 40, seed
+    )
+    if prompts is None:
+        chosen = lab_prompts(pair.tokenizer, count, split="train")
+    else:
+        chosen = read_prompts(prompts, pair.tokenizer, count)
+    with progress_bar() as report:
+        document = train_self_sd(pair, chosen, settings, out, report)
+    if json:
+        print_json(document)
+        return
+    names = {"attention": "attention skipped in layers", "mlp": "MLP skipped in layers"}
+    rows = [[what, ", ".join(map(str, document[name])) or "none"] for name, what in names.items()]
+    rows.append(["best draft length", str(document["k"])])
+    rows.append(["first draft token accepted", f"{document['first_token_accepted_share']:.3f}"])
+    rows.append(["predicted speedup", f"{document['predicted_speedup']:.2f}"])
+    print_table(f"best of {len(document['trials'])} sets, on calibration text", ["", ""], rows)
+    print(f"drafter: {document['drafter']}")
+
+
+def _joint(
+    pair: Pair,
+    settings: MedusaSettings,
+    chosen: dict[str, Any],
+    loops: tuple[LoopSettings, LoopSettings],
+    out: Path,
+    cache: Path,
+    heads_from: Path | None,
+    one_stage: bool,
+    stored: torch.dtype,
+) -> dict[str, Any]:
+    """MEDUSA-2 in one stage or two."""
+    from realrun.drafters.files import FILE, load_drafter
+    from realrun.drafters.medusa import MedusaHeads
+    from realrun.training.distill import training_text
+    from realrun.training.medusa import train_medusa
+    from realrun.training.medusa2 import Medusa2Settings, train_medusa2
+    from specsim.errors import InputError
+
+    if one_stage and heads_from is not None:
+        raise InputError("--one-stage starts from fresh heads; leave out --heads-from, or --one-stage")
+    second = Medusa2Settings(**chosen, schedule="sine" if one_stage else "constant")
+    with progress_bar() as report:
+        if one_stage:
+            heads = MedusaHeads(pair.target, settings.heads)
+        else:
+            if heads_from is None:
+                heads_from = out / "heads"
+                train_medusa(pair, settings, loops[0], heads_from, report, cache=cache, dtype=stored)
+            start = load_drafter(heads_from, pair.target)
+            if start.kind != "medusa" or start.target is not pair.target:
+                raise InputError(f"{heads_from} holds no MEDUSA-1 drafter; train one with `realrun train medusa`")
+            heads = start.draft
+        text = training_text(pair, settings.text, cache, report)
+        facts = train_medusa2(
+            pair.target,
+            heads,
+            second,
+            loops[1],
+            text.sources,
+            text.held_out,
+            out,
+            report,
+            target_name=pair.target_name,
+            facts={"text": text.facts},
+            dtype=stored,
+        )
+    return {"drafter": str(out / FILE), "kind": "medusa", **facts}
+
+
+def _text(
+    folder: Path | None, share: float, generated: float, temperature: float, seed: int, smoke: bool
+) -> TextSettings:
+    from realrun.training.distill import DistillSettings, TextSettings
+
+    if smoke:
+        distill = DistillSettings(prompt_tokens=16, new_tokens=48, batch=32, temperature=temperature, seed=seed)
+        return TextSettings(folder, share, 4096, distill)
+    return TextSettings(folder, share, round(generated * 1e6), DistillSettings(temperature=temperature, seed=seed))
+
+
+def _loop(
+    tokens: float,
+    batch: int,
+    window: int,
+    micro: int,
+    warmup: int | None,
+    seed: int,
+    device: str,
+    dtype: str,
+    smoke: bool,
+) -> LoopSettings:
+    from realrun.training.loop import LoopSettings
+
+    if smoke:
+        tokens, batch, window = 0.02, 8, 64
+    steps = max(1, round(tokens * 1e6 / (batch * window)))
+    rise = min(40, steps // 10) if warmup is None else warmup
+    return LoopSettings(steps, batch, window, rise, seed, device, dtype, micro, log_every=max(1, min(10, steps // 10)))
+
+
+def _stored(float32: bool) -> torch.dtype:
+    import torch
+
+    return torch.float32 if float32 else torch.bfloat16
+
+
+def _report(document: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(document)
+        return
+    start, end = document["held_out"]["start"], document["held_out"]["end"]
+    seconds = document["seconds"]
+    title = (
+        f"held-out text; {document['tokens']:,} tokens in {seconds:.0f} s, {document['tokens'] / seconds:,.0f} a second"
+    )
+    print_table(title, ["", "start", "end"], [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end])
+    print(f"drafter: {document['drafter']}")

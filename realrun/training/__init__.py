@@ -1,0 +1,1 @@
+"""Training of the drafters that live inside a target."""

@@ -1,0 +1,215 @@
+"""What the study computes, each into a folder of its own: early exits trained, predictors, validations.
+
+What is there already is read, so that a second start goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from realrun.choice import Choice
+from realrun.drafters.files import read_drafter
+from realrun.main_job import Settings, run_main_job
+from realrun.models import LAB_WEIGHTS, Pair, load_pair
+from realrun.predictor import FILE, load_predictor
+from realrun.predictor_data import PredictorSettings
+from realrun.profile import write_json
+from realrun.prompts import lab_prompts, study_prompts
+from realrun.record import RecordSettings
+from realrun.train_predictor import train_predictor
+from realrun.training.distill import TextSettings
+from realrun.training.eesd import EesdSettings, train_eesd
+from realrun.training.loop import LoopSettings
+from realrun.typical import TypicalSettings, compare_typical
+from specsim.cost_profile import read_cost
+from specsim.policy import POLICIES, BetaTS, CaliTS, FixedK, Policy, Variant, make_policy
+from specsim.replay import compile_for
+from specsim.trace_files import read_trace
+
+Config = Mapping[str, Any]
+Report = Callable[[str, int, int], None]
+Document = dict[str, Any]
+CHAINS_ONLY = ("model", "self-sd")  # as the papers have them
+BASE, NO_DISTILLATION = "base", "no self-distillation"
+WITH_PREDICTOR = (BASE,)
+PAPER_K = 10  # EESD's ablation
+
+
+class PaperK(FixedK):
+    """The paper's fixed draft length beside the tuned one."""
+
+    name = "fixed_k"
+    variants = (Variant("tuned"), Variant("the paper's", {"k": PAPER_K}, tuned=False))
+
+
+class CaliParts(CaliTS):
+    """Cali-TS whole, without sampling prediction (theta_M alone) and without model prediction (theta_hat alone)."""
+
+    name = "cali_ts"
+    variants = (
+        Variant("tuned"),
+        Variant("without sampling prediction", {"sigma_s": 1e4}),  # the score keeps all the weight, Eq. 6
+        Variant("without model prediction", {"sigma_s": 1e-6}),  # and has none after the first round
+    )
+
+
+def load(drafter: str | Path, config: Config) -> Pair:
+    """The lab with its own draft model, with one of its drafters, or with one in a folder."""
+    return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
+
+
+def main_jobs(out: Path, run: Config, config: Config, report: Report) -> dict[str, Document]:
+    """The validation of every drafter in one way of decoding."""
+    found = {}
+    for drafter in config["drafters"]:
+        names = config["chains"] if drafter in CHAINS_ONLY else [*config["chains"], *config["trees"]]
+        kinds = tuple(POLICIES[name] for name in names)
+        trees = drafter not in CHAINS_ONLY
+        found[drafter] = validation(out / run["name"] / drafter, drafter, kinds, run, config, report, trees=trees)
+    return found
+
+
+def validation(
+    folder: Path,
+    drafter: str | Path,
+    kinds: tuple[type[Policy], ...],
+    run: Config,
+    config: Config,
+    report: Report,
+    *,
+    trees: bool = False,
+) -> Document:
+    """Record, profile, tune, predict and really decode with this drafter; its result, and the ratio s_d / s_t."""
+    done = folder / "validation.json"
+    if not done.is_file():
+        pair = load(drafter, config)
+        choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+        nodes = config["tree_nodes"] if trees else 0
+        settings = Settings(
+            record=RecordSettings(config["depth"], config["max_new_tokens"], choice, nodes, config["tree_width"]),
+            kinds=kinds,
+            trials=config["trials"],
+            repeats=config["repeats"],
+            tuning_share=config["tuning_share"],
+            seed=config["seed"],
+        )
+        prompts = study_prompts(pair.tokenizer, config["prompts"])
+        run_main_job(pair, prompts, settings, folder, lambda what, n, total: report(f"{folder.name}: {what}", n, total))
+    table = compile_for(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
+    return {**json.loads(done.read_text()), "step_ratio": table.step_ratio}
+
+
+def early_exits(out: Path, config: Config, report: Report) -> dict[str, Path]:
+    """The early exits of the ablation and of the sweeps, trained alike: name -> folder."""
+    train, sweep = config["train"], config["sweep"]
+    base = EesdSettings(layers=train["layers"])
+    wanted = {BASE: base, NO_DISTILLATION: replace(base, text=TextSettings(generated_share=0.0))}
+    wanted |= {f"N = {n}": replace(base, layers=n) for n in sweep["layers"] if n != base.layers}
+    wanted |= {f"E = {e}": replace(base, exit_layers=e) for e in sweep["exit_layers"] if e != base.exit_layers}
+    pair = load("model", config)
+    default = LoopSettings(steps=1)
+    loop = replace(default, steps=int(1e6 * train["tokens"] / (default.batch_windows * default.window_tokens)))
+    folders = {}
+    for name, settings in wanted.items():
+        folders[name] = folder = out / "early-exits" / name.replace(" ", "").replace("=", "-")
+        train_eesd(
+            pair,
+            settings,
+            loop,
+            folder,
+            lambda what, n, total, name=name: report(f"{name}: {what}", n, total),
+            cache=out / "text",
+        )
+    return folders
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Validations of early exits. ablation : what is left out -> (validation, label of its row); others by number"""
+
+    ablation: Mapping[str, tuple[Document, str]]
+    layers: Mapping[int, Document]
+    exit_layers: Mapping[int, Document]
+
+
+def early_exit_jobs(out: Path, config: Config, report: Report) -> Exits:
+    """Train the early exits of the ablation and the sweeps and validate them, in the first way of decoding."""
+    found, run = {}, config["runs"][0]
+    for name, folder in early_exits(out, config, report).items():
+        kinds: tuple[type[Policy], ...] = (PaperK, BetaTS)
+        if name in WITH_PREDICTOR:
+            add_predictor(folder, config, report)
+            kinds = (*kinds, CaliParts)
+        found[name] = validation(out / "ablation" / folder.name, folder, kinds, run, config, report)
+    base = found[BASE]
+    chosen = [
+        ("EESD, Beta-TS", base, "beta_ts", ""),
+        ("without early-exit layer", found["E = 0"], "beta_ts", ""),
+        ("without self-distillation", found[NO_DISTILLATION], "beta_ts", ""),
+        ("EESD, Cali-TS", base, "cali_ts", ""),
+        ("without sampling prediction", base, "cali_ts", "sigma_s=1e+04"),
+        ("without model prediction", base, "cali_ts", "sigma_s=1e-06"),
+        ("without TS, best K", base, "fixed_k", ""),
+        (f"without TS, K = {PAPER_K}", base, "fixed_k", f"fixed_k(k={PAPER_K})"),
+    ]
+    train, sweep = config["train"], config["sweep"]
+    return Exits(
+        ablation={what: (document, row_label(document, policy, mark)) for what, document, policy, mark in chosen},
+        layers={n: found[BASE if n == train["layers"] else f"N = {n}"] for n in sweep["layers"]},
+        exit_layers={e: found[BASE if e == 1 else f"E = {e}"] for e in sweep["exit_layers"]},
+    )
+
+
+def row_label(document: Document, policy: str, mark: str) -> str:
+    """Label of the row of this policy with this in its label; of the tuned, unmarked one by default."""
+    rows = [row for row in document["rows"] if row["policy"] == policy]
+    if mark:
+        return next(str(row["label"]) for row in rows if mark in row["label"])
+    plain = [row for row in rows if row["role"] == "tuned" or policy == "fixed_k"]
+    plain = [row for row in plain if "sigma_s=1e+04" not in row["label"] and "sigma_s=1e-06" not in row["label"]]
+    return str(max(plain, key=lambda row: row["predicted"]["estimate"])["label"])
+
+
+def typical_job(out: Path, config: Config, report: Report) -> Document:
+    """Typical acceptance of MEDUSA-1 with its searched sparse tree."""
+    done, asked = out / "typical.json", config["typical"]
+    if not done.is_file():
+        pair = load("medusa-1", config)
+        rows = json.loads((out / config["runs"][0]["name"] / "medusa-1" / "validation.json").read_text())["rows"]
+        row = next(row for row in rows if row["policy"] == "sparse_tree")
+        settings = TypicalSettings(
+            tuple(asked["epsilons"]), None, asked["temperature"], asked["max_new_tokens"], config["seed"]
+        )
+        prompts = study_prompts(pair.tokenizer, asked["prompts"])
+        policy = make_policy(row["policy"], row["params"])
+        document = compare_typical(pair, prompts, policy, settings, lambda n, total: report("typical", n, total))
+        write_json(document, done)
+    return dict(json.loads(done.read_text()))
+
+
+def add_predictor(folder: Path, config: Config, report: Report) -> None:
+    """Train the drafter's predictor, for Cali-TS, beside it."""
+    if (folder / FILE).is_file():
+        return
+    pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(folder), predictor="none")
+    prompts = lab_prompts(pair.tokenizer, config["train"]["predictor_prompts"], split="train")
+    settings = PredictorSettings(depth=config["depth"], seed=config["seed"])
+    document = train_predictor(
+        pair, prompts, settings, folder / "predictor", lambda what, n, total: report(f"predictor: {what}", n, total)
+    )
+    Path(document["predictor"]).rename(folder / FILE)
+
+
+def predictor_facts(drafters: Config) -> dict[str, Document]:
+    """The facts of the lab's predictors, by drafter."""
+    folders = {name: LAB_WEIGHTS / ("predictor" if name == "model" else name) for name in drafters}
+    return {name: load_predictor(folder).facts for name, folder in folders.items() if (folder / FILE).is_file()}
+
+
+def drafter_facts(drafters: Config) -> dict[str, Document]:
+    """The facts of the lab's drafters inside the target, by name."""
+    return {name: read_drafter(LAB_WEIGHTS / name).facts for name in drafters if name != "model"}

@@ -1,0 +1,137 @@
+"""EESD, Self-SD and MEDUSA in the lab's target, beside its draft model: `python studies/drafters/run.py [OUT]`.
+
+Validates every drafter of config.toml (recorded, profiled, tuned, predicted, really decoded on this
+machine), trains the early exits of EESD's ablation and sweeps and validates them too, and weighs
+speed against likelihood for MEDUSA's typical acceptance. A second start goes on with what is there.
+
+Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import figures
+import tables
+from jobs import Config, Exits, drafter_facts, early_exit_jobs, main_jobs, predictor_facts, typical_job
+
+from specsim.console import progress_bar
+from specsim.errors import InputError
+from specsim.report.page import write_whole
+
+HERE = Path(__file__).parent
+
+
+def report_text(config: Config, runs: tables.Runs, exits: Exits, typical: tables.Document, out: Path) -> str:
+    """The whole report as Markdown."""
+    one = next(iter(next(iter(runs.values())).values()))
+    environment = one["environment"]
+    lines = [
+        "# Drafters inside the target, on the lab",
+        "",
+        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
+        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
+        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        "Speedups over autoregressive decoding with 95 % intervals over sequences. v_d is the acceptance rate, r_d the "
+        "share of the output that was drafted, HM their harmonic mean, tau the acceptance length in tokens per round. "
+        "MEDUSA-2's output is its own tuned backbone's, the others' the target's.",
+        "",
+        "## The drafters",
+        "",
+        *tables.training_table(drafter_facts(config["drafters"])),
+    ]
+    for name, documents in runs.items():
+        folders = {drafter: (out / name / drafter, document) for drafter, document in documents.items()}
+        error = tables.median_error_percent(documents.values())
+        met = "met" if error <= tables.TARGET_PERCENT else "missed"
+        lines += [
+            f"## {name}",
+            "",
+            *tables.main_table(documents),
+            f"Median error of all predictions: {error:.2f} % (target {tables.TARGET_PERCENT:g} %: {met}).",
+            "",
+            *tables.errors_table(documents),
+            f"![Predicted and measured speedups](figures/speedups-{name}.svg)",
+            "",
+            f"![Speedup against K](figures/k-{name}.svg)",
+            "",
+            "What Thompson sampling adds to the best fixed K (EESD, Table 5):",
+            "",
+            *tables.generality_table(documents),
+            "Where the milliseconds of a token go (EESD, Table 8):",
+            "",
+            *tables.breakdown_table(folders),
+            "MEDUSA: speedup = acceleration rate / overhead, all measured:",
+            "",
+            *tables.overhead_table({d: documents[d] for d in documents if d.startswith("medusa")}),
+        ]
+    first = config["runs"][0]["name"]
+    lines += [
+        f"## EESD taken apart, {first}",
+        "",
+        f"Early exits trained alike for this table, {config['train']['tokens']:g} M tokens each, one exit layer after "
+        f"N = {config['train']['layers']} layers where nothing else is said (EESD, Table 4).",
+        "",
+        *tables.ablation_table(exits.ablation),
+        "The first N layers (figure 4):",
+        "",
+        *tables.sweep_table("N", exits.layers),
+        "Early-exit layers (figure 5); 0 is a norm and a head alone:",
+        "",
+        *tables.sweep_table("E", exits.exit_layers),
+        "![Sweeps](figures/sweeps.svg)",
+        "",
+        "## The predictor of Cali-TS",
+        "",
+        "On held-out sequences; confidence is calibrated by Platt scaling.",
+        "",
+        *tables.predictor_table(predictor_facts(config["drafters"])),
+        "## Typical acceptance",
+        "",
+        f"MEDUSA-1 with {typical['policy']}, temperature {typical['temperature']:g}, delta = sqrt(epsilon) "
+        "(MEDUSA, figure 7). The output is not the target's; how likely the target finds it stands for quality.",
+        "",
+        *tables.typical_table(typical),
+        "![Typical acceptance](figures/typical.svg)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write_figures(folder: Path, runs: tables.Runs, exits: Exits, typical: tables.Document) -> None:
+    """All figures as SVG."""
+    for name, documents in runs.items():
+        points = tables.speedups(documents)
+        lines = {
+            drafter: {p["policy"]: p["predicted"]["estimate"] for p in points if p["drafter"] == drafter}
+            for drafter in documents
+        }
+        write_whole(folder / f"speedups-{name}.svg", figures.speedups(points, name))
+        write_whole(folder / f"k-{name}.svg", figures.against_k(documents, lines, name))
+    write_whole(folder / "sweeps.svg", figures.sweeps(exits.layers, exits.exit_layers, tables.best))
+    write_whole(folder / "typical.svg", figures.typical(typical["arms"]))
+
+
+def main(out: Path, config: Config) -> None:
+    """Run everything and write the report."""
+    out.mkdir(parents=True, exist_ok=True)
+    used = out / "config.json"
+    if used.is_file() and json.loads(used.read_text()) != config:
+        raise InputError(f"{out} holds results of another configuration; give another folder")
+    write_whole(used, json.dumps(config, indent=2) + "\n")
+    with progress_bar() as report:
+        runs = {run["name"]: main_jobs(out, run, config, report) for run in config["runs"]}
+        exits = early_exit_jobs(out, config, report)
+        typical = typical_job(out, config, report)
+    write_figures(out / "figures", runs, exits, typical)
+    write_whole(out / "report.md", report_text(config, runs, exits, typical, out))
+
+
+if __name__ == "__main__":
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
+        tomllib.loads((HERE / "config.toml").read_text()),
+    )

@@ -1,0 +1,190 @@
+"""The tables of the study, from plain documents of validations; every number comes from the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specsim.policy import TREE_POLICIES
+from specsim.report.markdown import interval, markdown_table
+
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+Runs = Mapping[str, Mapping[str, Document]]  # validations by way of decoding and drafter
+
+TARGET_PERCENT = 5.0  # median error of predictions
+TS = ("beta_ts", "cali_ts")
+
+
+def best(document: Document, *names: str, tuned: bool = True) -> Row | None:
+    """Of these policies' tuned forms the row that was predicted best; None if none was run."""
+    rows = [row for row in document["rows"] if row["policy"] in names and (row["role"] == "tuned" or not tuned)]
+    return max(rows, key=lambda row: row["predicted"]["estimate"], default=None)
+
+
+def contenders(document: Document) -> list[tuple[str, Row]]:
+    """What a drafter's section shows: fixed K, each Thompson sampling, the best of other chains, the best tree."""
+    others = ("max_confidence", "adaedl")
+    found = [
+        ("best fixed K", best(document, "fixed_k")),
+        ("Beta-TS", best(document, "beta_ts")),
+        ("Cali-TS", best(document, "cali_ts")),
+        ("best threshold", best(document, *others)),
+        ("Beta-TS on a tree", best(document, "beta_ts_tree")),
+        ("best tree", best(document, *TREE_POLICIES, tuned=False)),
+    ]
+    return [(name, row) for name, row in found if row is not None]
+
+
+def main_table(documents: Mapping[str, Document]) -> list[str]:
+    """Every drafter under its contenders. documents : by drafter"""
+    columns = ["drafter", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured", "error %", "rounds identical %"]
+    rows = []
+    for drafter, document in documents.items():
+        for name, row in contenders(document):
+            rows.append(
+                [
+                    drafter,
+                    f"{name}: {row['label']}",
+                    *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
+                    f"{row['tau']:.2f}",
+                    interval(row["predicted"]),
+                    interval(row["measured"]),
+                    f"{row['error_percent']:+.1f}",
+                    f"{row['rounds_identical_percent']:.1f}",
+                ]
+            )
+    return markdown_table(columns, rows)
+
+
+def median_error_percent(documents: Iterable[Document]) -> float:
+    """Median absolute error of the predictions of all rows."""
+    return float(np.median([abs(row["error_percent"]) for document in documents for row in document["rows"]]))
+
+
+def errors_table(documents: Mapping[str, Document]) -> list[str]:
+    """Predicted against measured, per drafter."""
+    rows = []
+    for drafter, document in documents.items():
+        errors = [abs(row["error_percent"]) for row in document["rows"]]
+        met = "met" if np.median(errors) <= TARGET_PERCENT else "missed"
+        rows.append([drafter, str(len(errors)), f"{np.median(errors):.2f}", f"{max(errors):.1f}", met])
+    return markdown_table(["drafter", "policies", "median error %", "largest %", f"target {TARGET_PERCENT:g} %"], rows)
+
+
+def ablation_table(variants: Mapping[str, tuple[Document, str]]) -> list[str]:
+    """Table 4 of the paper. variants : what is left out -> (validation, label of the row)"""
+    columns = ["variant", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured"]
+    rows = []
+    for name, (document, label) in variants.items():
+        row = next(row for row in document["rows"] if row["label"] == label)
+        cells = (*(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")), f"{row['tau']:.2f}")
+        rows.append([name, label, *cells, interval(row["predicted"]), interval(row["measured"])])
+    return markdown_table(columns, rows)
+
+
+def sweep_table(what: str, documents: Mapping[int, Document]) -> list[str]:
+    """A sweep over N or E: the best fixed K and Beta-TS. documents : by the swept number"""
+    columns = [what, "policy", "HM", "tau", "s_d / s_t", "predicted", "measured"]
+    rows = []
+    for number, document in documents.items():
+        for name, row in contenders(document)[:2]:
+            constant = document["step_ratio"]
+            cells = [f"{row['hm']:.3f}", f"{row['tau']:.2f}", f"{constant:.3f}"]
+            rows.append([str(number), name, *cells, interval(row["predicted"]), interval(row["measured"])])
+    return markdown_table(columns, rows)
+
+
+def generality_table(documents: Mapping[str, Document]) -> list[str]:
+    """Table 5: what Thompson sampling adds to each drafter's best fixed K."""
+    rows = []
+    for drafter, document in documents.items():
+        fixed, sampled = best(document, "fixed_k"), best(document, *TS)
+        if fixed is None or sampled is None:
+            continue
+        gain = [sampled[key]["estimate"] - fixed[key]["estimate"] for key in ("predicted", "measured")]
+        cells = (f"{fixed['measured']['estimate']:.3f}", f"{sampled['measured']['estimate']:.3f}")
+        rows.append([drafter, str(fixed["label"]), str(sampled["label"]), *cells, *(f"{g:+.3f}" for g in gain)])
+    columns = ["drafter", "fixed K", "Thompson sampling", "measured, fixed", "measured, TS", "predicted gain", "gain"]
+    return markdown_table(columns, rows)
+
+
+def breakdown_table(folders: Mapping[str, tuple[Path, Document]]) -> list[str]:
+    """Table 8: where the time of a token goes, in milliseconds. folders : drafter -> (its job's folder, validation)"""
+    columns = ["drafter", "policy", "drafting", "verification", "sampling (policy)", "others", "ms per token"]
+    rows = []
+    for drafter, (folder, document) in folders.items():
+        rounds = pd.read_parquet(folder / "rounds.parquet")
+        for name, row in contenders(document):
+            if name not in ("best fixed K", "Beta-TS", "Cali-TS"):
+                continue
+            mine = rounds[rounds["policy"] == row["label"]]
+            tokens = sum(row["sequence_tokens"])
+            parts = [1e3 * mine[key].sum() / tokens for key in ("draft_s", "verify_s", "policy_s", "other_s")]
+            cells = [f"{part:.3f} ({100 * part / sum(parts):.1f} %)" for part in parts]
+            rows.append([drafter, row["label"], *cells, f"{sum(parts):.3f}"])
+    return markdown_table(columns, rows)
+
+
+def predictor_table(facts: Mapping[str, Document]) -> list[str]:
+    """Cali-TS's predictor on held-out text, beside calibrated confidence. facts : by drafter, of its predictor"""
+    rows = []
+    for drafter, fact in facts.items():
+        for name, values in fact["held_out"].items():
+            cells = (f"{values[key]:.4f}" for key in ("log_loss_nats", "ece", "auc"))
+            rows.append([drafter, name, *cells])
+    return markdown_table(["drafter", "score", "log-loss, nats", "ECE", "area under ROC"], rows)
+
+
+def overhead_table(documents: Mapping[str, Document]) -> list[str]:
+    """MEDUSA: speedup = acceleration rate / overhead, from the measured rounds."""
+    columns = ["drafter", "policy", "acceleration rate", "overhead", "rate / overhead", "measured speedup"]
+    rows = []
+    for drafter, document in documents.items():
+        for name, row in contenders(document):
+            rate, overhead = row["measured_tau"], row["overhead"]
+            cells = (f"{rate:.3f}", f"{overhead:.3f}", f"{rate / overhead:.3f}", f"{row['measured']['estimate']:.3f}")
+            rows.append([drafter, f"{name}: {row['label']}", *cells])
+    return markdown_table(columns, rows)
+
+
+def speedups(documents: Mapping[str, Document]) -> Sequence[Mapping[str, Any]]:
+    """Predicted and measured speedup of every contender, for the figure."""
+    return [
+        {"drafter": drafter, "policy": name, "predicted": row["predicted"], "measured": row["measured"]}
+        for drafter, document in documents.items()
+        for name, row in contenders(document)
+    ]
+
+
+def typical_table(document: Document) -> list[str]:
+    """Every threshold beside loss-free decoding."""
+    columns = ["verification", "epsilon", "acceleration rate", "log-likelihood, nats per token", "distinct trigrams"]
+    rows = []
+    for arm in document["arms"]:
+        epsilon = f"{arm['epsilon']:g}" if "epsilon" in arm else ""
+        name = arm["arm"] + (", loss-free" if arm["loss_free"] else "")
+        values = (interval(arm["acceleration_rate"]), interval(arm["log_likelihood_nats"]))
+        rows.append([name, epsilon, *values, f"{arm['distinct_trigram_share']:.3f}"])
+    return markdown_table(columns, rows)
+
+
+def training_table(facts: Mapping[str, Document]) -> list[str]:
+    """What was trained and what it took (EESD, Table 6). facts : of the drafters' files, by name"""
+    columns = ["drafter", "trained parameters", "tokens seen, M", "seconds", "tokens/s", "held out"]
+    rows = []
+    for name, fact in facts.items():
+        if "parameters" not in fact:
+            held = f"first token accepted {fact['first_token_accepted_share']:.3f}"
+            rows.append([name, "none", "", "", "", held])
+            continue
+        held = ", ".join(f"{key} {value:.3f}" for key, value in fact["held_out"].items())
+        seconds = fact["seconds"]
+        tokens = fact["tokens"]
+        cells = (f"{fact['parameters']:,}", f"{tokens / 1e6:.2f}", f"{seconds:.0f}", f"{tokens / seconds:.0f}")
+        rows.append([name, *cells, held])
+    return markdown_table(columns, rows)
