@@ -51,11 +51,26 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
             end += 1
         if end - first > beam:
             least = nth_best(tree.path, first, end, beam, tree.value)
-            if least >= 0.0 and tree.parent[first] == tree.parent[end - 1]:
-                least = np.inf  # siblings come likeliest first, so those that are known are the beam
-            floor = min(floor, least)
+            if least < 0.0 or may_hold_likelier(tree, first, end, least):
+                floor = min(floor, least)
         first = end
     return floor
+
+
+@nb.njit
+def may_hold_likelier(tree, first, end, least):  # type: ignore[no-untyped-def]
+    """Whether an unknown node of a level may be in the beam, whose last node has the path `least`.
+
+    Siblings come likeliest first, no child is likelier than its parent, and ties go to the first.
+    """
+    for i in range(first, end):
+        if tree.path[i] < 0.0:
+            above = tree.path[tree.parent[i]]
+            if tree.rank[i] == 0 and (above < 0.0 or above >= least):
+                return True
+            if tree.rank[i] > 0 and tree.path[i - 1] > least:
+                return True
+    return False
 
 
 @nb.njit

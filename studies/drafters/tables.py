@@ -182,7 +182,7 @@ def training_table(facts: Mapping[str, Document]) -> list[str]:
             held = f"first token accepted {fact['first_token_accepted_share']:.3f}"
             rows.append([name, "none", "", "", "", held])
             continue
-        held = ", ".join(f"{key} {value:.3f}" for key, value in fact["held_out"].items())
+        held = ", ".join(f"{key} {value:.3f}" for key, value in fact["held_out"]["end"].items())
         seconds = fact["seconds"]
         tokens = fact["tokens"]
         cells = (f"{fact['parameters']:,}", f"{tokens / 1e6:.2f}", f"{seconds:.0f}", f"{tokens / seconds:.0f}")

@@ -53,7 +53,7 @@ TREES: list[tuple[str, dict[str, Any]]] = [
     ("eagle2", {"nodes": 8, "depth": 4, "top_k": 3}),
     ("pct", {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": 4, "max_depth": DEPTH}),
     ("cape", {"width_30": 5, "width_60": 3, "width_80": 2, "depth": 4}),
-    ("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 5}),
+    ("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 4}),
 ]
 ARMS = [make_policy(*spec) for spec in (*CHAINS, *TREES)]
 EXITS = [(1, 0), (1, 1), (1, 2), (2, 1), (3, 1), (2, 2)]  # (N, E)
@@ -74,7 +74,7 @@ def exit_of(target: Any, split: int, exit_layers: int) -> EarlyExit:
     early_exit = EarlyExit(target, split, exit_layers).eval().requires_grad_(False)
     for parameter in early_exit.parameters():
         parameter += 0.02 * torch.randn_like(parameter)
-    early_exit.head.weight *= 0.5  # less sure of itself, so that trees have likely siblings
+    early_exit.head.weight *= 3.0  # surer of itself, so that policies which read probabilities draft on
     return early_exit
 
 

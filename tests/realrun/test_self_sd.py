@@ -364,7 +364,7 @@ def test_on_the_lab_replay_repeats_every_real_round(choice: Choice, lab_pair64: 
     pair = replace(lab, draft=lab.target, kind="self-sd", skips=skips)
     pair = replace(pair, predictor=random_predictor(pair))
     prompts = lab_prompts(pair.tokenizer, 4)
-    trace = record(pair, prompts, RecordSettings(DEPTH, 48, choice, 100, WIDTH))
+    trace = record(pair, prompts, RecordSettings(DEPTH, 48, choice, 300, WIDTH))
     assert 0.3 < (trace.match_len > 0).mean() < 0.98
     for index, prompt in enumerate(prompts):
         output = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
