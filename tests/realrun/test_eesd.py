@@ -63,7 +63,18 @@ CASES = [
     *[(name, 2, 1) for name in NAMES if name not in ("llama", "qwen2-sdpa")],
 ]
 mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-cases = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-N{case[1]}-E{case[2]}")
+QUICK = [
+    ("llama", 1, 1),
+    ("llama", 2, 2),
+    ("qwen2-sdpa", 1, 1),
+    ("mistral-eager", 2, 1),
+]  # the others are slow together
+assert set(QUICK) <= set(CASES)
+cases = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES],
+    ids=[f"{name}-N{split}-E{exits}" for name, split, exits in CASES],
+)
 arms = pytest.mark.parametrize("policy", ARMS, ids=str)
 
 
@@ -500,7 +511,7 @@ def test_every_round_of_the_lab_is_replayed(choice: Choice, split: int, exit_lay
     pair = replace(lab_pair64, draft=draft, kind="eesd", split=split, predictor=None)
     pair = replace(pair, predictor=random_predictor(pair))
     prompts = lab_prompts(pair.tokenizer, 3)
-    trace = record(pair, prompts, RecordSettings(DEPTH, 40, choice, 400, 6))
+    trace = record(pair, prompts, RecordSettings(DEPTH, 40, choice, 900, 6))
     plain = Decoder(CachedLM(pair.target), open_drafter(pair)[1], pair.eos_token_ids, choice)
     for index, prompt in enumerate(prompts):
         alone = plain.decode(prompt.tokens, 40, None, sequence=index).tokens
