@@ -44,10 +44,8 @@ def open_dense(pair: Pair, choice: Choice) -> DensePass:
         return partial(dense_columns, CachedLM(pair.draft))
     if pair.kind == "medusa":
         return partial(heads_columns, pair.target, pair.draft)
-    if pair.kind == "self-sd":
-        if choice.mode == "rejection":
-            raise InputError(
-                "drafters that share the target's cache are recorded in greedy and Gumbel mode only; choose one of them"
-            )
-        return partial(shared_columns, SkippingLM(SplitTarget(pair.target, split=0), pair.skips))
-    raise InputError(f"drafters of kind {pair.kind} cannot be recorded yet")
+    if choice.mode == "rejection":
+        raise InputError(
+            "drafters that share the target's cache are recorded in greedy and Gumbel mode only; choose one of them"
+        )
+    return partial(shared_columns, SkippingLM(SplitTarget(pair.target, split=0), pair.skips))

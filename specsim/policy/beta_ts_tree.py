@@ -12,7 +12,7 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.beta_ts import BetaTS, initial_state, keep_probability
 from specsim.policy.thompson import COUNTING, THETA, count_round
 from specsim.policy.tree import MAX_DRAFTED, TreePolicy
-from specsim.policy.tree_parts import mark_best, nth_best
+from specsim.policy.tree_parts import expand_beam, mark_best, nth_best
 
 ALPHA0, BETA0, COUNTS, DRAWN, CARRY, BEAM, WIDTH, NODES, MAX_DEPTH = range(9)  # the first as in `beta_ts`
 
@@ -21,17 +21,7 @@ ALPHA0, BETA0, COUNTS, DRAWN, CARRY, BEAM, WIDTH, NODES, MAX_DEPTH = range(9)  #
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     if first > 0 and u >= keep_probability(state, params, 0.0, tree.depth[first]):
         return state
-    beam, width = int(params[BEAM]), int(params[WIDTH])
-    mark_best(tree.path, first, end, beam, width, widths, tree.value)
-    # Where fewer are known, unknown nodes fill the beam up: a pass takes as many nodes as it takes in a real run.
-    spare = beam
-    for i in range(first, end):
-        if widths[i] > 0:
-            spare -= 1
-    for i in range(first, end):
-        if spare > 0 and widths[i] == 0:
-            widths[i] = width
-            spare -= 1
+    expand_beam(tree, first, end, int(params[BEAM]), int(params[WIDTH]), widths)
     return state
 
 

@@ -9,7 +9,7 @@ import numba as nb
 from specsim.errors import InputError
 from specsim.policy.base import Variant, setting
 from specsim.policy.tree import MAX_DRAFTED, TreePolicy
-from specsim.policy.tree_parts import initial_state, mark_best, update
+from specsim.policy.tree_parts import expand_beam, initial_state, mark_best, update
 
 NODES, DEPTH, TOP_K = range(3)
 
@@ -17,16 +17,7 @@ NODES, DEPTH, TOP_K = range(3)
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     top_k = int(params[TOP_K])
-    mark_best(tree.path, first, end, top_k, top_k, widths, tree.value)
-    # Where fewer are known, unknown nodes fill the beam up: a pass takes as many nodes as it takes in a real run.
-    spare = top_k
-    for i in range(first, end):
-        if widths[i] > 0:
-            spare -= 1
-    for i in range(first, end):
-        if spare > 0 and widths[i] == 0:
-            widths[i] = top_k
-            spare -= 1
+    expand_beam(tree, first, end, top_k, top_k, widths)
     return state
 
 

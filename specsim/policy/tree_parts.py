@@ -77,3 +77,20 @@ def mark_best(path, first, end, n, mark, marks, heap):  # type: ignore[no-untype
             marks[i] = mark
             ties -= 1
     return least
+
+
+@nb.njit
+def expand_beam(tree, first, end, beam, width, widths):  # type: ignore[no-untyped-def]
+    """Give `width` children to each of the `beam` likeliest nodes of the level first .. end - 1.
+
+    Where fewer are known, unknown nodes fill the beam up: a pass takes as many nodes as it takes in a real run.
+    """
+    mark_best(tree.path, first, end, beam, width, widths, tree.value)
+    spare = beam
+    for i in range(first, end):
+        if widths[i] > 0:
+            spare -= 1
+    for i in range(first, end):
+        if spare > 0 and widths[i] == 0:
+            widths[i] = width
+            spare -= 1
