@@ -242,7 +242,14 @@ def self_sd(
         count, max_new_tokens, trials, depth = min(count, 3), 16, 8, 4
     pair = load_alone(target, device, dtype, threads)
     settings = SelfSDSettings(
-        trials, max_new_tokens, depth, objective.value, temperature, keep_ends, 8 if smoke else 40, seed
+        trials=trials,
+        max_new_tokens=max_new_tokens,
+        depth=depth,
+        objective=objective.value,
+        temperature=temperature,
+        keep_ends=keep_ends,
+        cost_repeats=8 if smoke else 40,
+        seed=seed,
     )
     if prompts is None:
         chosen = lab_prompts(pair.tokenizer, count, split="train")
@@ -274,9 +281,12 @@ def _joint(
     stored: torch.dtype,
 ) -> dict[str, Any]:
     """MEDUSA-2 in one stage or two."""
-    from realrun.drafters.files import FILE, load_drafter
+    from dataclasses import asdict
+
+    from realrun.drafters.files import FILE, describe_target, load_drafter
     from realrun.drafters.medusa import MedusaHeads
     from realrun.training.distill import training_text
+    from realrun.training.loop import refuse_another
     from realrun.training.medusa import train_medusa
     from realrun.training.medusa2 import Medusa2Settings, train_medusa2
     from specsim.errors import InputError
@@ -284,6 +294,9 @@ def _joint(
     if one_stage and heads_from is not None:
         raise InputError("--one-stage starts from fresh heads; leave out --heads-from, or --one-stage")
     second = Medusa2Settings(**chosen, schedule="sine" if one_stage else "constant")
+    described = describe_target(pair.target, pair.target_name)
+    known = {"drafter": "medusa-2", "target": described, **asdict(second), **loops[1].decisive}
+    refuse_another(out, known)  # before heads are trained
     with progress_bar() as report:
         if one_stage:
             heads = MedusaHeads(pair.target, settings.heads)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,10 +35,11 @@ from realrun.predictor_data import (
 )
 from realrun.prompts import Prompt
 from realrun.provenance import provenance
+from realrun.training.loop import claim
 from specsim.errors import InputError
 from specsim.metrics import reliability
 
-PLAN, CHECKPOINT, COLLECTED = "plan.json", "checkpoint.safetensors", "collected"
+CHECKPOINT, COLLECTED = "checkpoint.safetensors", "collected"
 
 
 class FactorisedPredictor(torch.nn.Module):
@@ -243,7 +243,7 @@ def train_predictor(
     if len(prompts) < PARTS:
         raise InputError(f"{len(prompts)} prompts are too few to hold some out; give at least {PARTS}")
     settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
-    _claim(out / PLAN, _plan(pair, prompts, settings))
+    claim(out, _plan(pair, prompts, settings))
     samples = joined(collect_all(pair, prompts, settings, out / COLLECTED, progress))
     trainer = Trainer(samples, settings, out / CHECKPOINT, pair.device)
     trainer.run(progress)
@@ -277,22 +277,3 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) ->
         **asdict(settings),
     }
     return dict(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
-
-
-def _claim(path: Path, plan: Mapping[str, Any]) -> None:
-    """Leave the plan in the folder, or InputError if another one is there."""
-    if path.parent.exists() and not path.parent.is_dir():
-        raise InputError(f"{path.parent} is a file; give a folder as --out")
-    if path.exists():
-        there = json.loads(path.read_text())
-        for key, value in plan.items():
-            if there.get(key) != value:
-                raise InputError(
-                    f"{path.parent} holds a training with {key}={json.dumps(there.get(key))}, asked for "
-                    f"{json.dumps(value)}; give another --out"
-                )
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(plan, indent=1) + "\n")
-    os.replace(temporary, path)

@@ -8,7 +8,7 @@ paper's ablations are settings: no exit layer (`exit_layers` 0) and no self-dist
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.eesd import EarlyExit, as_model
-from realrun.drafters.files import describe_target, save_drafter
 from realrun.models import Pair
-from realrun.provenance import provenance
-from realrun.training.distill import TextSettings, check_length, training_text
-from realrun.training.loop import LoopSettings, Progress, Tensors, refuse_another, run_facts, run_loop, wide
+from realrun.training.distill import TextSettings
+from realrun.training.frozen import decisive, train_on_frozen_target
+from realrun.training.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
 
@@ -83,28 +82,8 @@ def train_eesd(
     cache: Path | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
-    """Train an early exit of the pair's target and write it to OUT/drafter.safetensors; facts and history.
-
-    Goes on from what OUT holds of a run with the same settings.
-
-    cache : for the encoded and the generated text, OUT unless given; several trainings may share it
-    dtype : of the file
-    """
-    job = EarlyExitTraining(pair.target, settings)
-    described = describe_target(pair.target, pair.target_name)
-    own = {key: value for key, value in asdict(settings).items() if key != "text"}
-    plan = {"drafter": "eesd", "target": described, **own}
-    refuse_another(out, {**plan, **loop.decisive})  # before any text is made
-    check_length(pair.target, loop.window_tokens, "windows")
-    text = training_text(pair, settings.text, cache or out, progress)
-    history = run_loop(job, loop, text.sources, text.held_out, out, {**plan, "text": text.facts}, progress)
-    facts = {
-        "target": described,
-        **own,
-        "parameters": sum(parameter.numel() for parameter in job.exit.parameters()),
-        "text": text.facts,
-        **run_facts(loop, history, out),
-        "provenance": provenance(pair.device, pair.dtype),
-    }
-    path = save_drafter(out, "eesd", {name: value.to(dtype) for name, value in job.state().items()}, facts)
-    return {"drafter": str(path), "kind": "eesd", **facts, "history": history}
+    """Train an early exit of the pair's target, as `train_on_frozen_target` does; facts and history."""
+    job, own = EarlyExitTraining(pair.target, settings), decisive(settings)
+    return train_on_frozen_target(
+        pair, "eesd", "eesd", job, own, settings.text, loop, out, progress, cache=cache, dtype=dtype
+    )

@@ -10,19 +10,18 @@ share was written by the target itself (3.3.2). The optimizer is plain AdamW whe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.files import describe_target, save_drafter
 from realrun.drafters.medusa import MedusaHeads
 from realrun.models import Pair
-from realrun.provenance import provenance
-from realrun.training.distill import TextSettings, check_length, training_text
-from realrun.training.loop import LoopSettings, Progress, Tensors, refuse_another, run_facts, run_loop, wide
+from realrun.training.distill import TextSettings
+from realrun.training.frozen import decisive, train_on_frozen_target
+from realrun.training.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
 
@@ -109,33 +108,12 @@ def train_medusa(
     cache: Path | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
-    """Train heads on the pair's target and write them to OUT/drafter.safetensors; facts and history.
-
-    Goes on from what OUT holds of a run with the same settings.
-
-    cache : for the encoded and the generated text, OUT unless given; several trainings may share it
-    dtype : of the file
-    """
-    job = HeadsTraining(pair.target, settings)
+    """Train heads on the pair's target, as `train_on_frozen_target` does; facts and history."""
     if loop.window_tokens <= settings.heads:
         raise InputError(
             f"windows of {loop.window_tokens} tokens are too short for {settings.heads} heads; give longer ones"
         )
-    described = describe_target(pair.target, pair.target_name)
-    own = {key: value for key, value in asdict(settings).items() if key != "text"}
-    plan = {"drafter": "medusa-1", "target": described, **own}
-    refuse_another(out, {**plan, **loop.decisive})  # before any text is made
-    check_length(pair.target, loop.window_tokens, "windows")
-    text = training_text(pair, settings.text, cache or out, progress)
-    history = run_loop(job, loop, text.sources, text.held_out, out, {**plan, "text": text.facts}, progress)
-    facts = {
-        "target": described,
-        "method": "medusa-1",
-        **own,
-        "parameters": sum(parameter.numel() for parameter in job.heads.parameters()),
-        "text": text.facts,
-        **run_facts(loop, history, out),
-        "provenance": provenance(pair.device, pair.dtype),
-    }
-    path = save_drafter(out, "medusa", {name: value.to(dtype) for name, value in job.state().items()}, facts)
-    return {"drafter": str(path), "kind": "medusa", **facts, "history": history}
+    job, own = HeadsTraining(pair.target, settings), decisive(settings)
+    return train_on_frozen_target(
+        pair, "medusa", "medusa-1", job, own, settings.text, loop, out, progress, cache=cache, dtype=dtype
+    )

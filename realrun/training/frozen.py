@@ -1,0 +1,63 @@
+"""The frame of trainings that leave the target as it is: text, loop, and a drafter's file with its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realrun.drafters.files import describe_target, save_drafter
+from realrun.models import Pair
+from realrun.provenance import provenance
+from realrun.training.distill import TextSettings, check_length, training_text
+from realrun.training.loop import Job, LoopSettings, Progress, refuse_another, run_facts, run_loop
+
+
+def train_on_frozen_target(
+    pair: Pair,
+    kind: str,
+    method: str,
+    job: Job,
+    settings: Mapping[str, Any],
+    text: TextSettings,
+    loop: LoopSettings,
+    out: Path,
+    progress: Progress,
+    *,
+    cache: Path | None,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Train the job's tensors beside the pair's frozen target, write OUT/drafter.safetensors; facts and history.
+
+    Goes on from what OUT holds of a run with the same settings.
+
+    kind : of the drafter's file; method : what the paper calls the drafter
+    settings : what decides the result beside text, loop and target
+    cache : for the encoded and the generated text, OUT unless given; several trainings may share it
+    dtype : of the file
+    """
+    described = describe_target(pair.target, pair.target_name)
+    plan = {"drafter": method, "target": described, **settings}
+    refuse_another(out, {**plan, **loop.decisive})  # before any text is made
+    check_length(pair.target, loop.window_tokens, "windows")
+    source = training_text(pair, text, cache or out, progress)
+    history = run_loop(job, loop, source.sources, source.held_out, out, {**plan, "text": source.facts}, progress)
+    trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
+    facts = {
+        "target": described,
+        "method": method,
+        **settings,
+        "parameters": sum(parameter.numel() for parameter in trained),
+        "text": source.facts,
+        **run_facts(loop, history, out),
+        "provenance": provenance(pair.device, pair.dtype),
+    }
+    path = save_drafter(out, kind, {name: value.to(dtype) for name, value in job.state().items()}, facts)
+    return {"drafter": str(path), "kind": kind, **facts, "history": history}
+
+
+def decisive(settings: Any) -> dict[str, Any]:
+    """A settings dataclass without its text, which the plan has with its digests."""
+    return {key: value for key, value in vars(settings).items() if key != "text"}
