@@ -25,7 +25,9 @@ from realrun.training.distill import TextSettings
 from realrun.training.eesd import EesdSettings, train_eesd
 from realrun.training.loop import LoopSettings
 from realrun.typical import TypicalSettings, compare_typical
+from specsim.cost import ConstantCost
 from specsim.cost_profile import read_cost
+from specsim.leaderboard import leaderboard
 from specsim.policy import POLICIES, BetaTS, CaliTS, FixedK, Policy, Variant, make_policy
 from specsim.replay import compile_for
 from specsim.trace_files import read_trace
@@ -103,6 +105,28 @@ def validation(
     return {**json.loads(done.read_text()), "step_ratio": table.step_ratio}
 
 
+def cheap_jobs(out: Path, run: Config, config: Config, report: Report) -> dict[str, Document]:
+    """Leaderboards of the chain policies on the recorded traces, were a draft step as cheap as config.toml says."""
+    found = {}
+    for drafter in config["drafters"]:
+        folder = out / run["name"] / drafter
+        done = folder / "cheap.json"
+        if not done.is_file():
+            (board,) = leaderboard(
+                {drafter: read_trace(folder / "trace")},
+                [ConstantCost(config["cheap"]["step_ratio"], 1.0)],
+                kinds=[POLICIES[name] for name in config["chains"]],
+                trials=config["trials"],
+                tuning_share=config["tuning_share"],
+                seed=config["seed"],
+                sensitivity=False,
+                progress=report,
+            )
+            write_json({**board.as_dict(), "baseline_s": board.baseline_s.tolist()}, done)
+        found[drafter] = json.loads(done.read_text())
+    return found
+
+
 def early_exits(out: Path, config: Config, report: Report) -> dict[str, Path]:
     """The early exits of the ablation and of the sweeps, trained alike: name -> folder."""
     train, sweep = config["train"], config["sweep"]
@@ -110,8 +134,8 @@ def early_exits(out: Path, config: Config, report: Report) -> dict[str, Path]:
     wanted = {BASE: base, NO_DISTILLATION: replace(base, text=TextSettings(generated_share=0.0))}
     wanted |= {f"N = {n}": replace(base, layers=n) for n in sweep["layers"] if n != base.layers}
     wanted |= {f"E = {e}": replace(base, exit_layers=e) for e in sweep["exit_layers"] if e != base.exit_layers}
-    pair = load("model", config)
-    default = LoopSettings(steps=1)
+    pair = load_pair(dtype=train["dtype"], threads=config["threads"])
+    default = LoopSettings(steps=1, warmup_steps=40, dtype=train["dtype"])
     loop = replace(default, steps=int(1e6 * train["tokens"] / (default.batch_windows * default.window_tokens)))
     folders = {}
     for name, settings in wanted.items():
@@ -169,7 +193,7 @@ def row_label(document: Document, policy: str, mark: str) -> str:
     rows = [row for row in document["rows"] if row["policy"] == policy]
     if mark:
         return next(str(row["label"]) for row in rows if mark in row["label"])
-    plain = [row for row in rows if row["role"] == "tuned" or policy == "fixed_k"]
+    plain = [row for row in rows if row["role"] == "tuned"]
     plain = [row for row in plain if "sigma_s=1e+04" not in row["label"] and "sigma_s=1e-06" not in row["label"]]
     return str(max(plain, key=lambda row: row["predicted"]["estimate"])["label"])
 

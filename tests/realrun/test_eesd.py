@@ -26,7 +26,7 @@ from realrun.drafters.eesd import EarlyExit, EarlyExitDrafter, EarlyExitLM, as_m
 from realrun.drafters.files import describe_target, load_drafter, save_drafter
 from realrun.models import Pair
 from realrun.open_drafter import open_drafter
-from realrun.prompts import Prompt, lab_prompts
+from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.split_target import SplitTarget
 from realrun.validate import output_identical, rounds_identical
@@ -501,19 +501,3 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     del facts["layers"]
     tensors = exit_of(target, 2, 1).state_dict()
     assert "does not fit its target" in refused(save_drafter(tmp_path / "mute", "eesd", tensors, facts), target)
-
-
-@pytest.mark.slow
-@mode
-@pytest.mark.parametrize(("split", "exit_layers"), [(2, 1), (4, 0), (4, 2)])
-def test_every_round_of_the_lab_is_replayed(choice: Choice, split: int, exit_layers: int, lab_pair64: Pair) -> None:
-    draft = as_model(lab_pair64.target, EarlyExit(lab_pair64.target, split, exit_layers).eval())
-    pair = replace(lab_pair64, draft=draft, kind="eesd", split=split, predictor=None)
-    pair = replace(pair, predictor=random_predictor(pair))
-    prompts = lab_prompts(pair.tokenizer, 3)
-    trace = record(pair, prompts, RecordSettings(DEPTH, 40, choice, 900, 6))
-    plain = Decoder(CachedLM(pair.target), open_drafter(pair)[1], pair.eos_token_ids, choice)
-    for index, prompt in enumerate(prompts):
-        alone = plain.decode(prompt.tokens, 40, None, sequence=index).tokens
-        assert alone == trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
-    check_replay(pair, prompts, trace, ARMS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from medusa_pairs import CHOICES, HEADS, TOKENS, fit, medusa_pair, own_texts
+from medusa_pairs import CHOICES, HEADS, TOKENS, medusa_pair, own_texts
 from test_predictor import random_predictor
 from test_tree_decode import CoinTree
 from tiny import VOCAB, tiny_model, tiny_prompts
@@ -21,7 +21,7 @@ from realrun.decode import Decoded, Decoder
 from realrun.drafters.medusa import MedusaHeads, MedusaLM
 from realrun.models import Pair
 from realrun.open_drafter import open_drafter
-from realrun.prompts import Prompt, lab_prompts
+from realrun.prompts import Prompt
 from realrun.record import RecordSettings, record
 from realrun.validate import output_identical, rounds_identical
 from specsim.cost import ConstantCost
@@ -167,22 +167,6 @@ def test_end_of_text_ends_drafts_and_output(spec: tuple[str, dict[str, Any]]) ->
     pair = replace(pair, eos_token_ids=eos)
     assert min(trace.output_tokens) < TOKENS and np.isin(trace.draft_token, eos).any()
     check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, compile_for(trace, COST)), choice)
-
-
-@pytest.mark.slow
-@choices
-@torch.inference_mode(False)
-def test_every_round_is_identical_on_the_lab(choice: Choice, lab_pair64: Pair) -> None:
-    prompts = lab_prompts(lab_pair64.tokenizer, 6)
-    heads = MedusaHeads(lab_pair64.target, HEADS)
-    pair = replace(lab_pair64, draft=heads, draft_name="heads", kind="medusa", predictor=None)
-    fit(pair, prompts, rate=0.003)
-    pair = scored(pair)
-    trace = record(pair, prompts, RecordSettings(16, TOKENS, choice, 256, 6))
-    shares = [(trace.match_len > i).mean() for i in range(HEADS)]
-    assert 0.9 > shares[0] > shares[1] > 0.05
-    for name, settings in [*CHAINS, *TREES]:
-        check(pair, trace, POLICIES[name].fit(settings, trace, compile_for(trace, COST)), choice, prompts)
 
 
 @choices

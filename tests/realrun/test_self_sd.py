@@ -26,11 +26,10 @@ from realrun.dense_shared import shared_columns
 from realrun.dense_trees import Trees, TreeSize
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.self_sd import SkippingLM
-from realrun.models import Pair, load_pair
+from realrun.models import Pair
 from realrun.open_dense import open_dense
 from realrun.open_drafter import open_drafter
 from realrun.profile import profile
-from realrun.prompts import lab_prompts
 from realrun.record import RecordSettings, record
 from realrun.skips import NOTHING, Skips
 from realrun.split_target import SplitTarget
@@ -354,21 +353,3 @@ def test_rejection_sampling_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="greedy and Gumbel mode only") as caught:
         open_dense(pair_of(), Choice("rejection"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@mode
-def test_on_the_lab_replay_repeats_every_real_round(choice: Choice, lab_pair64: Pair) -> None:
-    skips = Skips(frozenset({3, 5}), frozenset({2, 5, 6}))
-    lab = load_pair(dtype="float64", predictor="none")
-    pair = replace(lab, draft=lab.target, kind="self-sd", skips=skips)
-    pair = replace(pair, predictor=random_predictor(pair))
-    prompts = lab_prompts(pair.tokenizer, 4)
-    trace = record(pair, prompts, RecordSettings(DEPTH, 48, choice, 300, WIDTH))
-    assert 0.3 < (trace.match_len > 0).mean() < 0.98
-    for index, prompt in enumerate(prompts):
-        output = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
-        assert target_output(lab_pair64, prompt.tokens, 48, choice, index) == output
-    trees = [make_policy("vct", {"width": 2, "depth": 4}), make_policy("eagle2", {"nodes": 14, "depth": 3, "top_k": 4})]
-    for policy in [*CHAINS, *trees]:
-        check_replay(pair, trace, prompts, choice, policy, 48)

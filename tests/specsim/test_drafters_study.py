@@ -32,7 +32,7 @@ def row(policy: str, label: str, predicted: float, measured: float, role: str = 
         "policy": policy, "label": label, "role": role, "v_d": 0.5, "r_d": 0.4, "hm": 0.444, "tau": 1.67,
         "predicted": spread(predicted), "measured": spread(measured), "measured_tau": 1.5, "overhead": 1.25,
         "error_percent": 100 * (predicted / measured - 1), "rounds_identical_percent": 100.0,
-        "sequence_tokens": [6, 4],
+        "sequence_tokens": [6, 4], "sequence_seconds": [3 / measured, 2 / measured],
     }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def document() -> dict[str, Any]:
         row("adaedl", "adaedl()", 1.05, 1.5),
         row("sparse_tree", "sparse_tree()", 0.9, 0.9),
     ]
-    return {"rows": rows, "step_ratio": 0.25}
+    return {"rows": rows, "step_ratio": 0.25, "autoregressive_sequence_seconds": [3.0, 2.0]}
 
 
 def cells(table: list[str]) -> list[list[str]]:
@@ -72,7 +72,15 @@ def test_gains_of_thompson_sampling_are_differences_from_the_best_fixed_k(
 ) -> None:
     (line,) = cells(tables.generality_table({"eesd": document}))
     assert line[:3] == ["eesd", "fixed_k(k=2)", "cali_ts()"]
-    assert [float(cell) for cell in line[3:]] == pytest.approx([1.25, 1.2, 0.1, -0.05])
+    assert [float(cell) for cell in line[3:6]] == pytest.approx([1.25, 1.2, 0.1])
+    assert line[6].startswith("-0.050 ") and line[6].endswith("worse")
+
+
+def test_cheap_drafts_are_compared_over_the_boards_own_sequences(tables: ModuleType, document: dict[str, Any]) -> None:
+    rows = [{**each, "speedup": each["predicted"], "tuned": each["role"] == "tuned"} for each in document["rows"]]
+    (line,) = cells(tables.cheap_table({"eesd": {"rows": rows, "baseline_s": [3.0, 2.0]}}))
+    assert [cell[:5] for cell in line[:5]] == ["eesd", "1.200", "1.100", "1.300", "1.150"]
+    assert line[5].startswith("-0.050 ")  # by the seconds of the sequences
 
 
 def test_milliseconds_of_a_token_come_from_the_logged_rounds(

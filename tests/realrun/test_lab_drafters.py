@@ -1,0 +1,107 @@
+"""The lab's trained drafters: output is their target's own, and replay repeats every round that they really run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from realrun.choice import Choice
+from realrun.decode import Decoded, Decoder, output_identical, rounds_identical
+from realrun.models import LAB_DRAFTERS, Pair, load_pair
+from realrun.open_drafter import open_drafter
+from realrun.prompts import Prompt, lab_prompts
+from realrun.record import RecordSettings, record
+from specsim.cost import ConstantCost
+from specsim.policy import Policy, make_policy
+from specsim.replay import compile_for, replay
+from specsim.trace import Trace
+
+DEPTH, TOKENS, NODES, WIDTH = 4, 48, 600, 6  # as deep as MEDUSA has heads
+CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+POLICIES = [
+    make_policy("fixed_k", {"k": 1}),
+    make_policy("fixed_k", {"k": DEPTH}),
+    make_policy("beta_ts", {"alpha0": 3.0, "max_draft": DEPTH}),
+    make_policy("cali_ts", {"max_draft": DEPTH}),
+    make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft": DEPTH}),
+    make_policy("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": DEPTH}),
+    make_policy("vct", {"width": 2, "depth": DEPTH}),
+    make_policy("cartesian", {"s1": 4, "s2": 2, "s3": 1, "s4": 1}),
+    make_policy("eagle2", {"nodes": 8, "depth": DEPTH, "top_k": 3}),
+    make_policy("pct", {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": 4, "max_depth": DEPTH}),
+    make_policy("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 3}),
+]
+drafters = pytest.mark.parametrize("name", LAB_DRAFTERS)
+choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+
+
+@cache
+def recorded(name: str, choice: Choice) -> tuple[Pair, list[Prompt], Trace]:
+    pair = load_pair(dtype="float64", drafter=name)
+    prompts = lab_prompts(pair.tokenizer, 3)
+    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, choice, NODES, WIDTH))
+
+
+def really_run(pair: Pair, prompts: list[Prompt], choice: Choice, policy: Policy | None) -> list[Decoded]:
+    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    runs, state = list[Decoded](), None
+    for index, prompt in enumerate(prompts):
+        runs.append(loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9, state=state))
+        state = runs[-1].state
+    return runs
+
+
+@torch.inference_mode()
+def plain_output(pair: Pair, prompt: list[int], count: int, choice: Choice, sequence: int) -> list[int]:
+    """The target alone, without a cache and without the loop under test."""
+    tokens = list(prompt)
+    for position in range(count):
+        logits = pair.target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
+        tokens.append(int(choice.tokens(logits, sequence, position)))
+    return tokens[len(prompt) :]
+
+
+@drafters
+def test_it_ships_with_its_facts_and_its_predictor(name: str) -> None:
+    pair = load_pair(drafter=name)
+    assert pair.draft_name == f"lab/{name}"
+    assert pair.predictor is not None and pair.predictor.facts["fingerprint"] == pair.fingerprint
+    assert pair.drafter_facts["target"]["name"] == "lab/target"
+
+
+def test_medusa_2_has_a_target_of_its_own_near_the_labs() -> None:
+    theirs, tuned = load_pair().target, load_pair(drafter="medusa-2").target
+    tokens = torch.tensor(
+        [load_pair().tokenizer.encode("def add(self, other):\n    return self.total + other.total\n")]
+    )
+    with torch.inference_mode():
+        p, q = (torch.log_softmax(model(tokens).logits.float(), -1) for model in (theirs, tuned))
+    divergence_nats = (p.exp() * (p - q)).sum(-1).mean()
+    assert 0 < divergence_nats < 0.1
+
+
+@pytest.mark.slow
+@drafters
+@choices
+def test_the_output_is_the_targets_own(name: str, choice: Choice) -> None:
+    pair, prompts, trace = recorded(name, choice)
+    for index, prompt in enumerate(prompts):
+        output = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        assert output == plain_output(pair, prompt.tokens, len(output), choice, index)
+    assert 0.1 < (trace.match_len > 0).mean() < 0.95
+
+
+@pytest.mark.slow
+@drafters
+@choices
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_replay_repeats_every_real_round(name: str, choice: Choice, policy: Policy) -> None:
+    pair, prompts, trace = recorded(name, choice)
+    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
+    runs = really_run(pair, prompts, choice, policy)
+    assert replayed.truncated is None or not replayed.truncated.any()
+    assert rounds_identical(replayed, runs) == 1.0
+    assert output_identical(trace, runs) == 1.0
+    assert replayed.log is not None and len(replayed.log) == sum(len(run.rounds) for run in runs)
