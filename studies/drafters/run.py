@@ -64,7 +64,7 @@ def report_text(
             "",
             *tables.generality_table(documents),
             f"Replays of the same traces, were a draft step {100 * config['cheap']['step_ratio']:g} % of a target step "
-            "and verification free, as a few layers of 40 to 80 would be, acceptance unchanged:",
+            "and a verification one target step, as a few layers of 40 to 80 would be, acceptance unchanged:",
             "",
             *tables.cheap_table(cheap[name]),
             "Where the milliseconds of a token go (EESD, Table 8):",

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder, output_identical, rounds_identical
-from realrun.models import LAB_DRAFTERS, Pair, load_pair
+from realrun.decode import Decoded, Decoder
+from realrun.drafters.files import read_drafter
+from realrun.models import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
 from realrun.open_drafter import open_drafter
 from realrun.prompts import Prompt, lab_prompts
 from realrun.record import RecordSettings, record
+from realrun.validate import output_identical, rounds_identical
 from specsim.cost import ConstantCost
 from specsim.policy import Policy, make_policy
 from specsim.replay import compile_for, replay
@@ -68,7 +70,7 @@ def test_it_ships_with_its_facts_and_its_predictor(name: str) -> None:
     pair = load_pair(drafter=name)
     assert pair.draft_name == f"lab/{name}"
     assert pair.predictor is not None and pair.predictor.facts["fingerprint"] == pair.fingerprint
-    assert pair.drafter_facts["target"]["name"] == "lab/target"
+    assert read_drafter(LAB_WEIGHTS / name).facts["target"]["name"] == "lab/target"
 
 
 def test_medusa_2_has_a_target_of_its_own_near_the_labs() -> None:
