@@ -34,6 +34,13 @@ LEVEL_NODES, KEPT, LEVELS = range(3)
 
 
 @nb.njit
+def leaves_of(params):  # type: ignore[no-untyped-def]
+    """Children of the root that are verified and never expanded: half of what is verified, as far as there is room."""
+    room = MAX_DRAFTED - int(params[LEVEL_NODES]) * int(params[LEVELS])
+    return min((int(params[KEPT]) + 1) // 2, room)
+
+
+@nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
     return (0.0,)
 
@@ -42,7 +49,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     nodes, level = int(params[LEVEL_NODES]), tree.depth[first]
     if level == 0:
-        widths[0] = nodes if params[LEVELS] > 1.0 else max(nodes, int(params[KEPT]))
+        widths[0] = nodes + leaves_of(params) if params[LEVELS] > 1.0 else max(nodes, int(params[KEPT]))
         return state
     widths[first : first + nodes] = 1
     if level == int(params[LEVELS]) - 1:  # enough leaves for verification
@@ -54,7 +61,14 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
-    keep[: int(params[KEPT]) + 1] = True
+    nodes, kept, leaves = int(params[LEVEL_NODES]), int(params[KEPT]), 0
+    if params[LEVELS] > 1.0:
+        leaves = leaves_of(params)
+        keep[nodes + 1 : nodes + 1 + leaves] = True
+    before = min(kept - leaves, nodes)
+    keep[: before + 1] = True
+    after = nodes + 1 + leaves
+    keep[after : after + kept - leaves - before] = True
     return np.inf
 
 
@@ -65,7 +79,11 @@ def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class MeasuredTree(TreePolicy):
-    """Levels of `level_nodes` nodes, all expanded, of more nodes at the last; the first `kept` nodes are verified."""
+    """Levels of `level_nodes` expanded nodes; `kept` nodes are verified, half of them never expanded.
+
+    Trees of policies end in such nodes, and a target that shares its lower layers with the drafter must
+    run those layers over them in verification.
+    """
 
     level_nodes: int = setting(1, 1, MAX_TREE_TOKENS)
     kept: int = setting(1, 0, MAX_TREE_TOKENS)
@@ -88,7 +106,7 @@ class MeasuredTree(TreePolicy):
 
     @property
     def max_width(self) -> int:
-        return max(self.level_nodes, self.kept)
+        return self.level_nodes + self.kept
 
 
 class ScriptedTreeVerifier:

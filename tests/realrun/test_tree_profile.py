@@ -124,18 +124,28 @@ def test_a_measured_tree_has_the_passes_and_the_tokens_asked_for(level_nodes: in
     levels = passes(level_nodes)
     policy, tree = MeasuredTree(level_nodes, kept, levels), new_tree()
     widths, first, count = np.zeros(MAX_DRAFTED + 1, np.int32), 0, 1
+    parents, expanded_nodes = [-1], set[int]()
     for level in range(levels):
         end = count
         policy.expand((0.0,), policy.params, tree, first, end, 0.5, widths)
         drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
         assert expanded == (level_nodes if level else 1) and drafted >= level_nodes
         count += drafted
+        parents += [node for node in range(first, end) for _ in range(widths[node])]
+        expanded_nodes |= {node for node in range(first, end) if widths[node]}
         tree.depth[end:count] = level + 1
         first = end
     assert levels == (PASSES if level_nodes < 16 else 3 if level_nodes < 342 else 2)
     keep = np.zeros(count, np.bool_)
     policy.select((0.0,), policy.params, tree, count, keep)
-    assert keep.tolist() == [True] * (kept + 1) + [False] * (count - kept - 1)
+    verified = np.flatnonzero(keep)
+    assert verified[0] == 0 and len(verified) == kept + 1 and len(parents) == count
+    assert keep[[parents[node] for node in verified[1:]]].all()
+    room = MAX_DRAFTED - level_nodes * levels
+    unexpanded = sum(node not in expanded_nodes for node in verified)
+    assert unexpanded >= min((kept + 1) // 2, room)
+    if level_nodes * (levels - 1) >= kept // 2:  # the others come from expanded levels
+        assert unexpanded == min((kept + 1) // 2, room)
 
 
 @pytest.mark.parametrize("choice", [Choice(), Choice("gumbel", 0.8), Choice("rejection", 0.8)], ids=str)
