@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsim.bootstrap import paired_difference
+from specsim.bootstrap import Comparison, paired_difference
 from specsim.policy import TREE_POLICIES
 from specsim.report.markdown import interval, markdown_table, verdict
 
@@ -77,6 +77,34 @@ def errors_table(documents: Mapping[str, Document]) -> list[str]:
     return markdown_table(["drafter", "policies", "median error %", "largest %", f"target {TARGET_PERCENT:g} %"], rows)
 
 
+def findings(documents: Mapping[str, Document]) -> list[str]:
+    """What the numbers of one way of decoding say, as a list. documents : by drafter"""
+    rows = [(drafter, name, row) for drafter, document in documents.items() for name, row in contenders(document)]
+    drafter, name, row = max(rows, key=lambda item: item[2]["measured"]["estimate"])
+    pays = [d for d in documents if any(r["measured"]["low"] > 1 for other, _, r in rows if other == d)]
+    rest = [d for d in documents if d not in pays]
+    words = [verdict(gain).rpartition("] ")[2] for _, _, _, gain in gains(documents)]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("better", "not separated", "worse"))
+    return [
+        f"- Fastest when really run: {drafter} under {name} ({row['label']}), {interval(row['measured'])}.",
+        f"- Surely above 1 under some policy: {', '.join(pays) or 'none'}; not so: {', '.join(rest) or 'none'}.",
+        f"- Thompson sampling against the tuned fixed K, really run, by drafter: {counts}.",
+        "",
+    ]
+
+
+def gains(documents: Mapping[str, Document]) -> list[tuple[str, Row, Row, Comparison]]:
+    """Per drafter its best fixed K, its best Thompson sampling, and how much faster this one really was."""
+    found = []
+    for drafter, document in documents.items():
+        fixed, sampled = best(document, "fixed_k"), best(document, *TS)
+        if fixed is not None and sampled is not None:
+            both = (sampled["sequence_seconds"], fixed["sequence_seconds"])
+            gain = paired_difference(document["autoregressive_sequence_seconds"], *both)
+            found.append((drafter, fixed, sampled, gain))
+    return found
+
+
 def ablation_table(variants: Mapping[str, tuple[Document, str]]) -> list[str]:
     """Table 4 of the paper. variants : what is left out -> (validation, label of the row)"""
     columns = ["variant", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured"]
@@ -103,13 +131,8 @@ def sweep_table(what: str, documents: Mapping[int, Document]) -> list[str]:
 def generality_table(documents: Mapping[str, Document]) -> list[str]:
     """Table 5: what Thompson sampling adds to each drafter's best fixed K, over the same sequences."""
     rows = []
-    for drafter, document in documents.items():
-        fixed, sampled = best(document, "fixed_k"), best(document, *TS)
-        if fixed is None or sampled is None:
-            continue
+    for drafter, fixed, sampled, gain in gains(documents):
         predicted = sampled["predicted"]["estimate"] - fixed["predicted"]["estimate"]
-        both = (sampled["sequence_seconds"], fixed["sequence_seconds"])
-        gain = paired_difference(document["autoregressive_sequence_seconds"], *both)
         cells = (f"{row['measured']['estimate']:.3f}" for row in (fixed, sampled))
         rows.append([drafter, fixed["label"], sampled["label"], *cells, f"{predicted:+.3f}", verdict(gain)])
     columns = ["drafter", "fixed K", "Thompson sampling", "measured, fixed", "measured, TS", "predicted gain", "gain"]

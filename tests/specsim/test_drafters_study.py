@@ -76,6 +76,14 @@ def test_gains_of_thompson_sampling_are_differences_from_the_best_fixed_k(
     assert line[6].startswith("-0.050 ") and line[6].endswith("worse")
 
 
+def test_findings_name_the_fastest_and_what_pays(tables: ModuleType, document: dict[str, Any]) -> None:
+    slow = {**document, "rows": [row("fixed_k", "fixed_k(k=1)", 0.9, 0.9), row("beta_ts", "beta_ts()", 0.9, 0.95)]}
+    fastest, pays, sampling, _ = tables.findings({"eesd": document, "medusa-1": slow})
+    assert "eesd under best fixed K (fixed_k(k=2)), 1.250" in fastest
+    assert pays.endswith("policy: eesd; not so: medusa-1.")
+    assert sampling.endswith("1 better, 0 not separated, 1 worse.")
+
+
 def test_cheap_drafts_are_compared_over_the_boards_own_sequences(tables: ModuleType, document: dict[str, Any]) -> None:
     rows = [{**each, "speedup": each["predicted"], "tuned": each["role"] == "tuned"} for each in document["rows"]]
     (line,) = cells(tables.cheap_table({"eesd": {"rows": rows, "baseline_s": [3.0, 2.0]}}))
