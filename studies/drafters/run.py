@@ -41,9 +41,9 @@ def report_text(
         "share of the output that was drafted, HM their harmonic mean, tau the acceptance length in tokens per round. "
         "MEDUSA-2's output is its own tuned backbone's, the others' the target's.",
         "",
-        f"The target has {facts['eesd']['target']['layers']} layers where the papers' have 32 to 80, so that each layer "
-        "that drafts weighs several times as much as there, and so do heads. Verification of a few tokens is not free "
-        "either on this machine. Both hold speedups below the papers'; the replays with cheap drafts show what is left.",
+        f"The target has {facts['eesd']['target']['layers']} layers where the papers' have 32 to 80, so that each "
+        "layer that drafts weighs several times as much as there, and so do heads. Verification of a few tokens is not "
+        "free either on this machine. Both hold speedups below the papers'; replays with cheap drafts show the rest.",
         "",
         "## The drafters",
         "",
