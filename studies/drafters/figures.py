@@ -106,8 +106,9 @@ def typical(arms: Sequence[Mapping[str, Any]]) -> str:
     x, y = places("typical")
     axes.plot(x, y, "o-", color=PREDICTED, markersize=5, label="typical acceptance", **DOT)
     thresholds = [row["epsilon"] for row in arms if row["arm"] == "typical"]
-    for epsilon, at_x, at_y in zip(thresholds, x, y, strict=True):
-        axes.annotate(f"{epsilon:g}", (at_x, at_y), (4, 4), textcoords="offset points", fontsize=8, color=MUTED)
+    for place in (0, -1):  # those between crowd together
+        at, words = (x[place], y[place]), f"epsilon {thresholds[place]:g}"
+        axes.annotate(words, at, (0, -12), textcoords="offset points", fontsize=8, color=MUTED, ha="center")
     for arm, color, marker in (("sampling", MEASURED, "D"), ("greedy", ADAPTIVE, "s")):
         axes.plot(*places(arm), marker, color=color, markersize=7, linestyle="none", label=f"{arm}, loss-free", **DOT)
     axes.set_xlabel("acceleration rate, tokens per target pass")
