@@ -201,12 +201,15 @@ def tree_table(
         ]
         return max(0.0, float(np.mean(extra))) if extra else 0.0  # by noise it may be negative, a time may not
 
+    def verify(size: int, context: int) -> float:
+        """The pending token alone is what a round verifies that drafts nothing, all layers of it."""
+        key = ("verify", 1, context) if size == 1 else ("tree verify", size, context)
+        return float(np.quantile(samples[key], q))
+
     return {
         "sizes": list(sizes),
         "wider": [[wider(size, context) for context in contexts] for size in sizes],
-        "verify": [
-            [float(np.quantile(samples["tree verify", size, context], q)) for context in contexts] for size in sizes
-        ],
+        "verify": [[verify(size, context) for context in contexts] for size in sizes],
         "policy_step": float(np.quantile(samples["tree policy"], q)),
         "round_overhead": float(np.quantile(samples["tree overhead"], q)),
     }

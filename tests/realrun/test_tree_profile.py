@@ -72,6 +72,11 @@ def test_tables_have_their_shapes(document: dict[str, Any]) -> None:
     assert (low <= middle).all() and (middle <= high).all()
 
 
+def test_a_tree_of_the_pending_token_alone_is_a_round_that_drafts_nothing(document: dict[str, Any]) -> None:
+    for name in TABLES:
+        assert document[name]["tree"]["verify"][0] == document[name]["verify"][0]
+
+
 @pytest.mark.parametrize(
     ("tokens", "sizes"),
     [
