@@ -331,7 +331,7 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     if not path.exists():
         return
     there, plan = json.loads(path.read_text()), json.loads(json.dumps(plan))  # tuples become lists, as in the file
-    for key in sorted({*plan, *there} if whole else plan):
+    for key in dict.fromkeys([*plan, *there] if whole else plan):
         if there.get(key) != plan.get(key):
             raise InputError(
                 f"{folder} holds a training with {key}={json.dumps(there.get(key))}, asked for "
