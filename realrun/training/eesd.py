@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.models import Pair
 from realrun.training.distill import TextSettings
-from realrun.training.frozen import decisive, train_on_frozen_target
+from realrun.training.frozen import train_on_frozen_target
 from realrun.training.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
@@ -83,7 +83,5 @@ def train_eesd(
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
     """Train an early exit of the pair's target, as `train_on_frozen_target` does; facts and history."""
-    job, own = EarlyExitTraining(pair.target, settings), decisive(settings)
-    return train_on_frozen_target(
-        pair, "eesd", "eesd", job, own, settings.text, loop, out, progress, cache=cache, dtype=dtype
-    )
+    job = EarlyExitTraining(pair.target, settings)
+    return train_on_frozen_target(pair, "eesd", "eesd", job, settings, loop, out, progress, cache=cache, dtype=dtype)

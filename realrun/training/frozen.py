@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from realrun.drafters.files import describe_target, save_drafter
 from realrun.models import Pair
 from realrun.provenance import provenance
-from realrun.training.distill import TextSettings, check_length, training_text
+from realrun.training.distill import check_length, training_text
 from realrun.training.loop import Job, LoopSettings, Progress, refuse_another, run_facts, run_loop
 
 
@@ -20,8 +19,7 @@ def train_on_frozen_target(
     kind: str,
     method: str,
     job: Job,
-    settings: Mapping[str, Any],
-    text: TextSettings,
+    settings: Any,
     loop: LoopSettings,
     out: Path,
     progress: Progress,
@@ -34,21 +32,22 @@ def train_on_frozen_target(
     Goes on from what OUT holds of a run with the same settings.
 
     kind : of the drafter's file; method : what the paper calls the drafter
-    settings : what decides the result beside text, loop and target
+    settings : a dataclass of what decides the result beside loop and target, `text` among it
     cache : for the encoded and the generated text, OUT unless given; several trainings may share it
     dtype : of the file
     """
     described = describe_target(pair.target, pair.target_name)
-    plan = {"drafter": method, "target": described, **settings}
+    own = {name: value for name, value in vars(settings).items() if name != "text"}
+    plan = {"drafter": method, "target": described, **own}
     refuse_another(out, {**plan, **loop.decisive})  # before any text is made
     check_length(pair.target, loop.window_tokens, "windows")
-    source = training_text(pair, text, cache or out, progress)
+    source = training_text(pair, settings.text, cache or out, progress)
     history = run_loop(job, loop, source.sources, source.held_out, out, {**plan, "text": source.facts}, progress)
     trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
     facts = {
         "target": described,
         "method": method,
-        **settings,
+        **own,
         "parameters": sum(parameter.numel() for parameter in trained),
         "text": source.facts,
         **run_facts(loop, history, out),
@@ -56,8 +55,3 @@ def train_on_frozen_target(
     }
     path = save_drafter(out, kind, {name: value.to(dtype) for name, value in job.state().items()}, facts)
     return {"drafter": str(path), "kind": kind, **facts, "history": history}
-
-
-def decisive(settings: Any) -> dict[str, Any]:
-    """A settings dataclass without its text, which the plan has with its digests."""
-    return {key: value for key, value in vars(settings).items() if key != "text"}

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from realrun.drafters.medusa import MedusaHeads
 from realrun.models import Pair
 from realrun.training.distill import TextSettings
-from realrun.training.frozen import decisive, train_on_frozen_target
+from realrun.training.frozen import train_on_frozen_target
 from realrun.training.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
@@ -113,7 +113,7 @@ def train_medusa(
         raise InputError(
             f"windows of {loop.window_tokens} tokens are too short for {settings.heads} heads; give longer ones"
         )
-    job, own = HeadsTraining(pair.target, settings), decisive(settings)
+    job = HeadsTraining(pair.target, settings)
     return train_on_frozen_target(
-        pair, "medusa", "medusa-1", job, own, settings.text, loop, out, progress, cache=cache, dtype=dtype
+        pair, "medusa", "medusa-1", job, settings, loop, out, progress, cache=cache, dtype=dtype
     )

@@ -86,7 +86,8 @@ def findings(documents: Mapping[str, Document]) -> list[str]:
     words = [verdict(gain).rpartition("] ")[2] for _, _, _, gain in gains(documents)]
     counts = ", ".join(f"{words.count(word)} {word}" for word in ("better", "not separated", "worse"))
     return [
-        f"- Fastest of the rows below when really run: {drafter} under {name} ({row['label']}), {interval(row['measured'])}.",
+        f"- Fastest of the rows below when really run: {drafter} under {name} ({row['label']}), "
+        f"{interval(row['measured'])}.",
         f"- Surely above 1 under some policy: {', '.join(pays) or 'none'}; not so: {', '.join(rest) or 'none'}.",
         f"- Thompson sampling against the tuned fixed K, really run, by drafter: {counts}.",
         "",
