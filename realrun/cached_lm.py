@@ -28,8 +28,12 @@ class CachedLM:
         last layer's states after the final norm, one row for every row of logits. A prefill
         leaves one row, that of its last token; None before the first token. Like logits,
         it may lie at an address that the next pass of the same size overwrites
+    follows : whether it is a drafter that takes something from the target for every verified token, so that
+        each round begins with some to ingest
+    keeps_pending : of such a drafter, whether what it made of a round's pending token stays
     """
 
+    follows = keeps_pending = False
     keep_hidden = False
     hidden: torch.Tensor | None = None
     nodes = 0

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from realrun.board.command import leaderboard
 from realrun.campaign.command import campaign
 from realrun.options import (
     CountOption,
@@ -50,7 +51,7 @@ app = typer.Typer(
 lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
-for _command in (campaign, cost_grid, scripted, shapes, typical):
+for _command in (campaign, cost_grid, leaderboard, scripted, shapes, typical):
     app.command()(_command)
 
 
@@ -171,7 +172,7 @@ def profile(
             verify[0],
             verify[depth // 2],
             verify[depth],
-            *([median["tree"]["verify"][-1][column]] if tree_tokens else []),
+            *([median["tree"]["verify"][-1][column]] if "tree" in median else []),
         ]
         rows.append([str(context), *(f"{1e3 * x:.2f}" for x in cells)])
     columns = [
@@ -181,7 +182,7 @@ def profile(
         "verify 1",
         f"verify {depth // 2 + 1}",
         f"verify {depth + 1}",
-        *([f"verify tree of {tree_tokens}"] if tree_tokens else []),
+        *([f"verify tree of {tree_tokens}"] if "tree" in median else []),
     ]
     print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)
 

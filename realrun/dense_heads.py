@@ -1,14 +1,14 @@
-"""What MEDUSA's heads propose at every position of an output at once.
+"""What drafters propose at every position of an output at once whose tokens do not depend on one another: MEDUSA's.
 
 Head i reads one state of the target, whatever the tokens between are. So one teacher-forced
 pass of the target gives all that the heads say at all positions, and a position's tree has the
-same siblings below every node of a depth.
+same siblings below every node of a depth. SPACE's masks are alike (`realrun.dense_masks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,29 @@ from realrun.record_rejection import rejection_columns
 from specsim.errors import InputError
 
 
+class Said(Protocol):
+    """What a drafter says at T output positions, whatever was drafted before."""
+
+    def states(self, step: int) -> torch.Tensor:
+        """The states [T, d] behind the tokens at depth step + 1."""
+
+    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] from n of these states."""
+
+
+class HeadsSaid:
+    """What MEDUSA's heads say of states [T, d] of the target."""
+
+    def __init__(self, heads: MedusaHeads, hidden: torch.Tensor):
+        self.heads, self.hidden = heads, hidden
+
+    def states(self, step: int) -> torch.Tensor:
+        return self.heads.state(step, self.hidden)
+
+    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        return self.heads.logits(step, states)
+
+
 @torch.inference_mode()
 def heads_columns(
     target: PreTrainedModel,
@@ -37,26 +60,44 @@ def heads_columns(
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
 ) -> Columns:
-    """What the heads propose after prompt + output[:t], for every t at once.
+    """What the heads propose after prompt + output[:t], for every t at once: `said_columns`.
 
-    Columns as in `realrun.dense.dense_columns`, [T] or [T, depth]. Those at (t, i) are of head i at
-    the state that produced the pending token of round t, with the noise of output position t + i - 1. So
-    the ranks of the true token do not repeat along diagonals, as an independent model's do. In
-    rejection mode the target judges the drafts as well (`realrun.record_rejection`), and there are no trees.
+    Those at (t, i) are of head i at the state that produced the pending token of round t.
     """
     if depth > len(heads):
         raise InputError(f"{len(heads)} MEDUSA heads draft at most {len(heads)} tokens, not {depth}; lower the depth")
-    states = producing_states(target, prompt, output)
-    total = len(output)
+    said = HeadsSaid(heads, producing_states(target, prompt, output))
+    return said_columns(target, said, prompt, output, depth, choice, sequence, scorer, tree)
+
+
+@torch.inference_mode()
+def said_columns(
+    target: PreTrainedModel,
+    said: Said,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    choice: Choice,
+    sequence: int,
+    scorer: Scorer | None = None,
+    tree: TreeSize | None = None,
+) -> Columns:
+    """Columns as in `realrun.dense.dense_columns`, [T] or [T, depth], of what is said at every position.
+
+    Those at (t, i) have the noise of output position t + i - 1. The ranks of the true token do not
+    repeat along diagonals, as an independent model's do. In rejection mode the target judges the
+    drafts as well (`realrun.record_rejection`), and there are no trees.
+    """
+    total, vocabulary = len(output), int(target.config.vocab_size)
     statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
     scores = torch.zeros(total, depth, dtype=torch.float64)
     rank = np.empty((total, depth), dtype=np.int16)
-    width = 0 if tree is None else min(tree.width, heads.vocabulary.shape[1])
+    width = 0 if tree is None else min(tree.width, vocabulary)
     siblings = np.empty((total, depth, width), dtype=np.int64)
     probs = np.empty((total, depth, width), dtype=np.float32)
     for step in range(depth):
-        hidden = heads.state(step, states)
-        logits = heads.logits(step, hidden)
+        hidden = said.states(step)
+        logits = said.logits(step, hidden)
         rank[:, step] = ranks_at(logits, output, choice, sequence, step)
         if choice.mode == "rejection":
             continue
@@ -67,7 +108,7 @@ def heads_columns(
             tokens, their_probs = choice.candidates(logits, sequence, range(step, step + total), width)
             siblings[:, step], probs[:, step] = tokens.cpu().numpy(), their_probs.cpu().numpy()
     if choice.mode == "rejection":
-        drafter = HeadsBesideTarget(target, heads, F.pad(states, (0, 0, len(prompt) - 1, 0)))
+        drafter = BesideTarget(target, said, len(prompt) - 1)
         judged = rejection_columns(drafter, CachedLM(target), prompt, output, depth, choice, sequence, scorer)
         return judged | {"true_rank": rank}
     columns = columns_of(statistics.numpy(), np.zeros(total, np.int64), np.asarray(output), depth)
@@ -104,24 +145,25 @@ def level_trees(tokens: Array, probs: Array, nodes: int) -> Trees:
     return Trees(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-class HeadsBesideTarget(CachedLM):
-    """The heads in the place of a draft model that drafts a branch from every position, for `rejection_columns`.
+class BesideTarget(CachedLM):
+    """What is said, in the place of a draft model that drafts a branch from every position, for `rejection_columns`.
 
-    states : [n, d], the target's that produced each of the n tokens that are fed
+    before : tokens that are fed before the first at which something is said
     """
 
-    def __init__(self, target: PreTrainedModel, heads: MedusaHeads, states: torch.Tensor):
+    def __init__(self, target: PreTrainedModel, said: Said, before: int):
         super().__init__(target)
-        self.heads, self.states = heads, states
+        self.said, self.before = said, before
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        return self._say(0, self.states)
+        # Nobody reads the rows before.
+        return self._say(0, F.pad(self.said.states(0), (0, 0, self.before, 0)))
 
     def run_model(self, **inputs: Any) -> torch.Tensor:
-        """What the head of this step of the branches says, whatever their tokens are."""
+        """What is said at this step of the branches, whatever their tokens are."""
         step = (inputs["attention_mask"].shape[-1] - self.length) // inputs["input_ids"].shape[-1]
-        return self._say(step, self.states[inputs["position_ids"][0] - step])
+        return self._say(step, self.said.states(step)[inputs["position_ids"][0] - step - self.before])
 
-    def _say(self, head: int, states: torch.Tensor) -> torch.Tensor:
-        self.hidden = self.heads.state(head, states)
-        return self.heads.logits(head, self.hidden)
+    def _say(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        self.hidden = states
+        return self.said.logits(step, states)

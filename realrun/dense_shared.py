@@ -1,10 +1,11 @@
-"""What a drafter that shares the target's cache proposes at every position of an output at once (Self-SD).
+"""What a drafter that lives on the target's cache or states proposes at every position of an output at once.
 
-At output position t it sees the target's own keys and values of all tokens before the pending
-one, and makes those of the pending token and of what it drafts. So the target feeds the whole
-text once, and behind it every position has a branch of its own, whose first node is the pending
-token. As the branch's keys and values depend on where it starts, ranks of the true tokens do too: they
-are not those of an independent model, equal along a diagonal, and take a pass of their own.
+At output position t Self-SD's drafter sees the target's own keys and values of all tokens before the
+pending one, EDD's and EAGLE's those that they make of its states; all make those of the pending token and of
+what they draft. So the target feeds the whole text once, and behind what it leaves every position has a
+branch of its own, whose first node is the pending token. As the branch's keys and values depend on where it
+starts, ranks of the true tokens do too: they are not those of an independent model, equal along a diagonal,
+and take a pass of their own.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from realrun.choice import Choice
 from realrun.dense import CHUNK, MAX_RANK, NO_RANK, Columns, Proposals, true_ranks
 from realrun.dense_trees import CHUNK_NODES, TreeSize
 from realrun.drafters.self_sd import SkippingLM
+from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.predictor import Scorer
 
 
 @torch.inference_mode()
 def shared_columns(
-    lm: SkippingLM,
+    lm: SkippingLM | StateDrafterLM,
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
@@ -46,6 +48,7 @@ def shared_columns(
     lm.target.reset()
     lm.target.prefill([*prompt, *output[:-1]])
     lm.reset()
+    lm.prefill([*prompt, *output[:-1]])
     lm.keep_hidden = scorer is not None
     pending = np.array([prompt[-1], *output[:-1]])
     for begin in range(0, total, CHUNK):
@@ -63,7 +66,12 @@ def shared_columns(
 
 
 def true_path_ranks(
-    lm: SkippingLM, prompt: Sequence[int], output: Sequence[int], depth: int, choice: Choice, sequence: int
+    lm: SkippingLM | StateDrafterLM,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    choice: Choice,
+    sequence: int,
 ) -> npt.NDArray[np.int16]:
     """Rank [T, D] of output[t + i] where the drafter has fed the pending token and output[t : t + i]; -1 beyond T.
 

@@ -9,58 +9,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from realrun.options import DeviceOption, DtypeOption, JsonOption, SeedOption, TargetOption, ThreadsOption, load_alone
+from realrun.training_options import (
+    BatchOption,
+    CacheOption,
+    Float32Option,
+    GeneratedOption,
+    LrOption,
+    MicroOption,
+    MillionsOption,
+    OutOption,
+    ShareOption,
+    SmokeOption,
+    TemperatureOption,
+    TextOption,
+    TypeOption,
+    WarmupOption,
+    WindowOption,
+    loop_settings,
+    print_training,
+    stored_type,
+    text_settings,
+)
 from specsim.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     import torch
 
     from realrun.models import Pair
-    from realrun.training.distill import TextSettings
     from realrun.training.loop import LoopSettings
     from realrun.training.medusa import MedusaSettings
-
-OutOption = Annotated[
-    Path, typer.Option(help="Folder for the drafter; a run that was killed goes on from what is there.")
-]
-TextOption = Annotated[
-    Path | None,
-    typer.Option(
-        help='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} a line; every tenth document is held out. '
-        "Default: the lab's training text."
-    ),
-]
-MillionsOption = Annotated[
-    float, typer.Option("--tokens", help="Tokens to see in training, in millions; windows of the text repeat.", min=0)
-]
-ShareOption = Annotated[
-    float, typer.Option(help="Share of training windows that the target wrote itself; 0 turns this off.", min=0, max=1)
-]
-GeneratedOption = Annotated[
-    float, typer.Option(help="Tokens that the target writes for it, prompts included, in millions.", min=0)
-]
-TemperatureOption = Annotated[
-    float, typer.Option(help="Temperature of the half of that text that is not greedy.", min=0.01)
-]
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder that keeps encoded and generated text, for several trainings to share. Default: --out."),
-]
-LrOption = Annotated[float, typer.Option(help="Peak of the learning rate.")]
-BatchOption = Annotated[int, typer.Option(help="Windows of a step.", min=1)]
-WindowOption = Annotated[int, typer.Option(help="Tokens of a window.", min=2)]
-MicroOption = Annotated[
-    int, typer.Option(help="Windows that pass through the model at once; lower it if memory is full. 0: all.", min=0)
-]
-WarmupOption = Annotated[
-    int | None, typer.Option(help="Steps of warm-up. Default: 40, of short trainings a tenth.", min=0)
-]
-TypeOption = Annotated[
-    str, typer.Option("--dtype", help="float32, or bfloat16: the target's type, trained parts stay in float32.")
-]
-Float32Option = Annotated[bool, typer.Option("--float32", help="Write the drafter in float32 instead of bfloat16.")]
-SmokeOption = Annotated[
-    bool, typer.Option("--smoke", help="Little text and short windows, to see in seconds that all works.")
-]
 
 
 class Objective(StrEnum):
@@ -112,12 +89,12 @@ def eesd(
     from realrun.training.eesd import EesdSettings, train_eesd
 
     pair = load_alone(target, device, dtype, threads)
-    source = _text(text, generated_share, generated, temperature, seed, smoke)
-    loop = _loop(tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
+    source = text_settings(text, generated_share, generated, temperature, seed, smoke)
+    loop = loop_settings(tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
     settings = EesdSettings(layers, exit_layers, lr, source)
     with progress_bar() as report:
-        document = train_eesd(pair, settings, loop, out, report, cache=cache, dtype=_stored(float32))
-    _report(document, json)
+        document = train_eesd(pair, settings, loop, out, report, cache=cache, dtype=stored_type(float32))
+    print_training(document, json)
 
 
 def medusa(
@@ -187,22 +164,22 @@ def medusa(
     if not joint and (one_stage or heads_from or joint_tokens or lambda_0 or backbone_lr):
         raise InputError("--one-stage, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint")
     pair = load_alone(target, device, dtype, threads)
-    source = _text(text, generated_share, generated, temperature, seed, smoke)
+    source = text_settings(text, generated_share, generated, temperature, seed, smoke)
     settings = MedusaSettings(heads, lr, decay, source)
-    loop = _loop(tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
+    loop = loop_settings(tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
     if not joint:
         with progress_bar() as report:
-            document = train_medusa(pair, settings, loop, out, report, cache=cache, dtype=_stored(float32))
-        _report(document, json)
+            document = train_medusa(pair, settings, loop, out, report, cache=cache, dtype=stored_type(float32))
+        print_training(document, json)
         return
     second = loop
     if joint_tokens is not None:
-        second = _loop(joint_tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
+        second = loop_settings(joint_tokens, batch, window, micro, warmup, seed, device, dtype, smoke)
     chosen = {"loss": backbone_loss.value, "lambda_0": lambda_0, "backbone_lr": backbone_lr, "decay": decay}
     document = _joint(
-        pair, settings, chosen, (loop, second), out, cache or out, heads_from, one_stage, _stored(float32)
+        pair, settings, chosen, (loop, second), out, cache or out, heads_from, one_stage, stored_type(float32)
     )
-    _report(document, json)
+    print_training(document, json)
 
 
 def self_sd(
@@ -323,53 +300,3 @@ def _joint(
             dtype=stored,
         )
     return {"drafter": str(out / FILE), "kind": "medusa", **facts}
-
-
-def _text(
-    folder: Path | None, share: float, generated: float, temperature: float, seed: int, smoke: bool
-) -> TextSettings:
-    from realrun.training.distill import DistillSettings, TextSettings
-
-    if smoke:
-        distill = DistillSettings(prompt_tokens=16, new_tokens=48, batch=32, temperature=temperature, seed=seed)
-        return TextSettings(folder, share, 4096, distill)
-    return TextSettings(folder, share, round(generated * 1e6), DistillSettings(temperature=temperature, seed=seed))
-
-
-def _loop(
-    tokens: float,
-    batch: int,
-    window: int,
-    micro: int,
-    warmup: int | None,
-    seed: int,
-    device: str,
-    dtype: str,
-    smoke: bool,
-) -> LoopSettings:
-    from realrun.training.loop import LoopSettings
-
-    if smoke:
-        tokens, batch, window = 0.02, 8, 64
-    steps = max(1, round(tokens * 1e6 / (batch * window)))
-    rise = min(40, steps // 10) if warmup is None else warmup
-    return LoopSettings(steps, batch, window, rise, seed, device, dtype, micro, log_every=max(1, min(10, steps // 10)))
-
-
-def _stored(float32: bool) -> torch.dtype:
-    import torch
-
-    return torch.float32 if float32 else torch.bfloat16
-
-
-def _report(document: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(document)
-        return
-    start, end = document["held_out"]["start"], document["held_out"]["end"]
-    seconds = document["seconds"]
-    title = (
-        f"held-out text; {document['tokens']:,} tokens in {seconds:.0f} s, {document['tokens'] / seconds:,.0f} a second"
-    )
-    print_table(title, ["", "start", "end"], [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end])
-    print(f"drafter: {document['drafter']}")

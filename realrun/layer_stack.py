@@ -40,6 +40,9 @@ class LayerStack(Protocol):
             before `start` and their own; skip : sublayers passed over, numbered within the stack
         """
 
+    def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
+        """Of a stack of one layer, the keys and values of rows x [n, d], whose output nobody reads."""
+
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy the keys and values of these slots, in place, to slots `start` and on."""
 
@@ -196,6 +199,10 @@ class LibraryStack:
             if number not in skip.mlp:
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
         return x[0]
+
+    def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
+        assert len(self.layers) == 1
+        self.run(x, start, positions, None)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any) -> tuple[torch.Tensor, ...]:
         """What the library's attention calls: keep [1, Hkv, n, D], and return all up to their end."""

@@ -121,28 +121,44 @@ class LeanStack:
 
         positions : of the rows; mask : [groups * n, start + n], added to the scores; skip : sublayers passed over
         """
-        lm = self.lm
-        n, end = len(x), start + len(x)
-        heads = lm.heads + 2 * lm.kv_heads
+        end = start + len(x)
         self._reserve(end)
-        cos, sin = lm.cos[positions], lm.sin[positions]
+        turns = self.lm.cos[positions], self.lm.sin[positions]
         for number, layer in enumerate(self.layers):
             if number not in skip.attention:
-                qkv = F.linear(rms_norm(x, layer.norm_in, lm.eps), layer.qkv).view(n, heads, lm.head_dim)
-                qk, v = qkv.split([lm.heads + lm.kv_heads, lm.kv_heads], dim=1)
-                if layer.q_norm is not None and layer.k_norm is not None:
-                    q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
-                    qk = torch.cat([rms_norm(q, layer.q_norm, lm.eps), rms_norm(k, layer.k_norm, lm.eps)], dim=1)
-                qk = torch.addcmul(qk * cos, qk.roll(lm.head_dim // 2, dims=-1), sin)
-                q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
+                q = self._project(number, layer, x, start, turns)
                 keys, values = self.keys[number, :, :end], self.values[number, :, :end]
-                keys[:, start:] = k.transpose(0, 1)
-                values[:, start:] = v.transpose(0, 1)
                 x = x + F.linear(self._attend(q, keys, values, mask), layer.out)
             if number not in skip.mlp:
-                gate, up = F.linear(rms_norm(x, layer.norm_mlp, lm.eps), layer.gate_up).chunk(2, dim=-1)
+                gate, up = F.linear(rms_norm(x, layer.norm_mlp, self.lm.eps), layer.gate_up).chunk(2, dim=-1)
                 x = x + F.linear(F.silu(gate).mul_(up), layer.down)
         return x
+
+    def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
+        """Of a stack of one layer, the keys and values of rows x [n, d], whose output nobody reads."""
+        (layer,) = self.layers
+        self._reserve(start + len(x))
+        self._project(0, layer, x, start, (self.lm.cos[positions], self.lm.sin[positions]))
+
+    def _project(
+        self, number: int, layer: Layer, x: torch.Tensor, start: int, turns: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Queries [n, H, D] of rows x [n, d] in this layer; their keys and values enter slots `start` and on.
+
+        turns : cosines and sines of their positions
+        """
+        lm, end, (cos, sin) = self.lm, start + len(x), turns
+        qkv = F.linear(rms_norm(x, layer.norm_in, lm.eps), layer.qkv)
+        qkv = qkv.view(len(x), lm.heads + 2 * lm.kv_heads, lm.head_dim)
+        qk, v = qkv.split([lm.heads + lm.kv_heads, lm.kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
+            qk = torch.cat([rms_norm(q, layer.q_norm, lm.eps), rms_norm(k, layer.k_norm, lm.eps)], dim=1)
+        qk = torch.addcmul(qk * cos, qk.roll(lm.head_dim // 2, dims=-1), sin)
+        q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
+        self.keys[number, :, start:end] = k.transpose(0, 1)
+        self.values[number, :, start:end] = v.transpose(0, 1)
+        return q
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy the keys and values of these slots, in place, to slots `start` and on."""

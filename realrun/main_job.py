@@ -56,7 +56,14 @@ def run_main_job(
     if shortest < MIN_PROMPT_TOKENS:
         raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
     out.mkdir(parents=True, exist_ok=True)
-    trace = _trace(pair, prompts, settings, out / "trace", progress)
+    trace = recorded_trace(
+        pair,
+        prompts,
+        settings.record,
+        out / "trace",
+        lambda done, total: progress("record", done, total),
+        overwrite=settings.overwrite,
+    )
     low, high = context_range(trace)
     contexts = sorted({int(c) for c in np.linspace(low, high, 4).round()})
     samples: Samples = defaultdict(list)
@@ -100,9 +107,17 @@ def run_main_job(
     return document
 
 
-def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Path, progress: Progress) -> Trace:
+def recorded_trace(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: RecordSettings,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    *,
+    overwrite: bool = False,
+) -> Trace:
     """The trace in the folder if it was made with these settings, else a new one."""
-    if folder.exists() and not settings.overwrite:
+    if folder.exists() and not overwrite:
         trace = read_trace(folder)
         wanted = {
             "target": pair.target_name,
@@ -110,10 +125,10 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
             "weights": pair.fingerprint,
             "device": pair.device.type,
             "kernels": backend_for(pair.device),
-            "decoding": settings.record.choice.as_dict(),
-            "depth": min(settings.record.depth, pair.deepest or settings.record.depth),
-            "tree": None if settings.record.tree is None else settings.record.tree._asdict(),
-            "max_new_tokens": settings.record.max_new_tokens,
+            "decoding": settings.choice.as_dict(),
+            "depth": min(settings.depth, pair.deepest or settings.depth),
+            "tree": None if settings.tree is None else settings.tree._asdict(),
+            "max_new_tokens": settings.max_new_tokens,
             "dtype": str(pair.dtype).removeprefix("torch."),
             "prompts": prompt_digest(prompts),
             "predictor": None if pair.predictor is None else pair.predictor.digest,
@@ -125,9 +140,9 @@ def _trace(pair: Pair, prompts: Sequence[Prompt], settings: Settings, folder: Pa
                     f"{json.dumps(value)}; pass --overwrite or another --out"
                 )
         return trace
-    trace = record(pair, prompts, settings.record, lambda done, total: progress("record", done, total))
+    trace = record(pair, prompts, settings, progress)
     trace.meta["prompts"] = prompt_digest(prompts)
-    write_trace(trace, folder, overwrite=settings.overwrite)
+    write_trace(trace, folder, overwrite=overwrite)
     return trace
 
 

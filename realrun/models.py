@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from realrun.drafters.files import load_drafter, weights_digest
+from realrun.drafters.lookup import MAX_NGRAM
 from realrun.predictor import FILE, Predictor, load_predictor
 from realrun.skips import NOTHING, Skips
 from specsim.errors import InputError
@@ -19,7 +20,8 @@ from specsim.errors import InputError
 LAB = "lab"
 LAB_WEIGHTS = Path(__file__).parent / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
-LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd")
+LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
+LOOKUP = "prompt-lookup"  # any target has it
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -33,8 +35,10 @@ class Pair:
     """A target, its drafter, the tokenizer they share, and perhaps a predictor of acceptance trained on them.
 
     draft : of kind "model" an independent model, of "eesd" the early exit as a model
-        (`drafters.eesd.as_model`), of "medusa" its `MedusaHeads`, of "self-sd" the target itself
-    split : of kind "eesd", the target's layers that it shares
+        (`drafters.eesd.as_model`), of "medusa" its `MedusaHeads`, of "self-sd" the target itself, of "edd" the
+        decoder as a model, of "eagle" its `Eagle`, of "space" `Masks`, beside a target that has a mask token; of
+        "lookup", which has no model, the target itself
+    split : of kind "eesd", the target's layers that it shares; of "edd" and "eagle", those below the states it reads
     skips : of kind "self-sd", what it passes over
     """
 
@@ -60,7 +64,12 @@ class Pair:
     @property
     def deepest(self) -> int | None:
         """Tokens that the drafter can draft in a round, None for no limit."""
-        return len(self.draft) if self.kind == "medusa" else None
+        return len(self.draft) if self.kind in ("medusa", "space") else None
+
+    @property
+    def trees(self) -> bool:
+        """Whether the drafter can draft trees."""
+        return self.kind not in ("lookup", "space")
 
     @property
     def drafter_facts(self) -> dict[str, Any]:
@@ -69,6 +78,12 @@ class Pair:
             return {"layers": self.split, "exit_layers": int(self.draft.config.num_hidden_layers) - self.split}
         if self.kind == "medusa":
             return {"heads": len(self.draft)}
+        if self.kind == "space":
+            return {"masks": len(self.draft)}
+        if self.kind == "edd":
+            return {"states_after": self.split}
+        if self.kind == "lookup":
+            return {"longest_ngram": MAX_NGRAM}
         return self.skips.in_order if self.kind == "self-sd" else {}
 
     @cached_property
@@ -87,20 +102,23 @@ def load_pair(
     threads: int | None = None,
     predictor: str | None = "auto",
     drafter: str = "model",
+    beside: Pair | None = None,
 ) -> Pair:
     """Load two models by local folder or hub id; "lab" names the embedded pair.
 
-    drafter : "model" for the independent draft model, the name of one of the lab's drafters
-    inside its target (`LAB_DRAFTERS`), or a folder made by `realrun train`; then draft is ignored.
+    drafter : "model" for the independent draft model, "prompt-lookup", the name of one of the lab's
+    drafters inside its target (`LAB_DRAFTERS`), or a folder made by `realrun train`; then draft is ignored.
     predictor : a file made by `realrun train predictor` or its folder, "lab" for the embedded
     pair's, None or "none" for none, or "auto": the lab's, or what lies in the drafter's folder, where
     it was trained on this very pair.
+    beside : a pair of the same target, device and type, to share the target with; so many drafters fit
+    beside one target.
 
     No remote code is run. Raises InputError when a model cannot be loaded, the device or
     dtype is unknown, the tokenizers differ, or drafter or predictor belongs to another target.
     """
     if drafter != "model":
-        return _load_inside(target, drafter, device, dtype, threads, predictor)
+        return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
     number_type = find_dtype(dtype)
     find_device(device)
     if threads is not None:
@@ -110,7 +128,9 @@ def load_pair(
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise InputError(f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one")
     try:
-        models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in paths]
+        wanted = paths if beside is None else paths[1:]
+        models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in wanted]
+        models = models if beside is None else [beside.target, *models]
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     pair = Pair(
@@ -147,18 +167,31 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
 
 
 def _load_inside(
-    target: str, drafter: str, device: str, dtype: str, threads: int | None, predictor: str | None
+    target: str,
+    drafter: str,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    predictor: str | None,
+    beside: Pair | None,
 ) -> Pair:
     """`load_pair` of a drafter that lives in the target."""
+    if drafter == LOOKUP:
+        if predictor not in (None, "none", "auto"):
+            raise InputError(
+                f"drafter {LOOKUP} has no states that a predictor reads; leave --predictor {predictor} out"
+            )
+        alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
+        return replace(alone, draft=alone.target, draft_name=LOOKUP, kind="lookup")
     if drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         raise InputError(
-            f"drafter {drafter} is neither model nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a folder; "
-            "make one with `realrun train`"
+            f"drafter {drafter} is neither model, {LOOKUP} nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a "
+            "folder; make one with `realrun train`"
         )
     path = LAB_WEIGHTS / drafter if drafter in LAB_DRAFTERS else Path(drafter)
     if not path.exists():
         raise InputError(f"the lab has no drafter {drafter}; make one with `realrun train` and give its folder")
-    alone = load_target(target, device=device, dtype=dtype, threads=threads)
+    alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     loaded = load_drafter(path, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
     pair = replace(
@@ -172,8 +205,8 @@ def _load_inside(
     )
     if predictor is None or predictor == "none":
         return pair
-    beside = predictor in ("auto", LAB)
-    return _with_predictor(pair, home / FILE if beside else Path(predictor), strict=predictor != "auto")
+    its_own = predictor in ("auto", LAB)
+    return _with_predictor(pair, home / FILE if its_own else Path(predictor), strict=predictor != "auto")
 
 
 def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:

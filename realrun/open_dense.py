@@ -10,8 +10,12 @@ from realrun.cached_lm import CachedLM
 from realrun.choice import Choice
 from realrun.dense import Columns, dense_columns
 from realrun.dense_heads import heads_columns
+from realrun.dense_lookup import lookup_columns
+from realrun.dense_masks import masks_columns
 from realrun.dense_shared import shared_columns
 from realrun.dense_trees import TreeSize
+from realrun.drafters.eagle import EagleLM
+from realrun.drafters.edd import EffectiveDraftDecoderLM
 from realrun.drafters.self_sd import SkippingLM
 from realrun.models import Pair
 from realrun.predictor import Scorer
@@ -42,10 +46,22 @@ def open_dense(pair: Pair, choice: Choice) -> DensePass:
             judged = partial(rejection_columns, CachedLM(pair.draft), CachedLM(pair.target))
             return lambda *asked: judged(*asked[:6])
         return partial(dense_columns, CachedLM(pair.draft))
+    if pair.kind == "lookup":
+        if choice.mode == "rejection":
+            raise InputError("prompt lookup is recorded in greedy and Gumbel mode only; choose one of them")
+        return partial(lookup_columns, int(pair.target.config.vocab_size))
     if pair.kind == "medusa":
         return partial(heads_columns, pair.target, pair.draft)
+    if pair.kind == "space":
+        return partial(masks_columns, pair.target, pair.draft)
     if choice.mode == "rejection":
         raise InputError(
-            "drafters that share the target's cache are recorded in greedy and Gumbel mode only; choose one of them"
+            "drafters that read the target's cache or states are recorded in greedy and Gumbel mode only; choose one "
+            "of them"
         )
-    return partial(shared_columns, SkippingLM(SplitTarget(pair.target, split=0), pair.skips))
+    split = SplitTarget(pair.target, pair.split)
+    if pair.kind == "edd":
+        return partial(shared_columns, EffectiveDraftDecoderLM(split, pair.draft))
+    if pair.kind == "eagle":
+        return partial(shared_columns, EagleLM(split, pair.draft))
+    return partial(shared_columns, SkippingLM(split, pair.skips))

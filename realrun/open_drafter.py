@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 from realrun.cached_lm import CachedLM
 from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.eagle import EagleLM
+from realrun.drafters.edd import EffectiveDraftDecoderLM
 from realrun.drafters.eesd import EarlyExitDrafter
+from realrun.drafters.lookup import LookupDrafter
 from realrun.drafters.medusa import MedusaDrafter
 from realrun.drafters.self_sd import SkippingLM
+from realrun.drafters.space import MaskedTarget, SpaceDrafter
 from realrun.models import Pair
 from realrun.open_lm import open_lm
 from realrun.split_target import SplitTarget
@@ -22,7 +26,16 @@ def open_drafter(pair: Pair, eos_token_ids: Sequence[int] | None = None) -> tupl
     if pair.kind == "medusa":
         target = open_lm(pair.target)
         return target, MedusaDrafter(target, pair.draft, eos, pair.predictor)
+    if pair.kind == "lookup":
+        target = open_lm(pair.target)
+        return target, LookupDrafter(target, eos)
+    if pair.kind == "space":
+        masked = MaskedTarget(pair.target, len(pair.draft))
+        return masked, SpaceDrafter(masked, pair.draft, eos, pair.predictor)
     split = SplitTarget(pair.target, pair.split)
     if pair.kind == "eesd":
         return split, EarlyExitDrafter(split, pair.draft, eos, pair.predictor)
+    if pair.kind in ("edd", "eagle"):
+        follower = EffectiveDraftDecoderLM if pair.kind == "edd" else EagleLM
+        return split, DraftModel(follower(split, pair.draft), eos, pair.predictor)
     return split, DraftModel(SkippingLM(split, pair.skips), eos, pair.predictor)

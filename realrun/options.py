@@ -38,8 +38,9 @@ DraftOption = Annotated[str, typer.Option(help='Draft model: local folder, hub i
 DrafterOption = Annotated[
     str,
     typer.Option(
-        help="How to draft: model (the --draft model), a drafter inside the lab's target (eesd, medusa-1, medusa-2, "
-        "self-sd), or a folder made by `realrun train`; --draft is then ignored."
+        help="How to draft: model (the --draft model), prompt-lookup (copies what followed the same words before, "
+        "with any target), a drafter inside the lab's target (eesd, medusa-1, medusa-2, self-sd, edd, eagle, space), "
+        "or a folder made by `realrun train`; --draft is then ignored."
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
@@ -120,13 +121,21 @@ def load(
     threads: int,
     predictor: str = "none",
     drafter: str = "model",
+    beside: Pair | None = None,
 ) -> Pair:
-    """Load a pair; threads 0 leaves torch's choice."""
+    """Load a pair; threads 0 leaves torch's choice. beside : as for `realrun.models.load_pair`."""
     silence_libraries()
     from realrun.models import load_pair
 
     return load_pair(
-        target, draft, device=device, dtype=dtype, threads=threads or None, predictor=predictor, drafter=drafter
+        target,
+        draft,
+        device=device,
+        dtype=dtype,
+        threads=threads or None,
+        predictor=predictor,
+        drafter=drafter,
+        beside=beside,
     )
 
 

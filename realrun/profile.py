@@ -24,10 +24,12 @@ from realrun.drafters.draft import Draft
 from realrun.drafters.draft_model import DraftModel
 from realrun.models import Pair
 from realrun.open_drafter import open_drafter
+from realrun.profile_masks import masked_passes, masked_table, pass_tokens, set_masks
 from realrun.profile_trees import (
     PASSES,
     Samples,
     ScriptedTreeVerifier,
+    fall_behind,
     measure_tree_round,
     tree_sizes,
     tree_table,
@@ -69,12 +71,12 @@ def profile(
 ) -> dict[str, Any]:
     """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
 
-    contexts : cached tokens before a round, increasing. Text is random: time does not
-    depend on it. depth : places of a draft whose steps are measured, in tokens, where the
-    drafter goes so far. tree_tokens : largest tree, the pending token included; 0 for no
-    trees. samples : those of earlier slices of the same profile, to which this one's are
-    added: on a machine that drifts, slices spread over a job tell more than one long
-    measurement. Raises InputError for contexts that do not fit the models.
+    contexts : cached tokens before a round, increasing. Text is random, for prompt lookup
+    repetitive: time does not depend on it otherwise. depth : places of a draft whose steps are
+    measured, in tokens, where the drafter goes so far. tree_tokens : largest tree, the pending token included; 0 for no
+    trees, of which prompt lookup has none. samples : those of earlier slices of the same
+    profile, to which this one's are added: on a machine that drifts, slices spread over a job
+    tell more than one long measurement. Raises InputError for contexts that do not fit the models.
     """
     target, drafter = open_drafter(pair, ())
     decoder = Decoder(target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
@@ -82,7 +84,7 @@ def profile(
     depth = min(depth, drafter.deepest or depth)
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
-    sizes = tree_sizes(tree_tokens)
+    sizes = tree_sizes(tree_tokens if pair.trees else 0)
     deepest = max(depth, min(PASSES, drafter.deepest or PASSES)) if sizes else depth
     _check(contexts, deepest, min(decoder.target.max_positions, drafter.lm.max_positions))
     longest = contexts[-1] + deepest + 2
@@ -93,6 +95,8 @@ def profile(
     samples = defaultdict(list) if samples is None else samples
     for done, context in enumerate(contexts):
         tokens = rng.integers(1, vocab, context + 1).tolist()
+        if pair.kind == "lookup":  # it drafts only what the text repeats
+            tokens = tokens[:1] * len(tokens)
         decoder.target.reset()
         decoder.target.prefill(tokens[:-1])
         drafter.begin(tokens[:-1], decoder.produced_by(-1))
@@ -101,8 +105,9 @@ def profile(
             kept = samples if repeat >= WARMUP_ROUNDS else thrown_away
             # Of a tree: nodes of its draft passes, and tokens verified.
             trees = [*zip(sizes, rng.permutation(sizes).tolist(), strict=True)]
+            masked = masked_passes(depth) if pair.kind == "space" else []
             # Each is run twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
-            for job in rng.permutation(depth + 1 + len(trees)).tolist():
+            for job in rng.permutation(depth + 1 + len(trees) + len(masked)).tolist():
                 size = job - len(trees)
                 if size < 0:
                     level_nodes, verified = trees[job]
@@ -112,6 +117,10 @@ def profile(
                     _measure_round(decoder, tokens, context, 0, 0, rng, thrown_away)
                     for _ in range(AUTOREGRESSIVE_BURST):
                         _measure_round(decoder, tokens, context, 0, 0, rng, kept)
+                elif size > depth:
+                    masks, drafted = masked[size - depth - 1]
+                    for into in (thrown_away, kept):
+                        _measure_round(decoder, tokens, context, drafted, 0, rng, into, masks)
                 else:  # the draft cache lacks one token more after a fully accepted draft
                     for into in (thrown_away, kept):
                         _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, into)
@@ -131,16 +140,23 @@ def _measure_round(
     behind: int,
     rng: np.random.Generator,
     samples: Samples,
+    masks: int = 0,
 ) -> None:
     """One round of `size` drafted tokens at this context; both caches are put back after it.
 
     behind : cached tokens that the draft cache lacks at first, if it can lack any
+    masks : behind every token of SPACE's pass
     """
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
     assert isinstance(verifier, ScriptedVerifier)
-    drafter.commit(context - behind, decoder.produced_by(-1))
-    behind = context - drafter.lm.length  # nothing, where the cache is the target's
+    if size and drafter.lm.follows:
+        fall_behind(decoder, context, size, rng)
+        behind = 0  # it is so in every round, and no extra
+    else:
+        drafter.commit(context - behind, decoder.produced_by(-1))
+        behind = context - drafter.lm.length  # nothing, where the cache is the target's
+    set_masks(decoder.target, masks)
     verifier.accept = int(rng.integers(size + 1))
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None
     state = policy.initial_state(policy.params) if policy else None
@@ -154,11 +170,13 @@ def _measure_round(
         if size > 1:
             samples["policy"].append(draft.policy_s / (size - 1))
         samples["overhead"].append(measured.other_s + measured.draft_s - sum(draft.step_s))
-        samples["verify", size + 1, context].append(measured.verify_s)
         drafter.commit(context)
+    if masks:
+        samples["tree verify", pass_tokens(masks, size), context].append(measured.verify_s)
     else:
+        samples["verify", size + 1, context].append(measured.verify_s)
+    if not size and not masks:
         samples["autoregressive", context].append(measured.seconds)
-        samples["verify", 1, context].append(measured.verify_s)
     decoder.target.truncate(context)
     # A round that drafted nothing leaves the draft cache behind.
     drafter.lm.prefill(tokens[drafter.lm.length : context])
@@ -209,6 +227,8 @@ def _document(
         first = over_contexts("draft", 0, 1)
         behind = over_contexts("draft", 1, 1) if samples["draft", 1, 1, contexts[0]] else first
         trees = {"tree": tree_table(samples, contexts, sizes, depth, q, deepest)} if sizes else {}
+        if pair.kind == "space":
+            trees = {"tree": masked_table(samples, contexts, depth, q)}
         return {
             "draft_step": [over_contexts("draft", 0, place).tolist() for place in range(1, depth + 1)],
             # A difference of medians may be negative by noise, a time may not.

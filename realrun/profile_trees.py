@@ -167,6 +167,8 @@ def measure_tree_round(
     levels = passes(level_nodes, drafter.deepest)
     policy = MeasuredTree(level_nodes, size - 1, levels)
     verifier.accept = int(rng.integers(-1, size - 1))
+    if drafter.lm.follows:
+        fall_behind(decoder, context, levels, rng)
     rounds: list[Round] = []
     _, draft = decoder.round(list(tokens), 0, levels, policy, (0.0,), 0, 0, rounds)
     (measured,) = rounds
@@ -177,6 +179,14 @@ def measure_tree_round(
     samples["tree verify", size, context].append(measured.verify_s)
     decoder.target.truncate(context)
     drafter.commit(context)
+
+
+def fall_behind(decoder: Decoder, context: int, drafted: int, rng: np.random.Generator) -> None:
+    """Let the drafter lack what a round that drafted so many tokens has emitted, as it does when the next begins."""
+    drafter = decoder.drafter
+    assert isinstance(drafter, DraftModel)
+    lacking = int(rng.integers(1, drafted + 2)) - drafter.lm.keeps_pending
+    drafter.commit(max(context - lacking, 0), decoder.produced_by(-1))
 
 
 def tree_table(

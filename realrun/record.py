@@ -75,6 +75,8 @@ def record(
     The depth is cut to what the drafter can draft. In rejection mode the target judges the
     drafts as well (`realrun.record_rejection`).
     """
+    if settings.tree is not None and not pair.trees:
+        raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
     target, drafter = open_drafter(pair)
     decoder = Decoder(target, drafter, pair.eos_token_ids, settings.choice)
     settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))

@@ -21,6 +21,8 @@ from realrun.options import (
     TokensOption,
     load,
 )
+from realrun.space_commands import space
+from realrun.state_drafter_commands import eagle, edd, vdm
 from specsim.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from realrun.prompts import Prompt
 
 train = typer.Typer(help="Train drafters, and what they need beside their models.", no_args_is_help=True)
-for command in (eesd, medusa, self_sd):
+for command in (eesd, medusa, self_sd, edd, vdm, eagle, space):
     train.command()(command)
 
 

@@ -193,7 +193,8 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
 ):
     """Fill `reached`, forward over states (position t, rounds m, trials failed f), each with its chance.
 
-    Every round before emitted one token more than it accepted, so r = t - m, and n = r + f.
+    Every round before emitted one token more than it accepted, so r = t - m, and n = r + f. Rounds that had
+    nothing to draft count in m: Cali-TS, which alone reads it, has scores, and their drafters always draft.
     A round fails no trial, one, or, counted as printed and drafted past, two (`misses`). Layer
     t % len(layers) holds the states at t, within its window (least and most m, least and
     most f); layers come in empty and are left so.
@@ -219,7 +220,9 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
                         continue
                     layers[layer, m, f] = 0.0
                     reached[row, 0] += chance
-                    if limit == 0:  # the budget's last token, after which nothing comes
+                    if limit == 0:  # nothing is drafted, and the state learns nothing
+                        if t + 1 < length:
+                            _add(layers, window, t + 1, m + 1, f, chance)
                         continue
                     counts = (np.float64(t - m), np.float64(t - m + f), np.float64(m))
                     at_least[:] = 0.0

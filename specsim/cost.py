@@ -16,6 +16,7 @@ from specsim.errors import InputError
 
 Seconds = npt.NDArray[np.float64]
 MAX_TREE_TOKENS = 512  # that a cost table prices
+SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
 
 
 class CostModel:
@@ -65,6 +66,44 @@ class CostModel:
     def tree_round_overhead(self) -> float:
         """What a round with a tree costs besides: selection, and compaction of the draft cache, too."""
         return self.round_overhead()
+
+
+@dataclass(frozen=True)
+class SpaceCost(CostModel):
+    """Costs of SPACE, whose drafts ride in the verification pass as mask tokens.
+
+    The pending token and each of m verified ones have a group of k masks behind them, so that a pass is a tree of
+    (m + 1)(k + 1) tokens, compaction of its cache included. Where the model knows no trees, it is a chain of as many.
+
+    k : masks of a group, the longest draft; None for as many as are verified, the least that any k costs
+    draft_steps : whether taking a candidate off the last pass and deciding about it cost what the model says; else
+        nothing, for models of another drafter
+
+    References: Yi et al. 2024, arXiv:2402.11809, Eqs. 5-7.
+    """
+
+    model: CostModel
+    k: int | None
+    draft_steps: bool = False
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.model.draft(n_tokens, context) if self.draft_steps else np.zeros(np.shape(context))
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        verified = n_tokens if self.k is None else min(n_tokens, self.k + 1)  # more is never drafted
+        tokens = verified * (verified if self.k is None else self.k + 1)
+        if tokens > 1 and self.model.max_tree_tokens:
+            return self.model.tree_verify(tokens, context)
+        return self.model.verify(tokens, context)
+
+    def policy_step(self) -> float:
+        return self.model.policy_step() if self.draft_steps else 0.0
+
+    def round_overhead(self) -> float:
+        return self.model.round_overhead()
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.model.autoregressive_step(context)
 
 
 @dataclass(frozen=True)

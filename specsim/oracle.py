@@ -5,7 +5,8 @@ An exact dynamic programme over positions. The oracle knows every match length a
 charges: draft steps and verification at the bucket of the round's context, and the round's
 overhead. A round without a draft, which no policy here chooses, leaves the draft cache a
 token short, so the next draft starts with a step that ingests two; a longer lag is charged
-as two as well, the most that a table prices. All that a policy can do is among the oracle's
+as two as well, the most that a table prices. Where the drafter had nothing to propose, as prompt
+lookup at times, nothing lags. All that a policy can do is among the oracle's
 choices at the same price, so no policy's replay under the same table takes less.
 """
 
@@ -51,7 +52,7 @@ def _least_seconds(  # type: ignore[no-untyped-def]
             row = start + t
             bucket = (prompt_tokens[s] + t - 1) >> bucket_bits
             right, limit = np.int64(match_len[row]), np.int64(draft_limit[row])
-            none = verify_s[1, bucket] + remaining[t + 1, 1]
+            none = verify_s[1, bucket] + remaining[t + 1, 1 if limit > 0 else 0]
             best, best_k = np.inf, 0  # of the rounds that draft, less catching up
             for k in range(1, limit + 1):
                 accepted = k if k < right else right
@@ -120,6 +121,7 @@ def oracle_rounds(trace: Trace, table: CostTable, *, seed: int = 0) -> npt.NDArr
             drafted = int(choice[row, behind])
             accepted = min(drafted, int(match_len[row]))
             rounds.append((s, row - start, drafted, accepted))
-            behind = int(drafted == accepted)  # a round without a draft leaves the cache a token short too
+            # A round without a draft leaves the cache a token short too, unless there was nothing to draft.
+            behind = int(drafted == accepted and trace.draft_limit[row] > 0)
             row += accepted + 1
     return np.array(rounds, dtype=np.int64)

@@ -21,7 +21,7 @@ from specsim.chain_replay import (
     run_chain,
     specialise,
 )
-from specsim.cost import CostModel, CostTable, compile_table
+from specsim.cost import SPACE, CostModel, CostTable, SpaceCost, compile_table
 from specsim.errors import InputError
 from specsim.policy.base import ChainPolicy, Policy
 from specsim.policy.tree import TreePolicy
@@ -86,6 +86,8 @@ def why_not(trace: Trace, kind: type[Policy]) -> str | None:
     drafter = trace.meta.get("drafter_kind", "chain")
     if kind.drafter_kinds and drafter not in kind.drafter_kinds:
         return f"meant for drafters of kind {', '.join(kind.drafter_kinds)}; this trace's is {drafter}"
+    if issubclass(kind, TreePolicy) and drafter == SPACE:
+        return "the drafter of this trace drafts chains only"
     if issubclass(kind, TreePolicy) and trace.sampled_by_rejection:
         return "trees are replayed on greedy and Gumbel traces only; this one is of rejection sampling"
     missing = [name for name in kind.features if getattr(trace, name) is None]
@@ -222,7 +224,24 @@ def context_share(trace: Trace, table: CostTable) -> npt.NDArray[np.float64]:
 
 def compile_for(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:
     """The cost table of this policy on this trace; without one, of all policies that leave costs as they are."""
-    if policy is not None:
-        model = policy.cost(model)
+    model = cost_of(trace, model, policy)
     trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
     return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees)
+
+
+def cost_of(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:
+    """What rounds of this policy cost on this trace; without one, the least that those of any policy do.
+
+    SPACE's masks are part of every pass, so that the policy's longest draft decides what a pass costs.
+    """
+    if policy is not None:
+        model = policy.cost(model)
+    if trace.meta.get("drafter_kind") != SPACE:
+        return model
+    inner = model.model if isinstance(model, SpaceCost) else model
+    return SpaceCost(inner, None if policy is None else policy.deepest, draft_steps=True)
+
+
+def has_own_cost(trace: Trace, kind: type[Policy]) -> bool:
+    """Whether rounds of this kind of policy cost what its settings make of them, and not the same for all."""
+    return kind.cost is not Policy.cost or trace.meta.get("drafter_kind") == SPACE

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from specsim.tree_record import TreeRecord
 
+NO_TOKEN = -1  # draft_token where the drafter proposes nothing
 MAX_DEPTH = 255  # match_len and draft_limit are uint8
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -46,7 +47,8 @@ class Trace:
     domain : str array [S]
     offsets : int64 [S + 1], rows of sequence s are offsets[s]:offsets[s+1]
     token, match_len : int32, uint8 [N]
-    draft_token, prob, confidence, entropy_nats : [N, D]
+    draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
+        may be nothing at all, draft_token is NO_TOKEN, and the others mean nothing
     true_rank, accept_prob, score : [N, D] or None where not recorded
     tree : the drafter's expansion at every position, or None
     """
@@ -91,14 +93,15 @@ class Trace:
     def draft_limit(self) -> IntArray:
         """Longest useful draft per position [N], uint8.
 
-        A drafter stops at the end-of-text token it proposes, and never proposes more
-        than the remaining budget less the one token the target adds.
+        A drafter stops at the end-of-text token it proposes, or where it has nothing to propose, and
+        never proposes more than the remaining budget less the one token the target adds.
         """
         remaining = np.repeat(self.budget_tokens, self.output_tokens) - self.position - 1
         limit = np.minimum(remaining, self.depth)
         ends = np.isin(self.draft_token, self.eos_token_ids)
         first_end = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.depth)
-        return np.minimum(limit, first_end).astype(np.uint8)
+        proposed = (self.draft_token != NO_TOKEN).sum(axis=1)  # the first ones
+        return np.minimum(np.minimum(limit, first_end), proposed).astype(np.uint8)
 
     @property
     def approximate(self) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specsim.errors import InputError
-from specsim.trace import MAX_DEPTH, OPTIONAL_LISTS, STEP_LISTS, IntArray, Trace
+from specsim.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, IntArray, Trace
 from specsim.tree_record import MAX_NODES, TreeRecord, record_from_nodes
 
 SCHEMA_VERSION = 2  # 1 ranked true tokens by probability alone, whatever the mode
@@ -217,6 +217,9 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
         raise InputError(f"{folder / SEQUENCES}: an output is longer than its budget; record it again")
     if trace.match_len.max() > trace.depth:
         raise InputError(f"{folder / STEPS}: match_len exceeds the depth {trace.depth}; record it again")
+    proposed = trace.draft_token != NO_TOKEN
+    if (proposed[:, 1:] & ~proposed[:, :-1]).any() or (trace.match_len > proposed.sum(axis=1)).any():
+        raise InputError(f"{folder / STEPS}: draft_token has a gap, or match_len goes beyond it; record it again")
     chance = trace.accept_prob
     if chance is not None and not ((chance >= 0) & (chance <= 1)).all():
         raise InputError(f"{folder / STEPS}: accept_prob leaves [0, 1]; record it again")

@@ -6,6 +6,11 @@ Tensors and facts by kind:
 - medusa: the state of `MedusaHeads`; fact "heads" (K). MEDUSA-2 has its backbone's low-rank updates
   beside them, `adapter.NAME.A` [r, in] and `adapter.NAME.B` [out, r] for the linear module NAME of
   the target, and the fact "adapter" {"rank", "alpha"}: W + alpha / r B A is the tuned weight
+- edd: `edd.own_state` of the decoder; fact "states_after", the target's layers below the states that it reads
+- vdm: the same of a decoder that reads none, an independent draft model
+- eagle: the state of `Eagle`
+- space: `mask` [d], the mask token's embedding, and either `adapter.NAME.A` and `.B` with their fact, as above, or
+  `tuned.NAME` for every parameter of a target that was tuned whole; fact "masks" (k)
 - self-sd: no tensors; facts "attention" and "mlp", numbers of the skipped sublayers
 """
 
@@ -23,15 +28,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from realrun.drafters.eagle import Eagle
+from realrun.drafters.edd import check_split, load_own_state, one_layer_model
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.drafters.medusa import MedusaHeads
+from realrun.drafters.space import Masks, with_mask
 from realrun.skips import NOTHING, Skips
 from specsim.errors import InputError
 
 FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
-KINDS = ("eesd", "medusa", "self-sd")
-ADAPTER = "adapter."
+KINDS = ("eesd", "medusa", "edd", "vdm", "eagle", "self-sd", "space")
+ADAPTER, TUNED = "adapter.", "tuned."
 
 Tensors = dict[str, torch.Tensor]
 
@@ -141,7 +149,21 @@ def load_drafter(path: Path, target: Any) -> Loaded:
             early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"])
             early_exit.load_state_dict(file.tensors)
             return Loaded("eesd", target, as_model(target, early_exit.eval()), split=early_exit.split)
+        if file.kind in ("edd", "vdm"):
+            decoder = one_layer_model(target)
+            load_own_state(decoder, file.tensors)
+            if file.kind == "vdm":
+                return Loaded("model", target, decoder)
+            check_split(target, facts["states_after"])
+            return Loaded("edd", target, decoder, split=facts["states_after"])
+        if file.kind == "eagle":
+            eagle = Eagle(target)
+            eagle.load_state_dict(file.tensors)
+            return Loaded("eagle", target, eagle.eval(), split=int(target.config.num_hidden_layers))
         tuned = _tuned(target, file)
+        if file.kind == "space":
+            masked = with_mask(tuned, file.tensors["mask"])
+            return Loaded("space", masked, Masks(masked, facts["masks"]).eval())
         heads = MedusaHeads(tuned, facts["heads"])
         heads.load_state_dict({k: v for k, v in file.tensors.items() if not k.startswith(ADAPTER)})
         return Loaded("medusa", tuned, heads.eval())
@@ -168,7 +190,17 @@ def _check_target(file: DrafterFile, target: Any) -> None:
 
 
 def _tuned(target: Any, file: DrafterFile) -> Any:
-    """The target with the file's low-rank updates in it; the target itself where there are none."""
+    """The target with the file's low-rank updates, or all of its parameters; the target itself where there are none."""
+    whole = {name.removeprefix(TUNED): value for name, value in file.tensors.items() if name.startswith(TUNED)}
+    if whole:
+        tuned = copy.deepcopy(target)
+        parameters = dict(tuned.named_parameters())
+        if parameters.keys() != whole.keys():
+            raise KeyError("parameters of other names")
+        with torch.no_grad():
+            for name, value in whole.items():
+                parameters[name].copy_(value)
+        return tuned
     names = {name.removeprefix(ADAPTER).removesuffix(".A") for name in file.tensors if name.endswith(".A")}
     if not names:
         return target

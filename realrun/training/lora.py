@@ -123,5 +123,5 @@ def import_peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise InputError("training MEDUSA-2 needs the package peft; install it with `pip install peft`") from None
+        raise InputError("training an adapter needs the package peft; install it with `pip install peft`") from None
     return peft

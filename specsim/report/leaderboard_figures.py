@@ -68,6 +68,39 @@ def ranking(board: Mapping[str, Any], name: str) -> str:
 
 
 @styled()
+def drafters(rows: Sequence[Row]) -> str:
+    """Predicted speedup of every drafter's row with its interval, and the measured one below it where there is one."""
+    y = np.arange(len(rows))[::-1]
+    figure, axes = _lines_figure(rows, extra=0.3)
+    axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    style: dict[str, Any] = {"markersize": 7, "elinewidth": 1.6, **DOT}
+    value, low, high = estimates(row["speedup"] for row in rows)
+    bars = spans(value, low, high)
+    for color, label in ((LEADING, "predicted, the leader and its ties"), (BEHIND, "predicted")):
+        at = np.flatnonzero([_color(row, rows) == color for row in rows])
+        if len(at):
+            axes.errorbar(value[at], y[at] + 0.12, xerr=bars[:, at], fmt="o", color=color, label=label, **style)
+    for at, row, estimate in zip(y, rows, value, strict=True):
+        axes.annotate(f"{estimate:.3f}", (1, at), (1.01, at), **_beside(axes), color=_color(row, rows))
+    measured = [(place, row["measured"]) for place, row in zip(y, rows, strict=True) if row["measured"] is not None]
+    if measured:
+        mid, *ends = estimates(found for _, found in measured)
+        axes.errorbar(
+            mid,
+            [place - 0.16 for place, _ in measured],
+            xerr=spans(mid, *ends),
+            fmt="D",
+            color=ORACLE,
+            label="measured",
+            **style,
+        )
+    axes.margins(x=0.04)
+    axes.set_xlabel("speedup (ratio, autoregressive = 1), with 95 % intervals")
+    figure.legend(loc="outside upper right", ncols=3, handletextpad=0.3, columnspacing=1.4)
+    return svg(figure, "drafters-ranking", "Drafters by speedup")
+
+
+@styled()
 def draft_lengths(board: Mapping[str, Any], name: str) -> str:
     """Share of rounds by verified tokens, a line of cells per policy, with the mean; many tokens share cells."""
     rows = board["rows"]
@@ -103,7 +136,7 @@ def draft_lengths(board: Mapping[str, Any], name: str) -> str:
 
 @styled()
 def time_per_token(board: Mapping[str, Any], name: str) -> str:
-    """Milliseconds per output token by what they were spent on; the regret stands beside."""
+    """Milliseconds per output token by what they were spent on; with an oracle, the regret stands beside."""
     rows, y = board["rows"], np.arange(len(board["rows"]))[::-1]
     figure, axes = _lines_figure(rows, extra=0.3)
     left = np.zeros(len(rows))
@@ -113,13 +146,20 @@ def time_per_token(board: Mapping[str, Any], name: str) -> str:
         left += width
     baseline = 1e3 * board["baseline_token_seconds"]
     axes.axvline(baseline, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="autoregressive")
-    axes.axvline(baseline / board["oracle"]["estimate"], color=ORACLE, linewidth=1.5, label="oracle")
-    for at, row in zip(y, rows, strict=True):
-        text = f"+{100 * row['oracle_regret']:.0f} %" if row["oracle_regret"] >= 0 else "below"
-        axes.annotate(text, (1, at), (1.01, at), **_beside(axes), color=INK)
-    axes.annotate(
-        "regret", (1, 1), (1.01, 1.0), va="bottom", xycoords="axes fraction", textcoords="axes fraction", color=MUTED
-    )
+    if "oracle" in board:
+        axes.axvline(baseline / board["oracle"]["estimate"], color=ORACLE, linewidth=1.5, label="oracle")
+        for at, row in zip(y, rows, strict=True):
+            text = f"+{100 * row['oracle_regret']:.0f} %" if row["oracle_regret"] >= 0 else "below"
+            axes.annotate(text, (1, at), (1.01, at), **_beside(axes), color=INK)
+        axes.annotate(
+            "regret",
+            (1, 1),
+            (1.01, 1.0),
+            va="bottom",
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=MUTED,
+        )
     axes.set_xlim(0, 1.03 * max(left.max(), baseline))
     axes.set_xlabel("milliseconds per output token")
     figure.legend(loc="outside upper right", ncols=6, handlelength=1.2, columnspacing=1.4)

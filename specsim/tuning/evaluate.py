@@ -22,7 +22,14 @@ from specsim.cost import CostModel, CostTable
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.rejection import outcomes
-from specsim.replay import autoregressive_seconds, check_covered, check_replayable, compile_for, compiled
+from specsim.replay import (
+    autoregressive_seconds,
+    check_covered,
+    check_replayable,
+    compile_for,
+    compiled,
+    has_own_cost,
+)
 from specsim.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +71,7 @@ class Evaluator:
         self.train_table = self.table if train is None else compile_for(train, cost)
         self.jobs: int = jobs or cpu_count()
         self.outcomes = list(outcomes(trace, seed))
-        self.own_cost = kind.cost is not Policy.cost
+        self.own_cost = has_own_cost(trace, kind)
 
     @cached_property
     def baseline_s(self) -> Floats:

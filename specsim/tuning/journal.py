@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import specsim
-from specsim.cost import CostModel
+from specsim.cost import SPACE, CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.replay import compile_for, context_range
@@ -164,11 +164,13 @@ def cost_digest(trace: Trace, cost: CostModel) -> str:
     """A digest of all prices that a policy can meet on this trace, also for passes longer than its depth."""
     parts = [_bytes_of(value) for value in vars(compile_for(trace, cost)).values()]
     ends = np.array(context_range(trace))
-    for tokens in range(1, LONGEST_PASS + 1):
-        try:
-            parts.append(_bytes_of(np.asarray(cost.verify(tokens, ends))))
-        except InputError:  # not profiled
-            parts.append(b"")
+    passes = [cost.verify, cost.tree_verify] if trace.meta.get("drafter_kind") == SPACE else [cost.verify]
+    for price in passes:
+        for tokens in range(1, LONGEST_PASS + 1):
+            try:
+                parts.append(_bytes_of(np.asarray(price(tokens, ends))))
+            except InputError:  # not profiled
+                parts.append(b"")
     return _digest(parts)
 
 

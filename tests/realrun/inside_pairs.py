@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
+import torch
 from medusa_pairs import medusa_pair
+from state_pairs import fit
 from test_predictor import random_predictor
-from tiny import tiny_model, tiny_pair, tiny_tokenizer
+from tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 
+from realrun.drafters.eagle import Eagle
+from realrun.drafters.edd import one_layer_model
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.models import Pair
+from realrun.prompts import Prompt
 from realrun.skips import Skips
 
-KINDS = ("model", "eesd", "medusa", "self-sd")
+KINDS = ("model", "eesd", "medusa", "self-sd", "edd", "eagle")
 INSIDE = KINDS[1:]
+STATES_AFTER = 1  # layers, of EDD's
 SKIPS = Skips(frozenset({1}), frozenset({1}))
+
+
+def marked(kinds: Sequence[str], slow: Sequence[str] = ("eagle",)) -> list[Any]:
+    """Kinds as parameters; of the two that read the target's states, tests by default run one or none."""
+    return [pytest.param(kind, marks=pytest.mark.slow) if kind in slow else kind for kind in kinds]
 
 
 def target_of(layers: int = 3) -> Any:
@@ -32,8 +45,30 @@ def skipping_pair(target: Any, skips: Skips = SKIPS) -> Pair:
     return Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/skips", (), kind="self-sd", skips=skips)
 
 
+def decoder_pair(target: Any) -> Pair:
+    return Pair(
+        target, one_layer_model(target), tiny_tokenizer(), "tiny/target", "tiny/edd", (), kind="edd", split=STATES_AFTER
+    )
+
+
+def feature_pair(target: Any) -> Pair:
+    layers = int(target.config.num_hidden_layers)
+    return Pair(target, Eagle(target), tiny_tokenizer(), "tiny/target", "tiny/eagle", (), kind="eagle", split=layers)
+
+
+@cache
+@torch.inference_mode(False)  # tests may ask for it in inference mode
+def fitted(kind: str) -> Pair:
+    """EDD's or EAGLE's, which has learned the texts of the tests, somewhat."""
+    pair = decoder_pair(target_of()) if kind == "edd" else feature_pair(target_of())
+    fit(pair, [Prompt("all", [17]), *tiny_prompts(6)])
+    return pair
+
+
 @cache
 def pair_of(kind: str) -> Pair:
+    if kind in ("edd", "eagle"):
+        return fitted(kind)
     if kind == "medusa":
         return medusa_pair()
     if kind == "eesd":

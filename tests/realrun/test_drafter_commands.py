@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from inside_pairs import INSIDE, SKIPS, early_exit_pair, pair_of, skipping_pair, target_of
+from inside_pairs import INSIDE, SKIPS, STATES_AFTER, early_exit_pair, marked, pair_of, skipping_pair, target_of
 from test_predictor import random_predictor, refused
 from tiny import POSITIONS, VOCAB, tiny_tokenizer
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import realrun.models
 from realrun.cli import app
+from realrun.drafters.eagle import Eagle
+from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.files import FILE, describe_target, save_drafter
 from realrun.drafters.medusa import MedusaHeads
@@ -34,8 +36,10 @@ FACTS: dict[str, dict[str, Any]] = {
     "eesd": {"layers": 1, "exit_layers": 1},
     "medusa": {"heads": HEADS},
     "self-sd": {"attention": [1], "mlp": [1]},
+    "edd": {"states_after": STATES_AFTER},
+    "eagle": {},
 }
-inside = pytest.mark.parametrize("kind", INSIDE)
+inside = pytest.mark.parametrize("kind", marked(INSIDE, ("edd", "eagle")))
 ARCHITECTURES = ("llama", "qwen2", "mistral")
 ADAPTED = "model.layers.1.self_attn.q_proj"
 
@@ -64,6 +68,10 @@ def target_like(architecture: str) -> Any:
 def tensors_of(kind: str, target: Any) -> Mapping[str, torch.Tensor]:
     if kind == "eesd":
         return EarlyExit(target, 1).state_dict()
+    if kind == "edd":
+        return own_state(one_layer_model(target))
+    if kind == "eagle":
+        return Eagle(target).state_dict()
     return MedusaHeads(target, HEADS).state_dict() if kind == "medusa" else {}
 
 
@@ -291,7 +299,8 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
         save_drafter(folder, kind, {}, {**facts, "attention": [2]})
     else:
         tensors = dict(tensors_of(kind, bare.target))
-        name = "head.weight" if kind == "eesd" else "vocabulary"
+        scaled = {"eesd": "head.weight", "medusa": "vocabulary", "edd": "model.norm.weight", "eagle": "fuse.weight"}
+        name = scaled[kind]
         tensors[name] = tensors[name] * 2
         save_drafter(folder, kind, tensors, facts)
     refused(["weights=", "--overwrite"], lambda: command(*job, *pair, *policies))

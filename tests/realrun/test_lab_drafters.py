@@ -16,10 +16,11 @@ from realrun.prompts import Prompt, lab_prompts
 from realrun.record import RecordSettings, record
 from realrun.validate import output_identical, rounds_identical
 from specsim.cost import ConstantCost
-from specsim.policy import Policy, make_policy
+from specsim.policy import Policy, TreePolicy, make_policy
 from specsim.replay import compile_for, replay
 from specsim.trace import Trace
 
+CHAINS_ONLY = ("space",)
 DEPTH, TOKENS, NODES, WIDTH = 4, 48, 600, 6  # as deep as MEDUSA has heads
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 POLICIES = [
@@ -35,7 +36,18 @@ POLICIES = [
     make_policy("pct", {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": 4, "max_depth": DEPTH}),
     make_policy("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 3}),
 ]
+
+
+def serves(name: str, policy: Policy) -> bool:
+    """Whether this drafter drafts what the policy asks for."""
+    return name not in CHAINS_ONLY or not isinstance(policy, TreePolicy)
+
+
 drafters = pytest.mark.parametrize("name", LAB_DRAFTERS)
+PAIRS = [
+    *((name, policy) for name in LAB_DRAFTERS for policy in POLICIES if serves(name, policy)),
+    ("space", make_policy("space_k", {"k": DEPTH})),
+]
 choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 
 
@@ -43,7 +55,7 @@ choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 def recorded(name: str, choice: Choice) -> tuple[Pair, list[Prompt], Trace]:
     pair = load_pair(dtype="float64", drafter=name)
     prompts = lab_prompts(pair.tokenizer, 3)
-    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, choice, NODES, WIDTH))
+    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, choice, NODES * pair.trees, WIDTH))
 
 
 def really_run(pair: Pair, prompts: list[Prompt], choice: Choice, policy: Policy | None) -> list[Decoded]:
@@ -73,8 +85,9 @@ def test_it_ships_with_its_facts_and_its_predictor(name: str) -> None:
     assert read_drafter(LAB_WEIGHTS / name).facts["target"]["name"] == "lab/target"
 
 
-def test_medusa_2_has_a_target_of_its_own_near_the_labs() -> None:
-    theirs, tuned = load_pair().target, load_pair(drafter="medusa-2").target
+@pytest.mark.parametrize("name", ["medusa-2", "space"])
+def test_some_have_a_target_of_their_own_near_the_labs(name: str) -> None:
+    theirs, tuned = load_pair().target, load_pair(drafter=name).target
     tokens = torch.tensor(
         [load_pair().tokenizer.encode("def add(self, other):\n    return self.total + other.total\n")]
     )
@@ -96,9 +109,8 @@ def test_the_output_is_the_targets_own(name: str, choice: Choice) -> None:
 
 
 @pytest.mark.slow
-@drafters
 @choices
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize(("name", "policy"), PAIRS, ids=lambda part: str(part))
 def test_replay_repeats_every_real_round(name: str, choice: Choice, policy: Policy) -> None:
     pair, prompts, trace = recorded(name, choice)
     replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)

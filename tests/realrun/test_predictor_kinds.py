@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from inside_pairs import INSIDE, KINDS, pair_of, scoring
+from inside_pairs import INSIDE, KINDS, marked, pair_of, scoring
 from test_predictor import CHOICES, ScoreReader, choices, refused
 from test_train_predictor import quiet
 from tiny import tiny_prompts
@@ -38,8 +38,8 @@ from specsim.trace import Trace
 
 DEPTH, TOKENS = 4, 24  # as many tokens as the MEDUSA heads draft
 PROMPTS = [Prompt("all", [17]), *tiny_prompts(6)]  # the first has no state before its pending token
-inside = pytest.mark.parametrize("kind", INSIDE)
-kinds = pytest.mark.parametrize("kind", KINDS)
+inside = pytest.mark.parametrize("kind", marked(INSIDE))
+kinds = pytest.mark.parametrize("kind", marked(KINDS))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
     if kind == "medusa":
         logits = torch.einsum("nvd,nd->nv", draft.vocabulary[samples.depth - 1], states)
     else:
-        logits = draft.get_output_embeddings()(states)
+        logits = (pair_of(kind).target if kind == "eagle" else draft).get_output_embeddings()(states)
     sure = logits.softmax(-1).amax(-1).float()
     # States are in half precision; these distributions are flat.
     torch.testing.assert_close(samples.confidence, sure, rtol=0, atol=1e-3)

@@ -416,25 +416,7 @@ def test_p_min_is_static_max_confidence() -> None:
     np.testing.assert_array_equal(one.log, other.log)
 
 
-def test_space_pays_for_its_passes_and_for_no_draft_step() -> None:
-    """k = 2: the rounds of fixed K = 2, every pass over 1 + 2 x 4 = 9 tokens."""
-    trace, model = small_trace(), RampCost(slope=0.0)
-    policy = make_policy("space_k", {"k": 2})
-    table = compile_for(trace, model, policy)
-    result = replay(trace, policy, table, log=True)
-    plain = replay(trace, FixedK(k=2), compile_for(trace, model), log=True)
-    np.testing.assert_array_equal(result.log, plain.log)
-    draft_s, policy_s, verify_s, other_s = result.seconds.sum(axis=0)
-    rounds = result.rounds.sum()
-    assert draft_s == policy_s == 0
-    assert verify_s == pytest.approx(rounds * float(model.verify(9, 0)), rel=1e-12)
-    assert other_s == pytest.approx(rounds * model.round_overhead(), rel=1e-12)
-    np.testing.assert_array_equal(result.autoregressive_s, plain.autoregressive_s)
-
-
 def test_why_a_policy_does_not_belong_on_a_trace() -> None:
     trace = small_trace()
     assert why_not(trace, FixedK) is None
     assert "'score'" in str(why_not(trace, Coin)) and why_not(traced(), Coin) is None
-    assert "masks" in str(why_not(trace, POLICIES["space_k"]))
-    assert why_not(replace(trace, meta={**trace.meta, "drafter_kind": "masks"}), POLICIES["space_k"]) is None

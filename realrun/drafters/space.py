@@ -1,0 +1,229 @@
+"""SPACE's drafter (Yi et al. 2024, section 3): the target itself, which mask tokens ask for the next k candidates.
+
+A pass holds the pending token, the candidates c_1 .. c_m that it verifies, and behind each of these m + 1
+tokens a group of k mask tokens. Mask j of a group predicts the token j places after the one that its
+real token predicts (ERRATA C3). If a candidates are accepted, group a proposes the next ones, so drafting
+costs no pass of its own. Candidates of a round are conditioned on all tokens but the pending one, and
+not on each other (C12).
+
+The mask token is one row more of the embedding and has no place in the head: it can be fed, never chosen (C11).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from realrun.cached_lm import CachedLM
+from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.tree_drafting import layout
+from realrun.open_lm import open_lm
+from realrun.predictor import Predictor
+from specsim.errors import InputError
+from specsim.policy import TreePolicy
+
+MAX_MASKS = 16
+CHAINS_ONLY = "SPACE drafts chains only; choose a policy that does not draft trees"
+
+
+class Masks(torch.nn.Module):
+    """What stands for the drafter beside a target that has a mask token: how many masks it was trained with."""
+
+    def __init__(self, target: Any, masks: int):
+        super().__init__()
+        if not 1 <= masks <= MAX_MASKS:
+            raise InputError(f"{masks} masks of SPACE; choose 1 to {MAX_MASKS}")
+        self.config, self.masks = copy.deepcopy(target.config), masks
+
+    def __len__(self) -> int:
+        return self.masks
+
+
+def with_mask(target: Any, mask: torch.Tensor) -> Any:
+    """A copy of a Hugging Face causal model whose embedding has this row [d] more, the mask token's, as its last.
+
+    The head keeps its rows and the configuration its vocabulary. A head that was tied to the
+    embedding is one of its own from now on, of the same values.
+    """
+    tuned = copy.deepcopy(target)
+    embedding, head = tuned.get_input_embeddings(), tuned.get_output_embeddings()
+    weight = embedding.weight.detach()
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(weight.clone(), requires_grad=embedding.weight.requires_grad)
+    tuned.config.tie_word_embeddings = False
+    rows = torch.cat([weight, mask.detach().to(weight)[None]])
+    count, size = rows.shape
+    tuned.set_input_embeddings(torch.nn.Embedding(count, size, padding_idx=embedding.padding_idx, _weight=rows))
+    tuned.get_input_embeddings().weight.requires_grad_(embedding.weight.requires_grad)
+    return tuned
+
+
+def mask_token(target: Any) -> int:
+    """The mask token's number in a target that has one."""
+    return int(target.get_input_embeddings().num_embeddings) - 1
+
+
+@lru_cache(maxsize=256)
+def pass_layout(tokens: int, masks: int) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
+    """Depths [n] and who sees whom, bool [n, n], of n = tokens (masks + 1) rows: real tokens first, then their groups.
+
+    The parent of every mask is the one before it in its group, that of the first its real token; rows
+    see their ancestors and themselves. That is the mask of Eqs. 6 and 7 as the text means it (ERRATA C2, C6,
+    C7), in another order of rows, in which accepted tokens lie in a row from the start.
+    """
+    parents = [*range(-1, tokens - 1)]
+    for group in range(tokens):
+        first = len(parents)
+        parents += [group, *range(first, first + masks - 1)]
+    depths, visible = layout(np.array(parents[1:]) - 1)  # `layout` adds the pending token itself
+    return depths, torch.from_numpy(visible)
+
+
+class MaskedTarget(CachedLM):
+    """The target's pass with a group of `masks` mask tokens behind every token that it is fed.
+
+    most : the masks that the target was trained with
+    masks : as many until `warm` says how long drafts are; 0, as for the autoregressive baseline, feeds none
+    said : [groups, masks, V], what the groups of the last pass said, which began behind `first` cached
+        tokens; `said_hidden` [groups, masks, d] where hidden states are kept
+    group : which of them drafts next, that behind the last token that was kept; None where there is none
+    """
+
+    def __init__(self, model: Any, most: int):
+        self.inner, self.most, self.masks = open_lm(model), most, most
+        self.mask_id = mask_token(model)
+        super().__init__(model)
+
+    def reset(self) -> None:
+        self.inner.reset()
+        self._forget()
+
+    def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
+        """sizes : of the pending token with what is verified; the largest says how long drafts, and so groups, are."""
+        sizes = {*sizes}
+        self.masks = min(max(sizes) - 1, self.most)
+        passes = {size * (self.masks + 1) for size in sizes} | ({self.masks} if self.masks else set())
+        self.inner.warm(passes, length + max(passes))
+        self._forget()
+
+    def forward(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append tokens to the cache; logits [n, V] after each of them. What their masks say is kept."""
+        if not self.masks:
+            self.inner.keep_hidden = self.keep_hidden
+            logits = self.inner.forward(tokens)
+            self._forget()
+            return logits
+        start, n = self.length, len(tokens)
+        logits = self._run([*tokens, *[self.mask_id] * (n * self.masks)], *pass_layout(n, self.masks))
+        self.inner.keep_nodes(range(n))
+        hidden = self._kept_hidden()
+        self._take(logits[n:], None if hidden is None else hidden[n:], start)
+        self.hidden = None if hidden is None else hidden[:n]
+        return logits[:n]
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append tokens without masks; the drafter asks for those behind the last one."""
+        self.inner.keep_hidden = self.keep_hidden
+        self.inner.prefill(tokens)
+        self._forget()
+
+    def ask(self) -> None:
+        """Let a group of masks behind the last cached token, or behind none, say the next candidates."""
+        assert self.masks, "this run has no masks"
+        chain = torch.ones(self.masks, self.masks, dtype=torch.bool).tril()
+        logits = self._run([self.mask_id] * self.masks, np.arange(self.masks), chain)
+        self.inner.keep_nodes([])
+        self._take(logits, self._kept_hidden(), self.length - 1)
+
+    def proposals(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [masks, V] of the next candidates, and the states [masks, d] behind them where those are kept."""
+        assert self.said is not None and self.group is not None, "nobody has asked"
+        return self.said[self.group], None if self.said_hidden is None else self.said_hidden[self.group]
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens; the group behind the last of them drafts next."""
+        self.inner.truncate(length)
+        self.length = self.inner.length
+        group = self.length - self.first - 1
+        self.group = group if self.said is not None and 0 <= group < len(self.said) else None
+
+    def forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        raise InputError(CHAINS_ONLY)
+
+    def _run(self, tokens: Sequence[int], depths: npt.NDArray[np.int64], visible: torch.Tensor) -> torch.Tensor:
+        """Logits of these rows behind the cached tokens.
+
+        Masks beyond the model's last position stand at it: what they say would exceed the room for the output, and
+        nothing else sees them.
+        """
+        self.inner.keep_hidden = self.keep_hidden
+        last = self.max_positions - 1 - self.length
+        return self.inner.forward_nodes(tokens, np.minimum(depths, last).tolist(), visible)
+
+    def _kept_hidden(self) -> torch.Tensor | None:
+        """The states of the last pass; what lies there where none are kept is of an earlier one."""
+        return self.inner.hidden if self.keep_hidden else None
+
+    def _take(self, logits: torch.Tensor, hidden: torch.Tensor | None, start: int) -> None:
+        """Keep what the masks of a pass behind `start` tokens said: logits [groups * masks, V], hidden likewise."""
+        self.said = logits.unflatten(0, (-1, self.masks))
+        self.said_hidden = None if hidden is None else hidden.unflatten(0, (-1, self.masks))
+        self.first, self.length, self.group = start, self.inner.length, len(self.said) - 1
+
+    def _forget(self) -> None:
+        """After a pass without masks."""
+        self.length, self.nodes, self.hidden = self.inner.length, 0, self.inner.hidden
+        self.said = self.said_hidden = self.group = None
+        self.first = self.length
+
+
+class SpaceLM(CachedLM):
+    """What the masks said behind the interface of a model: the i-th pass of a round gives what mask i says."""
+
+    def __init__(self, target: MaskedTarget):
+        self.target = target
+        super().__init__(target.model)
+
+    def reset(self) -> None:
+        self.length = self.nodes = self.step = 0
+        self.hidden = None
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """The target has fed them."""
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        self.length, self.nodes, self.step = self.target.length, 0, 0
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        logits, hidden = self.target.proposals()
+        if self.step == len(logits):
+            raise InputError(f"{self.step} masks of SPACE draft at most {self.step} tokens; lower the policy's limit")
+        self.step += 1
+        if self.keep_hidden:
+            self.hidden = None if hidden is None else hidden[self.step - 1 : self.step]
+        return logits[self.step - 1 : self.step]
+
+
+class SpaceDrafter(DraftModel):
+    """Drafts what the masks of the target's last pass said."""
+
+    def __init__(
+        self, target: MaskedTarget, masks: Masks, eos_token_ids: Sequence[int], predictor: Predictor | None = None
+    ):
+        super().__init__(SpaceLM(target), eos_token_ids, predictor)
+        self.target, self.deepest = target, len(masks)
+
+    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
+        super().begin(context, target_hidden)
+        if self.target.masks:  # none where the output has a single token
+            self.target.ask()  # so that the first round has candidates as any other
+
+    def prepare_tree(self, policy: TreePolicy, length: int) -> None:
+        raise InputError(CHAINS_ONLY)

@@ -1,0 +1,206 @@
+"""Train EDD's decoder, or VDM's, on the distributions of a frozen target ("Faster Speculative Decoding via Effective
+Draft Decoder with Pruned Candidate Tree", section 3.1).
+
+The text is cut into blocks of L tokens, each of which stands for a round: the tokens of a block see
+the target's states of all blocks before it and the embeddings of their own block up to themselves
+(the dual-block mask; Eq. 3, ERRATA B8). The loss is KL(target || decoder), Eq. 4, at all tokens but the
+first of a block, which the target itself predicts. L is drawn anew in every step. The paper's
+ablations are settings: one block length, the cross-entropy with the text, and no states at all (VDM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from realrun.drafters.edd import check_split, default_split, load_own_state, one_layer_model, own_state
+from realrun.models import Pair
+from realrun.training.distill import TextSettings
+from realrun.training.frozen import train_on_frozen_target
+from realrun.training.loop import LoopSettings, Progress, Tensors, wide
+from specsim.errors import InputError
+
+PLACES = 5  # of a draft, of which agreement is told
+
+
+@dataclass(frozen=True)
+class EddSettings:
+    """What decides a decoder.
+
+    states_after : layers of the target below the states that it reads; 0 for none (VDM), None for the fourth-to-last
+    shortest_block, longest_block : L in tokens, drawn evenly between them
+    loss : "kl" from the target's distribution, or "text" for cross-entropy with the text
+    lr : the learning rate's peak
+    """
+
+    states_after: int | None = None
+    shortest_block: int = 5
+    longest_block: int = 10
+    loss: Literal["kl", "text"] = "kl"
+    lr: float = 6e-3
+    text: TextSettings = field(default_factory=TextSettings)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.shortest_block <= self.longest_block:
+            raise InputError(
+                f"blocks of {self.shortest_block} to {self.longest_block} tokens; choose 2 or more, the shortest first"
+            )
+        if self.loss not in ("kl", "text"):
+            raise InputError(f"loss {self.loss!r} of EDD is unknown; known: kl, text")
+        if not self.lr > 0:
+            raise InputError(f"a learning rate of {self.lr}; give more than 0")
+
+
+class DecoderTraining:
+    """What EDD and VDM train, for `realrun.training.loop`: float32 masters of the decoder; the target is frozen."""
+
+    def __init__(self, target: Any, settings: EddSettings, seed: int = 0):
+        self.target, self.settings, self.seed = target.requires_grad_(False), settings, seed
+        self.split = default_split(target) if settings.states_after is None else settings.states_after
+        if self.split:
+            check_split(target, self.split)
+        self.decoder: Any = one_layer_model(target, seed)
+        # Faster to train than a random layer: the last one reads states as the target does, the first one embeddings.
+        start = target.model.layers[-1 if self.split else 0]
+        self.decoder.model.layers[0].load_state_dict(start.state_dict())
+        if target.dtype.itemsize < 4:
+            self.decoder.float()
+        self.decoder.requires_grad_(True)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.decoder.parameters()), "lr": self.settings.lr}]
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of a batch [B, T + 1] in nats a token, and "block", the length of blocks in tokens."""
+        settings = self.settings
+        rng = np.random.default_rng((self.seed, 3, step))
+        block = int(rng.integers(settings.shortest_block, settings.longest_block + 1))
+        ours, theirs = self._logits(batch, block)
+        count = ours.shape[1]
+        chosen = self._drafted(count, block)
+        if settings.loss == "text":
+            loss = F.cross_entropy(wide(ours[:, chosen]).flatten(0, 1), batch[:, 1:][:, chosen].flatten())
+        else:
+            loss = kl_nats(theirs[:, chosen], ours[:, chosen])
+        return loss, {"block": float(block)} if self.split else {}
+
+    def state(self) -> Tensors:
+        return own_state(self.decoder)
+
+    def load_state(self, tensors: Tensors) -> None:
+        load_own_state(self.decoder, tensors)
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """divergence : KL(target || decoder) in nats at drafted tokens, in the longest blocks
+
+        agreement, agreement_i : how often both prefer the same token, at all of these and at the i-th of a draft
+        """
+        block = self.settings.longest_block
+        ours, theirs = self._logits(batch, block)
+        same = (ours.argmax(-1) == theirs.argmax(-1)).double()
+        chosen = self._drafted(ours.shape[1], block)
+        figures = {
+            "divergence": float(kl_nats(theirs[:, chosen], ours[:, chosen])),
+            "agreement": float(same[:, chosen].mean()),
+        }
+        if self.split:
+            figures |= {f"agreement_{i + 1}": float(same[:, i::block].mean()) for i in range(min(PLACES, block - 1))}
+        return figures
+
+    def _logits(self, batch: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, T, V] after each token of a batch [B, T + 1] but the last: the decoder's and the target's."""
+        tokens = batch[:, :-1]
+        if not self.split:
+            with torch.no_grad():
+                theirs = self.target(input_ids=tokens, use_cache=False).logits
+            return self.decoder(input_ids=tokens, use_cache=False).logits, theirs
+        states, theirs = states_and_logits(self.target, tokens, self.split)
+        return block_logits(self.decoder, tokens, states, block), theirs
+
+    def _drafted(self, count: int, block: int) -> torch.Tensor:
+        """Which of `count` rows predict a token that is drafted, bool [count]: for VDM, all."""
+        if not self.split:
+            return torch.ones(count, dtype=torch.bool)
+        return (torch.arange(count) + 1) % block != 0
+
+
+@torch.no_grad()
+def states_and_logits(target: Any, tokens: torch.Tensor, split: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's states [B, T, d] after so many of its layers, and its logits [B, T, V], of tokens [B, T]."""
+    kept: list[torch.Tensor] = []
+    # Not the library's list of states, whose last one is normed.
+    hook = target.model.layers[split - 1].register_forward_hook(lambda module, given, made: kept.append(made))
+    try:
+        logits: torch.Tensor = target(input_ids=tokens, use_cache=False).logits
+    finally:
+        hook.remove()
+    (states,) = kept
+    return states[0] if isinstance(states, tuple) else states, logits
+
+
+def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:
+    """The decoder's logits [B, T, V] after each of these tokens [B, T], under the dual-block mask.
+
+    states : [B, T, d], the target's; block : L in tokens
+    """
+    inner = decoder.model
+    count = tokens.shape[1]
+    embedded = inner.embed_tokens(tokens)
+    x = torch.cat([states.to(embedded.dtype), embedded], dim=1)
+    positions = torch.arange(count, device=tokens.device).repeat(2)[None]
+    seen = dual_block_mask(count, block).to(tokens.device)
+    mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
+    x = inner.layers[0](
+        x,
+        attention_mask=mask[None, None],
+        position_ids=positions,
+        position_embeddings=inner.rotary_emb(x, position_ids=positions),
+    )
+    logits: torch.Tensor = decoder.get_output_embeddings()(inner.norm(x[:, count:]))
+    return logits
+
+
+def dual_block_mask(count: int, block: int) -> torch.Tensor:
+    """Who sees whom among `count` states and, behind them, as many tokens: bool [2 count, 2 count].
+
+    Token i of block j = floor(i / L) sees the states before token j L, and tokens j L to i. What states
+    see plays no part; each sees itself.
+    """
+    index = torch.arange(count)
+    start = index // block * block
+    states = index[None] < start[:, None]
+    tokens = (index[None] >= start[:, None]) & (index[None] <= index[:, None])
+    own = torch.eye(count, dtype=torch.bool)
+    return torch.cat([torch.cat([own, torch.zeros_like(own)], dim=1), torch.cat([states, tokens], dim=1)])
+
+
+def kl_nats(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+    """Mean over rows of KL(theirs || ours), of two sets of logits [..., V]."""
+    p, q = (F.log_softmax(wide(x), dim=-1).flatten(0, -2) for x in (theirs, ours))
+    return F.kl_div(q, p, reduction="batchmean", log_target=True)
+
+
+def train_edd(
+    pair: Pair,
+    settings: EddSettings,
+    loop: LoopSettings,
+    out: Path,
+    progress: Progress,
+    *,
+    cache: Path | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
+    """Train a decoder of the pair's target, as `train_on_frozen_target` does; facts and history.
+
+    Of kind "vdm" where it reads no states.
+    """
+    job = DecoderTraining(pair.target, settings, loop.seed)
+    kind = "edd" if job.split else "vdm"
+    settings = replace(settings, states_after=job.split)
+    return train_on_frozen_target(pair, kind, kind, job, settings, loop, out, progress, cache=cache, dtype=dtype)

@@ -1,0 +1,285 @@
+"""SAR-SFT: a target learns to say several tokens at once where mask tokens ask for them (Yi et al. 2024, 3.1).
+
+    L_AR  = - sum_{t=1}^{N} log p(y_t | y_<t, X)
+    L_SAR = - sum_{t=1}^{m} log p(y_t | y_<t, X) - sum_{j=1}^{k} log p(y_{m+j} | y_<m, j masks, X)
+
+An example has the first loss with probability p_ar and else the second, for m drawn from 1 .. N - k. The last
+real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (ERRATA C3, C4); the draw is per example
+(C5). Here a window of text is an answer, whose first token stands for X.
+
+A window serves `examples` of them at once: its tokens pass through the model once, causally, and behind
+them stands a group of k masks for each m, which sees y_<m and itself alone. Since no real token sees a mask,
+that is exactly what the examples give one by one. The sum of all losses is divided by examples and
+tokens of the batch, so that p_ar = 1 is the mean loss of plain fine-tuning.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from realrun.drafters.files import TUNED, describe_target, save_drafter
+from realrun.drafters.space import MAX_MASKS
+from realrun.provenance import provenance
+from realrun.training.distill import check_length
+from realrun.training.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
+from realrun.training.lora import Adapter, AdapterSettings
+from specsim.errors import InputError
+
+CUTS = 16  # of a held-out window, at which masks are judged
+
+
+@dataclass(frozen=True)
+class SpaceSettings:
+    """What is trained and how.
+
+    masks : k
+    p_ar : chance that an example has the autoregressive loss
+    full : train all of the target; else a low-rank adapter
+    lr : peak of the target's learning rate and the mask's; 5e-5 for a target of 7B in the paper
+    examples : drawn from every window
+    """
+
+    masks: int = 5
+    p_ar: float = 0.5
+    full: bool = False
+    lr: float = 1e-3
+    examples: int = 16
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.masks <= MAX_MASKS:
+            raise InputError(f"{self.masks} masks of SPACE; choose 1 to {MAX_MASKS}")
+        if not 0 <= self.p_ar <= 1:
+            raise InputError(f"p_ar of {self.p_ar} is no probability; choose 0 to 1")
+        if not self.lr > 0:
+            raise InputError(f"a learning rate of {self.lr}; choose more than 0")
+        if self.examples < 1:
+            raise InputError(f"{self.examples} examples of a window; choose at least 1")
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """All that has influence on the result."""
+        return {name: value for name, value in asdict(self).items() if not (self.full and name == "adapter")}
+
+
+def train_space(
+    target: Any,
+    settings: SpaceSettings,
+    loop: LoopSettings,
+    train_tokens: Text,
+    held_tokens: Tokens,
+    out: Path,
+    progress: Progress,
+    *,
+    target_name: str,
+    facts: Mapping[str, Any] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
+    """Tune a target with a mask token and write OUT/drafter.safetensors; the file's facts.
+
+    Goes on from what OUT holds. The target is afterwards as before.
+
+    facts : more of them for the file, such as where the text comes from
+    dtype : of the file. The tuned target is the one that the file gives, and so are the held-out figures
+
+    Raises InputError where peft is missing, the target cannot be adapted, or `run_loop` refuses.
+    """
+    if loop.window_tokens <= settings.masks:
+        raise InputError(
+            f"windows of {loop.window_tokens} tokens are too short for {settings.masks} masks; give longer windows"
+        )
+    check_length(target, loop.window_tokens, "windows")
+    own = settings.decisive
+    plan = space_plan(target, settings, target_name, dtype)
+    job = MaskTraining(target, settings, loop.seed, dtype)
+    try:
+        history = run_loop(job, loop, train_tokens, held_tokens, out, plan, progress)
+        tensors = {name: value.detach().to(dtype, copy=True) for name, value in job.state().items()}
+    finally:
+        job.remove()
+    whole = {
+        "target": plan["target"],
+        "masks": settings.masks,
+        **({} if settings.full else {"adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}}),
+        "method": "space",
+        "settings": own,
+        "parameters": sum(value.numel() for value in tensors.values()),
+        **(facts or {}),
+        **run_facts(loop, history, out),
+        "provenance": provenance(target.device, target.dtype),
+    }
+    save_drafter(out, "space", tensors, whole)
+    return whole
+
+
+def space_plan(target: Any, settings: SpaceSettings, target_name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """What decides a training beside the loop's settings and the text."""
+    stored = str(dtype).removeprefix("torch.")
+    return {
+        "drafter": "space",
+        "target": describe_target(target, target_name),
+        "stored": stored,
+        **settings.decisive,
+    }
+
+
+class MaskTraining:
+    """What SAR-SFT trains, for `realrun.training.loop`.
+
+    An adapted target carries its adapter until `remove`; a target that is trained whole is a copy.
+
+    stored : the type that figures of held-out text are rounded to
+    """
+
+    def __init__(self, target: Any, settings: SpaceSettings, seed: int = 0, stored: torch.dtype = torch.bfloat16):
+        self.original, self.settings, self.stored = target, settings, stored
+        rows = target.get_input_embeddings().weight.detach()
+        kind = torch.float32 if rows.dtype.itemsize < 4 else rows.dtype
+        noise = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.mask = (noise.to(rows.device) * rows.double().std()).to(kind).requires_grad_(True)
+        self.adapter: Adapter | None = None
+        if settings.full:
+            self.model = copy.deepcopy(target).requires_grad_(True)
+            if target.dtype.itemsize < 4:
+                self.model.float()
+        else:
+            self.model, self.adapter = target, Adapter(target, settings.adapter, seed)
+
+    def remove(self) -> None:
+        """Leave the target as it was found."""
+        if self.adapter is not None:
+            self.adapter.remove()
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.state().values()), "lr": self.settings.lr}]
+
+    def state(self) -> Tensors:
+        """The trained tensors by their names in a drafter's file."""
+        if self.adapter is not None:
+            return {"mask": self.mask, **self.adapter.tensors()}
+        return {"mask": self.mask, **{f"{TUNED}{name}": value for name, value in self.model.named_parameters()}}
+
+    @torch.no_grad()
+    def load_state(self, tensors: Tensors) -> None:
+        for name, value in self.state().items():
+            value.copy_(tensors[name])
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of a batch [B, T + 1]; "text" and "masks", means in nats a token that was predicted."""
+        total = batch.shape[1] - 1
+        cuts = self._draw(len(batch), total).to(batch.device)
+        with self.adapter.dropping() if self.adapter is not None else nullcontext():
+            logits, masked = self._pass(batch[:, :-1], cuts)
+        # Of a real token: how many of its window's examples have it among what they predict.
+        last = torch.where(cuts > 0, cuts, total)
+        counts = (torch.arange(total, device=batch.device) < last[..., None]).sum(1)
+        text = F.cross_entropy(wide(logits).flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        nats = (text * counts.flatten()).sum()
+        parts = {"text": float(nats.detach() / counts.sum())}
+        if self.settings.p_ar < 1:
+            parts["masks"] = 0.0  # where a batch happens to have none
+        if masked is not None:
+            labels = mask_labels(batch, cuts, self.settings.masks)
+            said = F.cross_entropy(wide(masked).flatten(0, 2), labels.flatten(), reduction="none")
+            drawn = (cuts > 0)[..., None].expand(labels.shape).flatten()
+            parts["masks"] = float((said.detach() * drawn).sum() / drawn.sum())
+            nats = nats + (said * drawn).sum()
+        return nats / cuts.numel() / total, parts
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """Of the target as it would be stored.
+
+        original, tuned : cross-entropy with the text in nats, before and after
+        mask_j, mask_j_text, mask_j_agreement : cross-entropy of mask j with the text in nats, how often it prefers
+            the text's token, and how often what the tuned target itself prefers there; at CUTS places of each window
+        """
+        total, masks = batch.shape[1] - 1, self.settings.masks
+        places = torch.linspace(1, total - masks, CUTS).round().long().unique()
+        cuts = places.expand(len(batch), -1).to(batch.device)
+        with self._untuned():
+            original = self.original(input_ids=batch[:, :-1], use_cache=False).logits
+        with self._as_stored():
+            logits, masked = self._pass(batch[:, :-1], cuts)
+        assert masked is not None
+        figures = {"original": _cross_entropy(original, batch[:, 1:]), "tuned": _cross_entropy(logits, batch[:, 1:])}
+        guess, labels = masked.argmax(-1), mask_labels(batch, cuts, masks)
+        preferred = mask_labels(F.pad(logits.argmax(-1), (1, 0)), cuts, masks)
+        for j in range(masks):
+            figures[f"mask_{j + 1}"] = _cross_entropy(masked[:, :, j], labels[:, :, j])
+            figures[f"mask_{j + 1}_text"] = (guess == labels)[:, :, j].double().mean()
+            figures[f"mask_{j + 1}_agreement"] = (guess == preferred)[:, :, j].double().mean()
+        return {name: float(value) for name, value in figures.items()}
+
+    def _draw(self, windows: int, total: int) -> torch.Tensor:
+        """m [windows, examples], int64, from 1 .. total - k; 0 where an example has the autoregressive loss."""
+        shape, settings = (windows, self.settings.examples), self.settings
+        autoregressive = torch.rand(shape) < settings.p_ar
+        return torch.randint(1, total - settings.masks + 1, shape).masked_fill(autoregressive, 0)
+
+    def _pass(self, tokens: torch.Tensor, cuts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [B, T, V] of tokens [B, T], and [B, E, k, V] of the masks in the place of y_m and on, m = cuts [B, E].
+
+        Where no m is given, nothing is masked; what stands at a 0 among others is without meaning.
+        """
+        if not bool(cuts.any()):
+            return self.model(input_ids=tokens, use_cache=False).logits, None
+        embedded = self.model.get_input_embeddings()(tokens)
+        groups, masks, total = cuts.shape[1], self.settings.masks, tokens.shape[1]
+        asked = self.mask.to(embedded.dtype).expand(len(tokens), groups * masks, -1)
+        at = (cuts[..., None] + torch.arange(masks, device=cuts.device)).flatten(1)
+        positions = torch.cat([torch.arange(total, device=cuts.device).expand(len(tokens), -1), at], dim=1)
+        logits = self.model(
+            inputs_embeds=torch.cat([embedded, asked], dim=1),
+            position_ids=positions,
+            attention_mask=group_mask(cuts, masks, total, embedded.dtype),
+            use_cache=False,
+        ).logits
+        return logits[:, :total], logits[:, total:].unflatten(1, (groups, masks))
+
+    def _untuned(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None else self.adapter.off()
+
+    @contextmanager
+    def _as_stored(self) -> Iterator[None]:
+        masters = {name: value.detach().clone() for name, value in self.state().items()}
+        self.load_state({name: value.to(self.stored) for name, value in masters.items()})
+        try:
+            yield
+        finally:
+            self.load_state(masters)
+
+
+def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive [B, 1, n, n] of T tokens and, behind them, E groups of k masks: n = T + E k.
+
+    Tokens see each other causally. Masks of the group with cut m see the first m tokens of the window, which are X
+    and y_<m, and the masks before them in the group.
+    """
+    device, (windows, groups) = cuts.device, cuts.shape
+    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
+    real = F.pad(causal, (0, groups * masks)).expand(windows, -1, -1)
+    before = (torch.arange(total, device=device) < cuts[..., None]).repeat_interleave(masks, dim=1)
+    own = torch.ones(masks, masks, dtype=torch.bool, device=device).tril()
+    group = torch.block_diag(*[own] * groups).bool().expand(windows, -1, -1)
+    seen = torch.cat([real, torch.cat([before, group], dim=2)], dim=1)
+    additive = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+    return additive[:, None]
+
+
+def mask_labels(batch: torch.Tensor, cuts: torch.Tensor, masks: int) -> torch.Tensor:
+    """y_{m + j} [B, E, k] of windows [B, T + 1], whose first token is X, for m = cuts [B, E] and j = 1 .. k."""
+    at = cuts[..., None] + torch.arange(1, masks + 1, device=batch.device)
+    return batch.gather(1, at.flatten(1)).view(at.shape)
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten())

@@ -1,0 +1,231 @@
+"""The report of `realrun leaderboard`: all drafters with their best policies, on one page and as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from specsim.errors import InputError
+from specsim.report import leaderboard_figures as figures
+from specsim.report.page import (
+    CSS,
+    MINUS,
+    decoding_text,
+    definitions,
+    facts,
+    figure,
+    line,
+    page,
+    percent,
+    signed_percent,
+    table,
+    tiles,
+    with_interval,
+    write_whole,
+)
+
+Row = Mapping[str, Any]
+KIND = "specsim-drafter-leaderboard"
+DASH = "&ndash;"
+CSS_DRAFTERS = (
+    CSS
+    + """.drafters :is(th, td):is(:nth-child(2), :nth-child(3)), .about :is(th, td):nth-child(2) { text-align: left; }
+.drafters td:nth-child(3) { white-space: normal; }
+.tie { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 12px;
+  font-weight: 500; line-height: 18px; background: #dcf1ea; color: #00624a; }
+.stack figure { margin-top: 40px; }
+.settings { display: block; color: var(--muted); font-size: 12px; font-weight: 400; }
+"""
+)
+CSV_COLUMNS = (
+    "rank", "drafter", "role", "policy", "form", "settings", "own_target", "best_of_drafter", "speedup", "speedup_low",
+    "speedup_high", "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high",
+    "measured", "measured_low", "measured_high", "error_percent", "rounds_identical_percent",
+    "output_identical_percent", "tau", "v_d", "r_d", "hm", "train_speedup",
+)  # fmt: skip
+
+DEFINITIONS = {
+    "Speedup": "Seconds of autoregressive decoding over seconds with the drafter and its policy, over all held-out "
+    "prompts: predicted by replay under measured costs, and measured by really decoding.",
+    "Equal accounting": "One autoregressive time for all, that of the plain target by its own pass; the same prompts "
+    "and the same split of them; costs measured, and prompts decoded, in turn, in an order shuffled anew each time, so "
+    "that drift of the machine hits all alike.",
+    "Own target": "A drafter that came with a target of its own, tuned with it. That target has the plain one's "
+    "architecture, so the plain one's autoregressive time stands for it; its text is another one, and its seconds are "
+    "taken for as many tokens as the baseline emits. Speed alone is compared: whether it writes as well is not.",
+    "Fixed K, adaptive chain, tree": "The best policy of each kind that the drafter can have, chosen by its speedup "
+    "on the tuning prompts, and so are its settings. A star marks the one of them that is best there.",
+    "Interval": "95 % bootstrap over prompts, the independent units; below a dozen prompts, Student's t. It does not "
+    "hold the error of the measured costs: what was measured shows how large that is.",
+    "To the leader": "Predicted speedup of the first row less that of the row, the same prompts resampled for both. A "
+    "row whose interval takes in 0 is marked as not separated: these prompts cannot tell it from the leader, "
+    "which was picked on them, so that its own figure is a little flattered.",
+    "Error": f"Predicted / measured {MINUS} 1.",
+    "Rounds identical": "Share of replayed rounds that the real run repeated exactly.",
+    "tau": "Output tokens per target pass, the target's own included.",
+    "v_d": "Accepted over drafted tokens.",
+    "r_d": "Accepted over output tokens.",
+    "HM": "Harmonic mean of v_d and r_d.",
+    "s_d / s_t": "Time of a draft step, mean over the depth, over that of an autoregressive step.",
+}
+
+
+def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
+    """One CSV line per row, best first; speedups as ratios."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for rank, row in enumerate(document["rows"], start=1):
+        flat = {"rank": rank, **row}
+        behind = (row["leader_minus_this"] or {}).get("difference")
+        for name, value in (("speedup", row["speedup"]), ("measured", row["measured"]), ("leader_minus_this", behind)):
+            ends = value or {}
+            flat |= {name: ends.get("estimate"), f"{name}_low": ends.get("low"), f"{name}_high": ends.get("high")}
+        writer.writerow(flat)
+    write_whole(path, text.getvalue())
+
+
+def write_drafters_report(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the report as one self-contained HTML file, whole or not at all.
+
+    document : what `realrun leaderboard --json` prints. Raises InputError for another document.
+    """
+    write_whole(path, render_drafters(document))
+
+
+def render_drafters(document: Mapping[str, Any]) -> str:
+    """The page itself; the same document gives the same bytes."""
+    if document.get("kind") != KIND or not document.get("rows"):
+        raise InputError(f"report: the document is no {KIND} with a row; give what `realrun leaderboard` wrote")
+    rows = document["rows"]
+    title = f"Drafters of {escape(document['target'])}"
+    drawn = figure(
+        "wide",
+        "Ranking",
+        figures.drafters(rows),
+        "Green rows are the leader and those that these prompts cannot tell from it. All share the prompts, so that "
+        "overlapping bars alone are no tie.",
+    ) + figure(
+        "wide",
+        "Where the time goes",
+        figures.time_per_token(
+            {"rows": rows, "baseline_token_seconds": document["autoregressive_token_seconds"]}, "drafters"
+        ),
+        "Predicted time per output token by what it is spent on; the dashed line is autoregressive decoding.",
+    )
+    body = [
+        '<p class="eyebrow">Drafters, each with its best policies</p>',
+        f"<h1>{title}</h1>",
+        _lead(document),
+        "<h2>Drafters and policies, by predicted speedup</h2>",
+        _table(rows),
+        f'<div class="stack">{drawn}</div>',
+        "<h2>The drafters</h2>",
+        _drafters_table(document["drafters"]),
+    ]
+    if document["skipped"]:
+        left_out: dict[tuple[str, str], list[str]] = {}
+        for one in document["skipped"]:
+            left_out.setdefault((one["policy"], one["reason"]), []).append(one["drafter"])
+        pairs = ((f"{policy} with {', '.join(names)}", reason) for (policy, reason), names in left_out.items())
+        body += ["<h3>Not compared</h3>", facts(pairs)]
+    body += ["<h2>How it was made</h2>", facts(_facts(document)), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
+    return page(f"Leaderboard: {title}", body, css=CSS_DRAFTERS)
+
+
+def _lead(document: Mapping[str, Any]) -> str:
+    rows, sequences = document["rows"], document["sequences"]
+    top, error = rows[0], document["median_abs_error_percent"]
+    speedup, ties = top["speedup"], [row for row in rows if row["tied_with_leader"]]
+    lead = (
+        f"Policies were tuned for each of {len(document['drafters'])} drafters on {sequences['tuning']:,} prompts and "
+        f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
+        f"{decoding_text(document['decoding'])}. The fastest was {top['drafter']} with {top['form']}: "
+        f"{speedup['estimate']:.3f} times autoregressive speed (95 % interval {speedup['low']:.3f} to "
+        f"{speedup['high']:.3f})."
+    )
+    if ties:
+        lead += f" These prompts cannot tell it from {', '.join(row['label'] for row in ties)}."
+    boxes = [
+        (f"{speedup['estimate']:.2f}", f"best predicted speedup, {top['label']}"),
+        (f"{len(ties) + 1} of {len(rows)}", "rows share the first place within the data's resolution"),
+    ]
+    measured = [row for row in rows if row["measured"] is not None]
+    if measured:
+        fastest = max(measured, key=lambda row: row["measured"]["estimate"])
+        lead += f" Really decoding them, predictions missed by {error:.1f} % in the median."
+        boxes += [
+            (f"{fastest['measured']['estimate']:.2f}", f"best measured speedup, {fastest['label']}"),
+            (f"{error:.1f} %", f"median absolute error of {len(measured)} predicted speedups"),
+        ]
+    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+
+
+def _table(rows: Sequence[Row]) -> str:
+    measured = any(row["measured"] is not None for row in rows)
+    head = ["", "drafter", "policy", '<span class="p">predicted</span> speedup', "to the leader"]
+    head += ['<span class="m">measured</span> speedup', "error", "rounds<br>identical"] if measured else []
+    head += ["tau", "v_d", "r_d", "HM"]
+    lines = [line(_cells(place, row, measured), "best" if place == 1 else "") for place, row in enumerate(rows, 1)]
+    baseline = ["", "autoregressive", DASH, "1.000", DASH, *(["1.000", DASH, DASH] if measured else [])]
+    # The baseline takes its place in the order: what stands below it made decoding slower.
+    ahead = sum(row["speedup"]["estimate"] >= 1 for row in rows)
+    lines.insert(ahead, line([*baseline, "1.00", *(DASH,) * 3], "baseline"))
+    return table("drafters", head, lines)
+
+
+def _cells(place: int, row: Row, measured: bool) -> list[str]:
+    behind = row["leader_minus_this"]
+    tie = '<span class="tie">not separated</span>' if row["tied_with_leader"] else ""
+    name = escape(row["drafter"]) + (" (own target)" if row["own_target"] else "")
+    star = " &#9733;" if row["best_of_drafter"] else ""
+    cells = [
+        str(place),
+        name,
+        f'{escape(row["form"])}{star}{tie}<span class="settings">{escape(row["settings"])}</span>',
+        with_interval(row["speedup"]),
+        with_interval(behind["difference"]) if behind else DASH,
+    ]
+    if measured:
+        cells += [
+            with_interval(row["measured"]),
+            signed_percent(row["error_percent"]),
+            percent(row["rounds_identical_percent"]),
+        ]
+    return [*cells, f"{row['tau']:.2f}", *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm"))]
+
+
+def _drafters_table(drafters: Sequence[Row]) -> str:
+    head = ("drafter", "kind", "depth", "trees", "own target", "s_d / s_t", "first token<br>accepted")
+    lines = [
+        line(
+            (
+                escape(one["name"]),
+                escape(one["kind"]),
+                str(one["depth"]),
+                "yes" if one["trees"] else "no",
+                "yes" if one["own_target"] else "no",
+                f"{one['step_ratio']:.3f}",
+                percent(100 * one["first_token_accepted_share"]),
+            )
+        )
+        for one in drafters
+    ]
+    return table("about", head, lines)
+
+
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    sequences = document["sequences"]
+    return [
+        ("target", f"{document['target']}, {document['dtype']} on {document['device']}"),
+        ("decoding", decoding_text(document["decoding"])),
+        ("prompts", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"),
+        ("autoregressive step, predicted", f"{1e3 * document['autoregressive_token_seconds']:.2f} ms"),
+        ("slices of the costs", document["slices"]),
+        *((key.replace("_", " "), value) for key, value in document["options"].items()),
+        *document["environment"].items(),
+    ]

@@ -1,0 +1,244 @@
+"""What the study computes, each into a folder of its own: decoders trained, validations, records of variants, boards.
+
+What is there already is read, so that a second start goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numba as nb
+
+from realrun.choice import Choice
+from realrun.drafters.files import read_drafter
+from realrun.main_job import Settings, recorded_trace, run_main_job
+from realrun.models import LAB_WEIGHTS, Pair, load_pair, load_target
+from realrun.profile import write_json
+from realrun.prompts import study_prompts
+from realrun.record import RecordSettings
+from realrun.training.edd import EddSettings, train_edd
+from realrun.training.loop import LoopSettings
+from specsim.cost import ConstantCost, CostModel
+from specsim.cost_profile import read_cost
+from specsim.leaderboard import leaderboard
+from specsim.policy import PCT, POLICIES, FixedK, Policy, Variant
+from specsim.policy.pct import LEAF_THRESHOLD, MAX_NODES, WIDTH
+from specsim.replay import compile_for
+from specsim.trace import Trace
+from specsim.trace_files import read_trace
+
+Config = Mapping[str, Any]
+Report = Callable[[str, int, int], None]
+Document = dict[str, Any]
+EDD, VDM = "edd", "vdm"
+HERE, PAPER = "this machine's costs", "the paper's costs"
+WHOLE, NO_STATES, NO_KL, ONE_BLOCK = "EDD + PCT", "without states", "without KL", "one block length"
+NO_GAIN, NO_LEAVES = "without expected time gain", "leaves kept"
+
+
+@nb.njit
+def expand_sure(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
+    """Expand what the drafter is sure of, whatever the chance that its parents are accepted."""
+    width, expanded = int(params[WIDTH]), 0
+    for i in range(first, end):
+        likely = ((i == 0) | (tree.prob[i] >= params[0])) & (expanded < int(params[MAX_NODES]))
+        widths[i] = width * likely
+        expanded += likely
+    return state
+
+
+@nb.njit
+def select_sure(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
+    """Keep what PCT keeps; a node that may have been expanded at any path counts from the leaves' threshold on."""
+    kept = 0
+    for i in range(1, count):
+        if (tree.path[i] >= params[LEAF_THRESHOLD]) & (kept < int(params[MAX_NODES])):
+            keep[i] = True
+            kept += 1
+    return params[LEAF_THRESHOLD]
+
+
+@dataclass(frozen=True)
+class SureTree(PCT):
+    """PCT without its estimate of a gain (table 3): a node's own confidence against a threshold."""
+
+    name = "sure_tree"
+    variants = (Variant("tuned", {"test": "node"}), Variant("untuned", tuned=False))
+    expand = staticmethod(expand_sure)
+    select = staticmethod(select_sure)
+
+    @property
+    def max_expanded(self) -> int:
+        return self.max_nodes
+
+
+@dataclass(frozen=True)
+class PaperPCT(PCT):
+    """PCT as the paper runs it, and with its leaves kept."""
+
+    variants = (
+        Variant("s_d / s_t of the costs", tuned=False),
+        Variant("leaves kept", {"leaf_threshold": 0.0}, tuned=False),
+    )
+
+
+class PaperK(FixedK):
+    """Fixed K, tuned and at the paper's length."""
+
+    name = "fixed_k"
+    variants = (Variant("tuned"), Variant("the paper's", {"k": 5}, tuned=False))
+
+
+class HeadsK(FixedK):
+    """The same for MEDUSA, which drafts no deeper than it has heads."""
+
+    name = "fixed_k"
+    variants = (Variant("tuned"), Variant("as deep as heads", {"k": 4}, tuned=False))
+
+
+def load(drafter: str | Path, config: Config) -> Pair:
+    """The lab with one of its drafters, or with one in a folder."""
+    return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
+
+
+def trained(out: Path, config: Config, report: Report) -> dict[str, Path]:
+    """VDM, and the decoders of the ablation and the sweep: name -> folder."""
+    ablation = config["ablation"]
+    small, usual = ablation["tokens"], ablation["usual"]
+    wanted = {
+        VDM: (config["train"]["tokens"], EddSettings(states_after=0)),
+        WHOLE: (small, EddSettings(states_after=usual)),
+        NO_STATES: (small, EddSettings(states_after=0)),
+        NO_KL: (small, EddSettings(states_after=usual, loss="text")),
+        ONE_BLOCK: (small, EddSettings(states_after=usual, longest_block=5)),
+    }
+    wanted |= {f"states {n}": (small, EddSettings(states_after=n)) for n in ablation["states_after"] if n != usual}
+    pair = load_target(dtype=config["train"]["dtype"], threads=config["threads"])
+    default = LoopSettings(steps=1, warmup_steps=40, dtype=config["train"]["dtype"])
+    folders = {}
+    for name, (tokens, settings) in wanted.items():
+        steps = int(1e6 * tokens / (default.batch_windows * default.window_tokens))
+        folders[name] = folder = out / "trained" / name.replace(" ", "-")
+        train_edd(
+            pair,
+            settings,
+            dataclasses.replace(default, steps=steps),
+            folder,
+            named(report, name),
+            cache=out / "text",
+        )
+    return folders
+
+
+def record_settings(run: Config, config: Config, tree_nodes: int) -> RecordSettings:
+    """What is recorded in this way of decoding."""
+    choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+    return RecordSettings(config["depth"], config["max_new_tokens"], choice, tree_nodes, config["tree_width"])
+
+
+def named(report: Report, name: str) -> Report:
+    """Progress that says what it is of."""
+
+    def show(what: str, done: int, total: int) -> None:
+        report(f"{name}: {what}", done, total)
+
+    return show
+
+
+def main_jobs(
+    out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Report
+) -> dict[str, Document]:
+    """The validation of every drafter in one way of decoding, the ratio s_d / s_t and what its file says of it."""
+    found = {}
+    for drafter in config["drafters"]:
+        folder = out / run["name"] / drafter
+        done = folder / "validation.json"
+        if not done.is_file():
+            validate(folder, load(folders.get(drafter, drafter), config), run, config, report)
+        table = compile_for(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
+        facts = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
+        found[drafter] = {**json.loads(done.read_text()), "step_ratio": table.step_ratio, "facts": facts}
+    return found
+
+
+def validate(folder: Path, pair: Pair, run: Config, config: Config, report: Report) -> None:
+    """Record, profile, tune, predict and really decode with this drafter; trees with EDD's alone."""
+    trees = config["trees"] if folder.name == EDD else []
+    chains = [name for name in config["chains"] if name != "fixed_k"]
+    settings = Settings(
+        record=record_settings(run, config, config["tree_nodes"] if trees else 0),
+        kinds=(PaperK if pair.deepest is None else HeadsK, *(POLICIES[name] for name in (*chains, *trees))),
+        trials=config["trials"],
+        repeats=config["repeats"],
+        tuning_share=config["tuning_share"],
+        seed=config["seed"],
+    )
+    prompts = study_prompts(pair.tokenizer, config["prompts"])
+    run_main_job(pair, prompts, settings, folder, named(report, folder.name))
+
+
+def paper_cost(config: Config) -> ConstantCost:
+    """Seconds of a draft step and of a target pass in the paper."""
+    return ConstantCost(config["paper"]["s_d"], config["paper"]["s_t"])
+
+
+def board_of(
+    done: Path, trace: Trace, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Report
+) -> Document:
+    """The leaderboard of these policies on the trace at this cost; read where it is there."""
+    if not done.is_file():
+        (board,) = leaderboard(
+            {done.stem: trace},
+            [cost],
+            kinds=kinds,
+            trials=config["trials"],
+            tuning_share=config["tuning_share"],
+            seed=config["seed"],
+            sensitivity=False,
+            progress=report,
+        )
+        write_json({**board.as_dict(), "baseline_s": board.baseline_s.tolist()}, done)
+    return dict(json.loads(done.read_text()))
+
+
+def tree_boards(out: Path, run: Config, config: Config, report: Report) -> Document:
+    """All policies of EDD's validation replayed at the paper's costs."""
+    folder = out / run["name"] / EDD
+    kinds = [POLICIES[name] for name in (*config["chains"], *config["trees"])]
+    return board_of(
+        folder / "paper-costs.json", read_trace(folder / "trace"), paper_cost(config), kinds, config, report
+    )
+
+
+def variants(out: Path, config: Config, folders: Mapping[str, Path], report: Report) -> dict[str, dict[str, Document]]:
+    """Boards of every decoder of the ablation and the sweep, greedy, at two costs: name -> costs -> board.
+
+    All have EDD's structure, so that its profile prices them, and VDM's the one without states.
+    """
+    run = config["runs"][0]
+    found: dict[str, dict[str, Document]] = {}
+    for name, folder in folders.items():
+        if name == VDM:
+            continue
+        pair = load(folder, config)
+        where = out / "variants" / folder.name
+        trace = recorded_trace(
+            pair,
+            study_prompts(pair.tokenizer, config["prompts"]),
+            record_settings(run, config, config["tree_nodes"]),
+            where / "trace",
+            partial(named(report, name), "record"),
+        )
+        measured = read_cost(out / run["name"] / EDD / "profile.json")
+        kinds: list[type[Policy]] = [PaperK, PaperPCT, SureTree]
+        found[name] = {
+            what: board_of(where / f"{what.split()[0]}.json", trace, cost, kinds, config, report)
+            for what, cost in ((HERE, measured), (PAPER, paper_cost(config)))
+        }
+    return found

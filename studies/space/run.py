@@ -1,0 +1,246 @@
+"""SPACE on the lab: `python studies/space/run.py [OUT]`.
+
+Validates every k (recorded, profiled, predicted, really decoded on this machine) beside policies that verify
+fewer of the candidates, replays the same trace where a pass costs the same whatever its size, and
+trains the plainly tuned target that SAR-SFT is to be compared with. A second start goes on with what is there.
+
+Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from realrun.choice import Choice
+from realrun.drafters.files import read_drafter
+from realrun.main_job import Settings, run_main_job
+from realrun.models import LAB_WEIGHTS, load_pair, load_target
+from realrun.prompts import study_prompts
+from realrun.record import RecordSettings
+from realrun.training.distill import DistillSettings, TextSettings, training_text
+from realrun.training.loop import LoopSettings
+from realrun.training.lora import AdapterSettings
+from realrun.training.space import SpaceSettings, train_space
+from specsim.console import progress_bar
+from specsim.cost import ConstantCost
+from specsim.errors import InputError
+from specsim.policy import POLICIES, SpaceK, Variant
+from specsim.prediction import predict
+from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, styled, svg
+from specsim.report.markdown import interval, markdown_table
+from specsim.report.page import write_whole
+from specsim.trace_files import read_trace
+from specsim.tuning import split_sequences
+
+HERE = Path(__file__).parent
+DRAFTER = "space"
+TARGET_PERCENT = 5.0  # median error of predictions
+Config = Mapping[str, Any]
+Document = dict[str, Any]
+Report = Callable[[str, int, int], None]
+
+
+class EveryK(SpaceK):
+    """Every k that the target was trained for."""
+
+    name = "space_k"
+    variants = tuple(Variant(f"k = {k}", {"k": k}, tuned=False) for k in range(1, 6))
+
+
+def validation(folder: Path, run: Config, config: Config, report: Report) -> Document:
+    """Record, profile, tune, predict and really decode; with the speedups were a pass of any size one step."""
+    done = folder / "validation.json"
+    if not done.is_file():
+        pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=DRAFTER)
+        choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+        settings = Settings(
+            record=RecordSettings(config["masks"], config["max_new_tokens"], choice),
+            kinds=(EveryK, *(POLICIES[name] for name in config["others"])),
+            trials=config["trials"],
+            repeats=config["repeats"],
+            tuning_share=config["tuning_share"],
+            seed=config["seed"],
+        )
+        run_main_job(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, report)
+    return dict(json.loads(done.read_text()))
+
+
+def free_passes(folder: Path, config: Config) -> dict[int, Mapping[str, float]]:
+    """Speedup by k on the held-out prompts, were a pass of any size one step and a candidate nothing."""
+    trace = read_trace(folder / "trace")
+    _, holdout = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+    cost = ConstantCost(1e-9, 1.0)
+    return {k: predict(trace.select(holdout), SpaceK(k), cost).speedup.as_dict() for k in range(1, config["masks"] + 1)}
+
+
+def plain_tuning(out: Path, config: Config, report: Report) -> tuple[Document, Document]:
+    """Facts of the lab's SAR-SFT, and of a plain fine-tuning with the same text, steps and rates."""
+    ours = read_drafter(LAB_WEIGHTS / DRAFTER).facts
+    pair = load_target(dtype=config["sft"]["dtype"], threads=config["threads"])
+    own, loop = ours["settings"], LoopSettings(**ours["loop"])
+    adapter = AdapterSettings(**own["adapter"])
+    settings = SpaceSettings(own["masks"], 1.0, own["full"], own["lr"], own["examples"], adapter)
+    text = ours["text"]
+    wanted = TextSettings(None, text["generated_share"], text["generated_tokens"], DistillSettings(**text["distill"]))
+    source = training_text(pair, wanted, out / "text", report)
+    theirs = train_space(
+        pair.target,
+        settings,
+        loop,
+        source.sources,
+        source.held_out,
+        out / "plain",
+        report,
+        target_name=pair.target_name,
+        facts={"text": source.facts},
+    )
+    return ours, theirs
+
+
+def ks(document: Document) -> dict[int, Mapping[str, Any]]:
+    """The rows of every k."""
+    rows = {row["params"]["k"]: row for row in document["rows"] if row["policy"] == "space_k"}
+    return dict(sorted(rows.items()))
+
+
+def k_table(document: Document, free: Mapping[int, Mapping[str, float]]) -> list[str]:
+    """Tokens a pass and speedup against k (figure 6), and policies that verify fewer candidates."""
+    columns = [
+        "policy",
+        "tokens a pass",
+        "v_d",
+        "tokens fed",
+        "predicted",
+        "measured",
+        "error %",
+        "passes at one price",
+    ]
+    others = [row for row in document["rows"] if row["policy"] != "space_k"]
+    rows = []
+    for row in (*ks(document).values(), *others):
+        k = row["params"]["k"] if row["policy"] == "space_k" else None
+        cells = (f"{row['tau']:.2f}", f"{row['v_d']:.3f}", str(1 + k * (k + 2)) if k else "")
+        speeds = (interval(row["predicted"]), interval(row["measured"]), f"{row['error_percent']:+.1f}")
+        rows.append([row["label"], *cells, *speeds, interval(free[k]) if k else ""])
+    return markdown_table(columns, rows)
+
+
+def domain_table(document: Document) -> list[str]:
+    """The best policy by domain (table 1 compares tasks)."""
+    rows = [
+        [name, str(part["sequences"]), f"{part['predicted_speedup_best']:.3f}", f"{part['measured_speedup_best']:.3f}"]
+        for name, part in document["domains"].items()
+    ]
+    return markdown_table(["domain", "prompts", "predicted", "measured"], rows)
+
+
+def tuning_table(ours: Document, theirs: Document) -> list[str]:
+    """Held-out loss of SAR-SFT against plain fine-tuning (table 6 and figure 4 ask the same of benchmarks)."""
+    rows = []
+    for name, facts in (("SAR-SFT", ours), ("SFT", theirs)):
+        end = facts["held_out"]["end"]
+        masks = [key for key in end if key.endswith("_agreement")]
+        cells = (f"{facts['settings']['p_ar']:g}", f"{end['original']:.4f}", f"{end['tuned']:.4f}")
+        rows.append([name, *cells, *(f"{end[key]:.3f}" for key in masks)])
+    columns = ["tuned by", "p_ar", "nats before", "nats after", *(f"mask {i + 1} agrees" for i in range(len(masks)))]
+    return markdown_table(columns, rows)
+
+
+@styled()
+def against_k(documents: Mapping[str, Document]) -> str:
+    """Tokens a pass, and predicted and measured speedup, against k (figure 6)."""
+    figure = Figure(figsize=(4.1 * len(documents), 3.3), layout="constrained")
+    panels = figure.subplots(1, len(documents), squeeze=False, sharey=True)[0]
+    for axes, (name, document) in zip(panels, documents.items(), strict=True):
+        rows = ks(document)
+        at = list(rows)
+        axes.bar(at, [row["tau"] for row in rows.values()], width=0.5, color="#c9dcec", label="tokens a pass")
+        for key, color, marker, shift in (("predicted", PREDICTED, "o", -0.06), ("measured", MEASURED, "D", 0.06)):
+            value, low, high = estimates([row[key] for row in rows.values()])
+            x = [k + shift for k in at]
+            axes.errorbar(x, value, yerr=spans(value, low, high), fmt="none", ecolor=color, elinewidth=1.2)
+            axes.plot(x, value, f"{marker}-", color=color, markersize=5, label=f"{key} speedup", **DOT)
+        axes.set_xticks(at)
+        axes.set_xlabel("k, candidates a pass")
+        axes.set_title(name)
+    panels[0].set_ylabel("tokens a pass; speedup")
+    marks, labels = panels[0].get_legend_handles_labels()
+    figure.legend(marks, labels, loc="outside upper right", ncols=3)
+    return svg(figure, "k", "Tokens a pass and speedup against k")
+
+
+def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: tuple[Document, Document]) -> str:
+    """The whole report as Markdown."""
+    one = next(iter(runs.values()))
+    environment = one["environment"]
+    ours, theirs = tuned
+    harm = ours["held_out"]["end"]["tuned"] - theirs["held_out"]["end"]["tuned"]
+    lines = [
+        "# SPACE, on the lab",
+        "",
+        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
+        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
+        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        "Speedups over autoregressive decoding with the same tuned target, with 95 % intervals over sequences. "
+        "Tokens a pass are the paper's average tokens. A pass feeds 1 + k (k + 2) tokens; the last column has the "
+        "speedup if such a pass took as long as one of a single token, which the paper's GPUs come near to.",
+        "",
+        f"The target learned k = {ours['masks']} masks from {ours['tokens'] / 1e6:.2f} M tokens "
+        f"({ours['parameters']:,} parameters, {ours['seconds']:.0f} s).",
+        "",
+    ]
+    for name, document in runs.items():
+        rows = ks(document)
+        best_k = max(rows, key=lambda k: rows[k]["measured"]["estimate"])
+        free = free_passes(out / name, config)
+        best_free = max(free, key=lambda k: free[k]["estimate"])
+        error = document["median_abs_error_percent"]
+        met = "met" if error <= TARGET_PERCENT else "missed"
+        lines += [
+            f"## {name}",
+            "",
+            f"Fastest k when really run: {best_k}; were all passes of one price: {best_free}. The paper: 5.",
+            "",
+            *k_table(document, free),
+            f"Median error of all predictions: {error:.2f} % (target {TARGET_PERCENT:g} %: {met}).",
+            "",
+            *domain_table(document),
+        ]
+    lines += [
+        "![Against k](figures/k.svg)",
+        "",
+        "## What SAR-SFT does to the target",
+        "",
+        f"Held-out cross-entropy in nats a token. SAR-SFT less plain fine-tuning: {harm:+.4f} nats.",
+        "",
+        *tuning_table(ours, theirs),
+    ]
+    return "\n".join(lines)
+
+
+def main(out: Path, config: Config) -> None:
+    """Run everything and write the report."""
+    out.mkdir(parents=True, exist_ok=True)
+    used = out / "config.json"
+    if used.is_file() and json.loads(used.read_text()) != config:
+        raise InputError(f"{out} holds results of another configuration; give another folder")
+    write_whole(used, json.dumps(config, indent=2) + "\n")
+    with progress_bar() as report:
+        runs = {run["name"]: validation(out / run["name"], run, config, report) for run in config["runs"]}
+        tuned = plain_tuning(out, config, report)
+    write_whole(out / "figures" / "k.svg", against_k(runs))
+    write_whole(out / "report.md", report_text(config, runs, out, tuned))
+
+
+if __name__ == "__main__":
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
+        tomllib.loads((HERE / "config.toml").read_text()),
+    )

@@ -1,0 +1,151 @@
+"""The studies of EDD and SPACE: their tables say what validations and boards say, and name the right rows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+
+Row = dict[str, Any]
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+def imported(study: str, name: str) -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(STUDIES / study)
+        yield importlib.import_module(name)
+    sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def tables() -> Iterator[ModuleType]:
+    yield from imported("edd", "tables")
+
+
+@pytest.fixture(scope="module")
+def space() -> Iterator[ModuleType]:
+    pytest.importorskip("torch")
+    yield from imported("space", "run")
+
+
+def spread(estimate: float) -> dict[str, float]:
+    return {"estimate": estimate, "low": estimate - 0.01, "high": estimate + 0.01}
+
+
+def row(
+    policy: str, label: str, predicted: float, measured: float, role: str = "tuned", **params: Any
+) -> dict[str, Any]:
+    return {
+        "policy": policy, "label": label, "role": role, "params": params, "v_d": 0.5, "tau": 2.0,
+        "predicted": spread(predicted), "measured": spread(measured),
+        "error_percent": 100 * (predicted / measured - 1), "sequence_seconds": [3 / measured, 2 / measured],
+    }  # fmt: skip
+
+
+def document(kind: str = "edd") -> dict[str, Any]:
+    rows = [
+        row("fixed_k", "fixed_k(k=2)", 1.3, 1.25, k=2),
+        row("fixed_k", "fixed_k(k=5)", 1.1, 1.15, "default", k=5),
+        row("fixed_k", "fixed_k(k=4)", 1.2, 1.2, "fixed_k", k=4),
+        row("max_confidence", "max_confidence()", 1.25, 1.5),
+        row("eagle2", "eagle2(nodes=50)", 0.9, 0.95),
+        row("pct", "pct()", 1.0, 1.0),
+    ]
+    return {"rows": rows, "drafter_kind": kind, "autoregressive_sequence_seconds": [3.0, 2.0]}
+
+
+def board_row(policy: str, label: str, speedup: float, settings: str = "", **params: Any) -> dict[str, Any]:
+    return {
+        "policy": policy, "label": label, "settings": settings, "tuned": label.endswith("tuned"), "params": params,
+        "speedup": spread(speedup), "tau": 2.0, "v_d": 0.5, "mean_draft_tokens": 4.0,
+        "sequence_seconds": [3 / speedup, 2 / speedup],
+    }  # fmt: skip
+
+
+def cells(table: list[str]) -> list[list[str]]:
+    """The body of a Markdown table."""
+    lines = [line for line in table if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_drafters_stand_at_the_papers_length_and_under_their_best_chain(tables: ModuleType) -> None:
+    lines = cells(tables.drafters_table({"edd": document(), "medusa-1": document("medusa")}))
+    assert [line[:3] for line in lines] == [
+        ["EDD", "fixed_k(k=5)", "0.40"],  # alpha = tau / K
+        ["EDD", "fixed_k(k=2)", "1.00"],  # predicted best; trees are left out
+        ["MEDUSA-1", "fixed_k(k=4)", "0.50"],  # as deep as it has heads
+        ["MEDUSA-1", "fixed_k(k=2)", "1.00"],
+    ]
+    assert lines[0][5].startswith("1.100") and lines[0][6].startswith("1.150") and lines[0][7] == "-4.3"
+
+
+def test_trees_show_the_nodes_of_their_real_rounds(tables: ModuleType) -> None:
+    labels = ("fixed_k(k=2)", "eagle2(nodes=50)", "pct()")
+    parts = [
+        pd.DataFrame({"policy": label, "drafted": [10 * n, 20 * n], "verified": [n, 3 * n]})
+        for n, label in enumerate(labels, start=1)
+    ]
+    lines = cells(tables.trees_table(document(), pd.concat(parts)))
+    assert [line[:2] for line in lines] == [["best chain", labels[0]], ["EAGLE-2", labels[1]], ["PCT", labels[2]]]
+    assert [line[3:5] for line in lines] == [["15.0", "2.0"], ["30.0", "4.0"], ["45.0", "6.0"]]
+
+
+def test_differences_to_pct_are_of_each_policys_best_form(tables: ModuleType) -> None:
+    rows = [board_row("pct", "pct, tuned", 1.5), board_row("pct", "pct, plain", 1.2), board_row("eagle2", "e", 1.25)]
+    lines = {line[0]: line for line in cells(tables.paper_cost_table({"rows": rows, "baseline_s": [3.0, 2.0]}))}
+    assert lines["PCT"][1] == "pct, tuned" and lines["PCT"][5] == "not on this board"
+    assert lines["EAGLE-2"][5].startswith("-0.250 ") and lines["EAGLE-2"][5].endswith("worse")
+
+
+def test_the_order_found_is_set_against_the_papers(tables: ModuleType) -> None:
+    expected = tables.PAPER_TREES
+    same = tables.order_of({"vct": 1.0, "cape": 1.1, "eagle2": 1.2, "pct": 1.3}, expected, tables.TREES)
+    other = tables.order_of({"vct": 1.0, "cape": 1.1, "eagle2": 1.4, "pct": 1.3}, expected, tables.TREES)
+    assert same.endswith("as in the paper") and other.endswith("the paper has VCT < CAPE < EAGLE-2 < PCT")
+    assert other.startswith("VCT (1.00) < CAPE (1.10) < PCT (1.30) < EAGLE-2 (1.40)")
+
+
+def test_the_ablation_takes_the_untuned_pct_with_its_leaves(tables: ModuleType) -> None:
+    board = {
+        "rows": [
+            board_row("pct", "pct, tuned", 1.6, leaf_threshold=0.01),
+            board_row("pct", "pct, plain", 1.4, leaf_threshold=0.01),
+            board_row("pct", "pct, leaves kept", 1.3, leaf_threshold=0.0),
+            board_row("fixed_k", "fixed_k, the paper's", 1.2, "k=5", k=5),
+        ]
+    }
+    assert tables.untuned(board, "pct", 0.01)["label"] == "pct, plain"
+    assert tables.untuned(board, "pct", 0.0)["label"] == "pct, leaves kept"
+    assert tables.form(board, "fixed_k", "k=5")["speedup"]["estimate"] == 1.2
+
+
+def test_what_was_really_run_is_compared_pair_by_pair(tables: ModuleType) -> None:
+    gain = tables.compared(document(), "pct", "eagle2")
+    assert gain.difference.estimate == pytest.approx(0.05)
+    assert tables.compared(document(), "pct", "vct") is None
+
+
+def test_space_shows_every_k_with_what_it_feeds(space: ModuleType) -> None:
+    rows = [row("space_k", f"space_k(k={k})", 1.0 + 0.1 * k, 1.0, k=k) for k in (2, 1)]
+    free = {1: spread(1.5), 2: spread(1.9)}
+    whole = {"rows": [*rows, row("beta_ts", "beta_ts()", 1.0, 1.0)]}
+    lines = cells(space.k_table(whole, free))
+    assert [line[0] for line in lines] == ["space_k(k=1)", "space_k(k=2)", "beta_ts()"]
+    assert [line[3] for line in lines] == ["4", "9", ""]  # 1 + k (k + 2)
+    assert [line[7][:5] for line in lines] == ["1.500", "1.900", ""]
+
+
+def test_space_compares_held_out_losses(space: ModuleType) -> None:
+    def facts(p_ar: float, nats: float) -> dict[str, Any]:
+        end = {"original": 2.0, "tuned": nats, "mask_1": 5.0, "mask_1_agreement": 0.25}
+        return {"settings": {"p_ar": p_ar}, "held_out": {"end": end}}
+
+    ours, theirs = cells(space.tuning_table(facts(0.5, 1.98), facts(1.0, 1.97)))
+    assert ours == ["SAR-SFT", "0.5", "2.0000", "1.9800", "0.250"]
+    assert theirs[:4] == ["SFT", "1", "2.0000", "1.9700"]
