@@ -303,7 +303,8 @@ def test_damage_and_other_targets_are_refused(kind: str, tmp_path: Path) -> None
         refused("does not fit its target", save_drafter(tmp_path / "less", kind, less, {**described, **facts}))
     if kind == "edd":
         refused(r"does not fit its target \('states_after'\)", save_drafter(tmp_path / "mute", kind, state, described))
-        refused("states after 5 of 4 layers; choose 1 to 4", save(tmp_path / "5", kind, target, tensors, states_after=5))
+        deep = save(tmp_path / "5", kind, target, tensors, states_after=5)
+        refused("states after 5 of 4 layers; choose 1 to 4", deep)
     content = path.read_bytes()
     path.write_bytes(content[:-10])
     refused("is damaged")
