@@ -89,7 +89,8 @@ def section(name: str, documents: Documents, board: jobs.Document, out: Path) ->
         *tables.trees_table(edd, rounds),
         f"![Trees on EDD](figures/trees-{name}.svg)",
         "",
-        "The same trace, were a draft step and a target pass as dear as the paper's; every policy's best form:",
+        f"The same trace, were a draft step and a target pass of up to {tables.MOST_NODES} nodes as dear as the "
+        "paper's; every policy's best form:",
         "",
         *tables.paper_cost_table(board),
         f"Median error of all predictions: {error:.2f} % (target {tables.TARGET_PERCENT:g} %: {met}).",

@@ -103,6 +103,12 @@ def test_differences_to_pct_are_of_each_policys_best_form(tables: ModuleType) ->
     assert lines["EAGLE-2"][5].startswith("-0.250 ") and lines["EAGLE-2"][5].endswith("worse")
 
 
+def test_trees_too_large_for_one_price_are_left_out(tables: ModuleType) -> None:
+    full = {**board_row("vct", "vct, full", 2.9), "mean_draft_tokens": 311.4}
+    assert tables.top({"rows": [full, board_row("vct", "vct, capped", 1.4)]}, "vct")["label"] == "vct, capped"
+    assert tables.top({"rows": [full]}, "vct") is None
+
+
 def test_the_order_found_is_set_against_the_papers(tables: ModuleType) -> None:
     expected = tables.PAPER_TREES
     same = tables.order_of({"vct": 1.0, "cape": 1.1, "eagle2": 1.2, "pct": 1.3}, expected, tables.TREES)
