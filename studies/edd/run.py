@@ -34,9 +34,9 @@ Boards = dict[str, dict[str, jobs.Document]]
 
 # Likely reasons, told where an order is not the paper's.
 WHY_DRAFTERS = (
-    "Likely: EAGLE's first row is fused with the true feature that produced the pending token, while EDD sees states of "
-    "the tokens before only, three layers below the last, which is far in a target of 8; MEDUSA-1 and VDM differ by how "
-    "much of this text a one-layer model of its own can learn."
+    "Likely: EAGLE's first row is fused with the true feature that produced the pending token, while EDD sees states "
+    "of the tokens before only, three layers below the last, which is far in a target of 8; MEDUSA-1 and VDM differ by "
+    "how much of this text a one-layer model of its own can learn."
 )
 WHY_HERE = (
     "Likely: every further node takes time on this CPU, so that what verifies few nodes leads, and tuning shrinks "
