@@ -1,0 +1,135 @@
+"""All drafters of the lab's target on one board: `python studies/board/run.py [OUT]`.
+
+What `realrun leaderboard` does with the settings of config.toml, in each way of decoding. A second start goes
+on with what is there. Writes OUT/<run>/ (with report.html), OUT/figures/ and OUT/report.md, in which every
+number comes from the runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from realrun.board.command import named
+from realrun.board.job import Settings, run_leaderboard
+from realrun.choice import Choice
+from realrun.models import LAB, LOOKUP, load_pair
+from realrun.prompts import study_prompts
+from realrun.record import RecordSettings
+from specsim.console import progress_bar
+from specsim.policy import POLICIES
+from specsim.report import leaderboard_figures
+from specsim.report.markdown import interval, markdown_table
+from specsim.report.page import write_whole
+
+HERE = Path(__file__).parent
+TARGET_PERCENT = 5.0  # median error of predictions
+Config = Mapping[str, Any]
+Document = Mapping[str, Any]
+
+
+def board(out: Path, run: Config, config: Config) -> Document:
+    """The leaderboard in this way of decoding."""
+    settings = Settings(
+        record=RecordSettings(
+            config["depth"],
+            config["max_new_tokens"],
+            Choice(run["mode"], run["temperature"], seed=config["seed"]),
+            config["tree_nodes"],
+            config["tree_width"],
+        ),
+        kinds=tuple(POLICIES[name] for name in config["policies"]),
+        trials=config["trials"],
+        repeats=config["repeats"],
+        tuning_share=config["tuning_share"],
+        seed=config["seed"],
+    )
+    load = partial(load_pair, dtype=config["dtype"], threads=config["threads"])
+    plain = load(drafter=LOOKUP)
+    pairs = {name: load(drafter=given, beside=plain) for name, given in named(None, LAB).items()}
+    prompts = study_prompts(plain.tokenizer, config["prompts"])
+    with progress_bar() as report:
+        return run_leaderboard(pairs, plain, prompts, settings, out / run["name"], report)
+
+
+def board_table(document: Document) -> list[str]:
+    """The board, by predicted speedup. A star marks the best row of its drafter on the tuning prompts."""
+    columns = ["drafter", "policy", "predicted", "to the leader", "measured", "error %", "tau", "v_d", "HM"]
+    rows = []
+    for row in document["rows"]:
+        behind = row["leader_minus_this"]
+        tie = " not separated" if row["tied_with_leader"] else ""
+        star = " *" if row["best_of_drafter"] else ""
+        rows.append(
+            [
+                row["drafter"] + (" (own target)" if row["own_target"] else ""),
+                f"{row['form']}{star}: {row['settings']}",
+                interval(row["speedup"]),
+                interval(behind["difference"]) + tie if behind else "",
+                interval(row["measured"]),
+                f"{row['error_percent']:+.1f}",
+                f"{row['tau']:.2f}",
+                *(f"{row[key]:.3f}" for key in ("v_d", "hm")),
+            ]
+        )
+    return markdown_table(columns, rows)
+
+
+def drafters_table(document: Document) -> list[str]:
+    """What the drafters are, and what a draft step costs."""
+    rows = [
+        [one["name"], f"{100 * one['first_token_accepted_share']:.1f}", f"{one['step_ratio']:.3f}", str(one["depth"])]
+        for one in document["drafters"]
+    ]
+    return markdown_table(["drafter", "first token accepted %", "s_d / s_t", "deepest draft, tokens"], rows)
+
+
+def report_text(config: Config, boards: Mapping[str, Document]) -> str:
+    """The whole report as Markdown."""
+    one = next(iter(boards.values()))
+    environment = one["environment"]
+    lines = [
+        "# All drafters of the lab's target, at equal cost accounting",
+        "",
+        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
+        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to rank on; "
+        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        "Costs of all drafters were measured in slices that took turns, against one autoregressive time, the plain "
+        "target's. Of each drafter the best fixed K, adaptive chain and tree, chosen and tuned on the tuning prompts; "
+        "speedups with 95 % intervals over prompts; `to the leader` is the first row's less the row's. Drafters with a "
+        "target of their own write a text of their own.",
+        "",
+    ]
+    for name, document in boards.items():
+        error = document["median_abs_error_percent"]
+        met = "met" if error <= TARGET_PERCENT else "missed"
+        lines += [
+            f"## {name}",
+            "",
+            *board_table(document),
+            f"Median error of all predictions: {error:.2f} % (target {TARGET_PERCENT:g} %: {met}).",
+            "",
+            f"![Drafters](figures/drafters-{name}.svg)",
+            "",
+            *drafters_table(document),
+        ]
+    return "\n".join(lines)
+
+
+def main(out: Path, config: Config) -> None:
+    """Run everything and write the report."""
+    boards = {run["name"]: board(out, run, config) for run in config["runs"]}
+    for name, document in boards.items():
+        write_whole(out / "figures" / f"drafters-{name}.svg", leaderboard_figures.drafters(document["rows"]))
+    write_whole(out / "report.md", report_text(config, boards))
+
+
+if __name__ == "__main__":
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
+        tomllib.loads((HERE / "config.toml").read_text()),
+    )
