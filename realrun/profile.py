@@ -73,10 +73,11 @@ def profile(
 
     contexts : cached tokens before a round, increasing. Text is random, for prompt lookup
     repetitive: time does not depend on it otherwise. depth : places of a draft whose steps are
-    measured, in tokens, where the drafter goes so far. tree_tokens : largest tree, the pending token included; 0 for no
-    trees, of which prompt lookup has none. samples : those of earlier slices of the same
-    profile, to which this one's are added: on a machine that drifts, slices spread over a job
-    tell more than one long measurement. Raises InputError for contexts that do not fit the models.
+    measured, in tokens, where the drafter goes so far. tree_tokens : largest tree, the pending
+    token included; 0 for no trees, as for drafters that have none. samples : those of earlier
+    slices of the same profile, to which this one's are added: on a machine that drifts, slices
+    spread over a job tell more than one long measurement. Raises InputError for contexts that
+    do not fit the models.
     """
     target, drafter = open_drafter(pair, ())
     decoder = Decoder(target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
