@@ -17,12 +17,14 @@ from typing import Any
 
 import figures
 import jobs
+import numpy as np
 import pandas as pd
 import tables
 from jobs import EDD, HERE, NO_GAIN, NO_LEAVES, NO_STATES, WHOLE, Config
 
 from specsim.console import progress_bar
 from specsim.errors import InputError
+from specsim.policy import FixedK
 from specsim.report.figures import reliability_diagram
 from specsim.report.markdown import verdict
 from specsim.report.page import write_whole
@@ -35,12 +37,15 @@ Boards = dict[str, dict[str, jobs.Document]]
 # Likely reasons, told where an order is not the paper's.
 WHY_DRAFTERS = (
     "Likely: EAGLE's first row is fused with the true feature that produced the pending token, while EDD sees states "
-    "of the tokens before only, three layers below the last, which is far in a target of 8; MEDUSA-1 and VDM differ by "
-    "how much of this text a one-layer model of its own can learn."
+    "of the tokens before only, three layers below the last, which is far in a target of 8."
 )
 WHY_HERE = (
     "Likely: every further node takes time on this CPU, so that what verifies few nodes leads, and tuning shrinks "
     "static trees to little more than chains."
+)
+WHY_UNSURE = (
+    "Likely: EDD learns the target's distribution at temperature 1, and a greedy target takes its likeliest token "
+    "however unlikely, so that much of what EDD is not sure of is accepted."
 )
 WHY_THERE = (
     "Likely: every policy stands here in its best form, tuned on this trace, where the paper has one setting of each; "
@@ -87,6 +92,18 @@ def findings(documents: Documents, board: jobs.Document) -> list[str]:
     return [*lines, ""]
 
 
+def calibration(document: jobs.Document) -> str:
+    """How sure the drafter is and how often it is right, with the likely reason where that is due to greed."""
+    bins = document["reliability"]
+    sure, right = (np.average(bins[key], weights=bins["count"]) for key in ("mean_confidence", "accept_rate"))
+    text = (
+        f"EDD's confidence is calibrated with an error (ECE) of {bins['ece']:.3f}; the paper's: 0.019. Mean confidence "
+        f"{sure:.2f}, share accepted {right:.2f}."
+    )
+    greedy = document["decoding"]["mode"] == "greedy"
+    return f"{text} {WHY_UNSURE}" if greedy and right > sure else text
+
+
 def section(name: str, documents: Documents, board: jobs.Document, out: Path) -> list[str]:
     """The report on one way of decoding."""
     edd, rounds = documents[EDD], pd.read_parquet(out / name / EDD / "rounds.parquet")
@@ -112,7 +129,7 @@ def section(name: str, documents: Documents, board: jobs.Document, out: Path) ->
         *tables.paper_cost_table(board),
         f"Median error of all predictions: {error:.2f} % (target {tables.TARGET_PERCENT:g} %: {met}).",
         "",
-        f"EDD's confidence is calibrated with an error (ECE) of {edd['reliability']['ece']:.3f}; the paper's: 0.019.",
+        calibration(edd),
         "",
         f"![Calibration](figures/calibration-{name}.svg)",
         "",
@@ -154,7 +171,8 @@ def report_text(config: Config, runs: dict[str, Documents], boards: Documents, v
         "",
         f"Decoders trained alike for this table, {config['ablation']['tokens']:g} M tokens each; replayed on the same "
         "prompts under PCT as the paper runs it (width 5, depth 10, leaves below 0.01 dropped, s_d / s_t of the "
-        f"costs). Without expected time gain: a node's own confidence against a threshold (table 3), here "
+        f"costs). Without expected time gain: a node's own confidence against a threshold (table 3), "
+        "tuned on this trace as the other rows are not; at this machine's costs "
         f"{tables.form(variants[WHOLE][HERE], 'sure_tree')['settings']}.",
         "",
         *tables.ablation_table(ablation_rows(variants)),
@@ -167,6 +185,11 @@ def report_text(config: Config, runs: dict[str, Documents], boards: Documents, v
     return "\n".join(lines)
 
 
+def short(row: tables.Row) -> str:
+    """A row's name in a figure: the table has its settings."""
+    return row["label"] if row["policy"] == FixedK.name else f"{row['policy']}, {row['role']}"
+
+
 def write_figures(folder: Path, config: Config, runs: dict[str, Documents], variants: Boards) -> None:
     """All figures as SVG."""
     for name, documents in runs.items():
@@ -174,7 +197,7 @@ def write_figures(folder: Path, config: Config, runs: dict[str, Documents], vari
         for drafter, document in documents.items():
             top = tables.best(document, *tables.chains(document))
             assert top is not None
-            points += [(f"{tables.NAMES[drafter]}, {row['label']}", row) for row in (tables.fixed(document), top)]
+            points += [(f"{tables.NAMES[drafter]}, {short(row)}", row) for row in (tables.fixed(document), top)]
         write_whole(folder / f"drafters-{name}.svg", figures.speedups(points, f"drafters-{name}", "Drafters as chains"))
         trees = [
             (f"{tables.TREES[row['policy']]}, {row['role']}", row)
