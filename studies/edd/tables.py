@@ -21,6 +21,7 @@ MOST_NODES = 64  # verified in a pass at one price
 NAMES = {"vdm": "VDM", "medusa-1": "MEDUSA-1", "eagle": "EAGLE", "edd": "EDD"}
 TREES = {"vct": "VCT", "cape": "CAPE", "eagle2": "EAGLE-2", "pct": "PCT", "hardware_pct": "hardware-aware PCT"}
 PAPER_DRAFTERS = ("medusa-1", "vdm", "eagle", "edd")  # by rising mean tau in the paper's table 1
+PAPER_FORMS = {"vct": "10 a level", "cape": "7, 5, 3, 1", "eagle2": "50 nodes", "pct": "of the costs"}
 PAPER_TREES = ("vct", "cape", "eagle2", "pct")  # by rising mean speedup in the paper's table 2
 
 
@@ -108,6 +109,11 @@ def top(board: Document, policy: str) -> Row | None:
     """
     rows = [row for row in board["rows"] if row["policy"] == policy and row["mean_draft_tokens"] <= MOST_NODES]
     return max(rows, key=lambda row: row["speedup"]["estimate"], default=None)
+
+
+def paper_form(board: Document, policy: str) -> Row:
+    """The row of a board with this policy as the paper runs it."""
+    return next(row for row in board["rows"] if row["policy"] == policy and PAPER_FORMS[policy] in row["label"])
 
 
 def form(board: Document, policy: str, mark: str = "") -> Row:
