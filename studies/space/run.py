@@ -42,6 +42,7 @@ from specsim.tuning import split_sequences
 HERE = Path(__file__).parent
 DRAFTER = "space"
 TARGET_PERCENT = 5.0  # median error of predictions
+PAPER_K = 5  # figure 6
 Config = Mapping[str, Any]
 Document = dict[str, Any]
 Report = Callable[[str, int, int], None]
@@ -176,6 +177,18 @@ def against_k(documents: Mapping[str, Document]) -> str:
     return svg(figure, "k", "Tokens a pass and speedup against k")
 
 
+def why(rows: Mapping[int, Document]) -> str:
+    """The likely reason for another fastest k than the paper's."""
+    most = max(rows)
+    price = rows[most]["measured_tau"] / rows[most]["measured"]["estimate"]
+    return (
+        f" Likely: on this CPU a pass of k = {most} takes {price:.1f} times as long as one of a single token, and an "
+        f"adapter tuned on so little text guesses the nearest token at best: the share of candidates accepted is "
+        f"{rows[1]['v_d']:.2f} at k = 1 and {rows[most]['v_d']:.2f} at k = {most}. The paper tunes models of 6 to 70 "
+        "billion parameters, twice over 166,993 samples."
+    )
+
+
 def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: tuple[Document, Document]) -> str:
     """The whole report as Markdown."""
     one = next(iter(runs.values()))
@@ -206,7 +219,8 @@ def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: 
         lines += [
             f"## {name}",
             "",
-            f"Fastest k when really run: {best_k}; were all passes of one price: {best_free}. The paper: 5.",
+            f"Fastest k when really run: {best_k}; were all passes of one price: {best_free}. The paper: {PAPER_K}."
+            + (why(rows) if best_k != PAPER_K else ""),
             "",
             *k_table(document, free),
             f"Median error of all predictions: {error:.2f} % (target {TARGET_PERCENT:g} %: {met}).",
