@@ -99,8 +99,8 @@ def run_main_job(
         progress=progress,
     )
     document = as_document(result)
-    write_json(document, out / "validation.json")
     pq.write_table(rounds_table(result), out / "rounds.parquet")
+    write_json(document, out / "validation.json")
     from specsim.report.validation import write_validation_report  # matplotlib is slow to load
 
     write_validation_report(out / "report.html", document)

@@ -92,16 +92,37 @@ def paired_difference(
     Every resample holds the same sequences for both, so that what makes a sequence easy for
     both cancels. Raises InputError when there is no sequence.
     """
-    base, a, b = _columns(baseline_s, a_s, b_s)
-    index = resample(base.size, repeats=repeats, seed=seed)
-    base_sum = base[index].sum(axis=1)
-    differences = base_sum / a[index].sum(axis=1) - base_sum / b[index].sum(axis=1)
-    of_a, of_b = float(base.sum() / a.sum()), float(base.sum() / b.sum())
-    deviations = (base - of_a * a) / a.mean() - (base - of_b * b) / b.mean()
+    return ratio_difference(baseline_s, a_s, baseline_s, b_s, repeats=repeats, seed=seed, confidence=confidence)
+
+
+def ratio_difference(
+    a_top: npt.ArrayLike,
+    a_bottom: npt.ArrayLike,
+    b_top: npt.ArrayLike,
+    b_bottom: npt.ArrayLike,
+    *,
+    repeats: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Sum over sum of a less that of b, per-sequence quantities [S] of the same sequences, resampled together.
+
+    Speedups over baselines of their own, or acceptance lengths (tokens over rounds). Raises InputError when
+    there is no sequence.
+    """
+    a, over_a, b, over_b = _columns(a_top, a_bottom, b_top, b_bottom)
+    index = resample(a.size, repeats=repeats, seed=seed)
+
+    def summed(values: Floats) -> Floats:
+        return np.asarray(values[index].sum(axis=1))
+
+    differences = summed(a) / summed(over_a) - summed(b) / summed(over_b)
+    of_a, of_b = float(a.sum() / over_a.sum()), float(b.sum() / over_b.sum())
+    deviations = (a - of_a * over_a) / over_a.mean() - (b - of_b * over_b) / over_b.mean()
     return Comparison(
         difference=_estimate(of_a - of_b, differences, deviations, confidence),
         p_not_better=float((differences <= 0).mean()),
-        sequences=base.size,
+        sequences=a.size,
     )
 
 

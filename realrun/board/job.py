@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from realrun.board.costs import PLAIN, Costs
 from realrun.board.measure import Arm, Measured, measure
@@ -24,6 +25,7 @@ from realrun.main_job import MIN_PROMPT_TOKENS, prompt_digest, recorded_trace
 from realrun.models import Pair
 from realrun.profile import write_json
 from realrun.prompts import Prompt
+from realrun.provenance import device_name
 from realrun.record import RecordSettings
 from speckernels import backend_for
 from specsim.cost_profile import ProfileCost
@@ -162,7 +164,8 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
     first, record = next(iter(pairs.values())), settings.record
     return {
         "drafters": {name: pair.fingerprint for name, pair in pairs.items()},
-        "device": first.device.type,
+        "device": device_name(first.device),
+        "threads": torch.get_num_threads(),
         "dtype": str(first.dtype).removeprefix("torch."),
         "kernels": backend_for(first.device),
         "decoding": record.choice.as_dict(),

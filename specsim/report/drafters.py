@@ -144,7 +144,7 @@ def _lead(document: Mapping[str, Any]) -> str:
     lead = (
         f"Policies were tuned for each of {len(document['drafters'])} drafters on {sequences['tuning']:,} prompts and "
         f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
-        f"{decoding_text(document['decoding'])}. The fastest was {top['drafter']} with {top['form']}: "
+        f"{decoding_text(document['decoding'])}. By prediction the fastest was {top['drafter']} with {top['form']}: "
         f"{speedup['estimate']:.3f} times autoregressive speed (95 % interval {speedup['low']:.3f} to "
         f"{speedup['high']:.3f})."
     )

@@ -27,11 +27,13 @@ from realrun.training.loop import LoopSettings
 from specsim.cost import ConstantCost, CostModel
 from specsim.cost_profile import read_cost
 from specsim.leaderboard import leaderboard
-from specsim.policy import PCT, POLICIES, FixedK, Policy, Variant
+from specsim.policy import PCT, POLICIES, FixedK, Policy, Variant, build_policy
 from specsim.policy.pct import LEAF_THRESHOLD, MAX_NODES, WIDTH
+from specsim.prediction import predict
 from specsim.replay import compile_for
 from specsim.trace import Trace
 from specsim.trace_files import read_trace
+from specsim.tuning import split_sequences
 
 Config = Mapping[str, Any]
 Report = Callable[[str, int, int], None]
@@ -154,16 +156,25 @@ def named(report: Report, name: str) -> Report:
 def main_jobs(
     out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Report
 ) -> dict[str, Document]:
-    """The validation of every drafter in one way of decoding, the ratio s_d / s_t and what its file says of it."""
+    """The validation of every drafter in one way of decoding, the ratio s_d / s_t and what its file says of it.
+
+    Rows get their speedup on the tuning prompts, by which the best of several is chosen.
+    """
     found = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
         done = folder / "validation.json"
         if not done.is_file():
             validate(folder, load(folders.get(drafter, drafter), config), run, config, report)
-        table = compile_for(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
-        facts = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
-        found[drafter] = {**json.loads(done.read_text()), "step_ratio": table.step_ratio, "facts": facts}
+        trace, cost = read_trace(folder / "trace"), read_cost(folder / "profile.json")
+        document = json.loads(done.read_text())
+        tuning, _ = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+        for row in document["rows"]:
+            policy = build_policy(POLICIES[row["policy"]], row["params"])
+            row["train_speedup"] = predict(trace.select(tuning), policy, cost).speedup.estimate
+        document["step_ratio"] = compile_for(trace, cost).step_ratio
+        document["facts"] = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
+        found[drafter] = document
     return found
 
 
@@ -219,7 +230,7 @@ def tree_boards(out: Path, run: Config, config: Config, report: Report) -> Docum
 def variants(out: Path, config: Config, folders: Mapping[str, Path], report: Report) -> dict[str, dict[str, Document]]:
     """Boards of every decoder of the ablation and the sweep, greedy, at two costs: name -> costs -> board.
 
-    All have EDD's structure, so that its profile prices them, and VDM's the one without states.
+    All have EDD's structure, so that its profile prices them; the one without states has fewer rows to attend to.
     """
     run = config["runs"][0]
     found: dict[str, dict[str, Document]] = {}

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from specsim.bootstrap import Comparison, paired_difference
+from specsim.bootstrap import Comparison, paired_difference, ratio_difference
 from specsim.policy import TREE_POLICIES
 from specsim.report.markdown import interval, markdown_table, verdict
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-TARGET_PERCENT = 5.0  # median error of predictions
 PAPER_K, HEADS = 5, 4
-MOST_NODES = 64  # verified in a pass at one price
+MOST_NODES = 64  # verified on average in a pass at one price
 NAMES = {"vdm": "VDM", "medusa-1": "MEDUSA-1", "eagle": "EAGLE", "edd": "EDD"}
 TREES = {"vct": "VCT", "cape": "CAPE", "eagle2": "EAGLE-2", "pct": "PCT", "hardware_pct": "hardware-aware PCT"}
 PAPER_DRAFTERS = ("medusa-1", "vdm", "eagle", "edd")  # by rising mean tau in the paper's table 1
+PAPER_ABLATION = {  # speedups of table 3
+    "EDD + PCT": 3.04,
+    "without states": 2.58,
+    "without KL": 2.86,
+    "one block length": 2.95,
+    "without expected time gain": 2.73,
+    "leaves kept": 2.95,
+}
 PAPER_FORMS = {"vct": "10 a level", "cape": "7, 5, 3, 1", "eagle2": "50 nodes", "pct": "of the costs"}
 PAPER_TREES = ("vct", "cape", "eagle2", "pct")  # by rising mean speedup in the paper's table 2
 
@@ -31,10 +38,10 @@ def fixed(document: Document) -> Row:
     return next(row for row in document["rows"] if row["policy"] == "fixed_k" and row["params"]["k"] == wanted)
 
 
-def best(document: Document, *names: str) -> Row | None:
-    """Of these policies' rows the one predicted best."""
-    rows = [row for row in document["rows"] if row["policy"] in names]
-    return max(rows, key=lambda row: row["predicted"]["estimate"], default=None)
+def best(document: Document, *names: str) -> Row:
+    """Of these policies' rows the one that was predicted best on the tuning prompts."""
+    rows = (row for row in document["rows"] if row["policy"] in names)
+    return max(rows, key=lambda row: float(row["train_speedup"]))
 
 
 def chains(document: Document) -> list[str]:
@@ -49,7 +56,6 @@ def drafters_table(documents: Mapping[str, Document]) -> list[str]:
     for drafter, document in documents.items():
         usual = fixed(document)
         for row in (usual, best(document, *chains(document))):
-            assert row is not None
             alpha = f"{row['tau'] / row['params']['k']:.2f}" if row["policy"] == "fixed_k" else ""
             numbers = (alpha, f"{row['v_d']:.3f}", f"{row['tau']:.2f}")
             cells = (interval(row["predicted"]), interval(row["measured"]), f"{row['error_percent']:+.1f}")
@@ -58,15 +64,14 @@ def drafters_table(documents: Mapping[str, Document]) -> list[str]:
 
 
 def training_table(documents: Mapping[str, Document]) -> list[str]:
-    """What each drafter is and has seen, and what a draft step costs."""
-    columns = ["drafter", "trained parameters", "tokens seen, M", "text", "s_d / s_t", "held out"]
+    """What each drafter is and has seen, what a draft step costs, and how often its first token is right."""
+    columns = ["drafter", "trained parameters", "tokens seen, M", "text", "s_d / s_t", "first token accepted %"]
     rows = []
     for drafter, document in documents.items():
         fact = document["facts"]
-        held = ", ".join(f"{key} {value:.3f}" for key, value in fact["held_out"]["end"].items())
         text = f"{fact['text']['corpus']}, {100 * fact['text']['generated_share']:.0f} % the target's own"
         cells = (f"{fact['parameters']:,}", f"{fact['tokens'] / 1e6:.2f}", text, f"{document['step_ratio']:.3f}")
-        rows.append([NAMES[drafter], *cells, held])
+        rows.append([NAMES[drafter], *cells, f"{100 * document['first_token_accepted_share']:.1f}"])
     return markdown_table(columns, rows)
 
 
@@ -77,7 +82,6 @@ def trees_table(document: Document, rounds: pd.DataFrame) -> list[str]:
     found += [(TREES[row["policy"]], row) for row in document["rows"] if row["policy"] in TREES]
     rows = []
     for name, row in found:
-        assert row is not None
         mine = rounds[rounds["policy"] == row["label"]]
         cells = (f"{row['tau']:.2f}", *(f"{mine[key].mean():.1f}" for key in ("drafted", "verified")))
         speeds = (interval(row["predicted"]), interval(row["measured"]), f"{row['error_percent']:+.1f}")
@@ -87,28 +91,34 @@ def trees_table(document: Document, rounds: pd.DataFrame) -> list[str]:
 
 def paper_cost_table(board: Document) -> list[str]:
     """The same trees replayed at the paper's costs, each policy's best form, with its difference to PCT."""
-    tops = {name: top(board, name) for name in TREES}
-    pct = tops["pct"]
-    assert pct is not None
+    tops = {name: row for name in TREES if (row := top(board, name)) is not None}
     rows = []
     for name, row in tops.items():
-        if row is None:
-            continue
-        gain = None
-        if name != "pct":
-            gain = paired_difference(board["baseline_s"], row["sequence_seconds"], pct["sequence_seconds"])
-        cells = (f"{row['tau']:.2f}", f"{row['mean_draft_tokens']:.1f}", interval(row["speedup"]), verdict(gain))
-        rows.append([TREES[name], row["label"], *cells])
-    return markdown_table(["tree", "policy", "tau", "verified", "speedup", "less PCT"], rows)
+        gain = verdict(board_difference(board, row, tops["pct"])) if name != "pct" else ""
+        cells = (f"{row['tau']:.2f}", f"{row['mean_draft_tokens']:.1f}", f"{100 * row['truncated_share']:.1f}")
+        rows.append([TREES[name], row["label"], *cells, interval(row["speedup"]), gain])
+    return markdown_table(["tree", "policy", "tau", "verified", "truncated %", "speedup", "less PCT"], rows)
 
 
 def top(board: Document, policy: str) -> Row | None:
-    """The row of a board that is best of this policy's, of those that verify few enough nodes.
+    """The row of a board that was best of this policy's on the tuning prompts, of those that verify few enough nodes.
 
     The paper has one price for a pass, whatever it holds; VCT's full tree of 363 nodes would not fit (ERRATA B11).
     """
     rows = [row for row in board["rows"] if row["policy"] == policy and row["mean_draft_tokens"] <= MOST_NODES]
-    return max(rows, key=lambda row: row["speedup"]["estimate"], default=None)
+    return max(rows, key=lambda row: row["train_speedup"], default=None)
+
+
+def too_large(board: Document) -> str:
+    """The forms of trees that `top` leaves out, in words."""
+    rows = [row for row in board["rows"] if row["policy"] in TREES and row["mean_draft_tokens"] > MOST_NODES]
+    texts = (f"{r['label']} ({r['mean_draft_tokens']:.0f} nodes, {r['speedup']['estimate']:.2f})" for r in rows)
+    return "; ".join(texts) or "none"
+
+
+def board_difference(board: Document, a: Row, b: Row) -> Comparison:
+    """Speedup of one row of a board less that of another."""
+    return paired_difference(board["baseline_s"], a["sequence_seconds"], b["sequence_seconds"])
 
 
 def paper_form(board: Document, policy: str) -> Row:
@@ -130,49 +140,77 @@ def untuned(board: Document, policy: str, leaf: float) -> Row:
     )
 
 
-def ablation_table(rows: Mapping[str, Mapping[str, Row]]) -> list[str]:
-    """Table 3. rows : what is left out -> costs -> the row of a board"""
-    first = next(iter(rows.values()))
+def ablation_table(rows: Mapping[str, Row], board: Document) -> list[str]:
+    """Table 3. rows : what is left out -> row of a board, the whole first. board : one of theirs, for the baseline"""
+    whole = next(iter(rows.values()))
     table = []
-    for name, by_cost in rows.items():
-        cells = [name]
-        for row in by_cost.values():
-            cells += [f"{row['v_d']:.3f}", f"{row['tau']:.2f}", interval(row["speedup"])]
-        table.append(cells)
-    columns = [f"{what}, {costs}" for costs in first for what in ("v_d", "tau", "speedup")]
-    return markdown_table(["variant", *columns], table)
+    for name, row in rows.items():
+        gain = "" if row is whole else verdict(board_difference(board, row, whole))
+        paper = f"{PAPER_ABLATION[name]:.2f}"
+        cells = (f"{row['v_d']:.3f}", f"{row['tau']:.2f}", f"{100 * row['truncated_share']:.1f}")
+        table.append([name, *cells, interval(row["speedup"]), gain, paper])
+    columns = ["variant", "v_d", "tau", "truncated %", "speedup", "less the whole", "the paper's speedup"]
+    return markdown_table(columns, table)
 
 
-def sweep_table(rows: Mapping[int, Mapping[str, Row]]) -> list[str]:
+def sweep_table(rows: Mapping[int, Mapping[str, Row]], usual: int, board: Document) -> list[str]:
     """Figure 5 as numbers. rows : layers below the states -> what -> row of a board"""
-    first = next(iter(rows.values()))
-    table = [
-        [str(split), *(text for row in found.values() for text in (f"{row['tau']:.2f}", interval(row["speedup"])))]
-        for split, found in rows.items()
-    ]
-    return markdown_table(
-        ["layers below", *(f"{what}, {name}" for name in first for what in ("tau", "speedup"))], table
-    )
+    table = []
+    for split, found in rows.items():
+        cells = [str(split)]
+        for what, row in found.items():
+            gain = "" if split == usual else verdict(board_difference(board, row, rows[usual][what]))
+            cells += [f"{row['tau']:.2f}", interval(row["speedup"]), gain]
+        table.append(cells)
+    columns = [f"{text}, {name}" for name in rows[usual] for text in ("tau", "speedup", f"less that of {usual}")]
+    return markdown_table(["layers below", *columns], table)
 
 
-def median_error_percent(documents: Sequence[Document]) -> float:
-    """Median absolute error of the predictions of all rows."""
-    return float(np.median([abs(row["error_percent"]) for document in documents for row in document["rows"]]))
-
-
-def compared(document: Document, first: str, second: str) -> Comparison | None:
-    """How much faster the best of the first policy really was than the best of the second."""
-    a, b = best(document, first), best(document, second)
-    if a is None or b is None:
-        return None
-    both = (a["sequence_seconds"], b["sequence_seconds"])
+def compared(document: Document, first: Sequence[str], second: Sequence[str]) -> Comparison:
+    """How much faster the best form of the first policies really was than the best one of the second."""
+    both = (best(document, *names)["sequence_seconds"] for names in (first, second))
     return paired_difference(document["autoregressive_sequence_seconds"], *both)
 
 
-def order_of(values: Mapping[str, float], expected: Sequence[str], names: Mapping[str, str], reason: str) -> str:
-    """The order found, in words, and whether it is the paper's; the likely reason where it is not."""
-    found = sorted((name for name in expected if name in values), key=lambda name: values[name])
-    text = " < ".join(f"{names[name]} ({values[name]:.2f})" for name in found)
-    if found == [name for name in expected if name in values]:
+def acceptance_lengths_apart(a: tuple[Row, pd.DataFrame], b: tuple[Row, pd.DataFrame]) -> bool:
+    """Whether the acceptance lengths of two drafters' rows are told apart; each with its drafter's real rounds."""
+
+    def counts(row: Row, rounds: pd.DataFrame) -> tuple[Any, Any]:
+        mine = rounds[rounds["policy"] == row["label"]]
+        return row["sequence_tokens"], mine.groupby("sequence_id").size().to_numpy()
+
+    return ratio_difference(*counts(*a), *counts(*b)).separated
+
+
+def speedups_apart(a: Document, b: Document, row_a: Row, row_b: Row) -> bool:
+    """Whether the measured speedups of two drafters' rows are told apart, each over its own run's baseline."""
+    key, base = "sequence_seconds", "autoregressive_sequence_seconds"
+    return ratio_difference(a[base], row_a[key], b[base], row_b[key]).separated
+
+
+def order_of(
+    values: Mapping[str, float],
+    expected: Sequence[str],
+    names: Mapping[str, str],
+    apart: Callable[[str, str], bool],
+    reason: str,
+) -> str:
+    """The order found, in words, and whether it is the paper's; the likely reason where it is not.
+
+    apart : whether the data tell two of them apart; ~ stands between neighbours that they do not
+    """
+    ours = [name for name in expected if name in values]
+    found = sorted(ours, key=lambda name: values[name])
+    text = "".join(
+        f"{names[name]} ({values[name]:.2f})" + (" < " if apart(name, after) else " ~ ")
+        for name, after in pairwise(found)
+    )
+    text += f"{names[found[-1]]} ({values[found[-1]]:.2f})"
+    if found == ours:
         return f"{text}; as in the paper."
-    return f"{text}; the paper has {' < '.join(names[name] for name in expected)}. {reason}"
+    paper = f"{text}; the paper has {' < '.join(names[name] for name in ours)}"
+    turned = [(b, a) for i, a in enumerate(ours) for b in ours[i + 1 :] if values[a] > values[b] and apart(a, b)]
+    if not turned:
+        return f"{paper}, and no two that stand the other way are told apart."
+    pairs = ", ".join(f"{names[low]} below {names[high]}" for low, high in turned)
+    return f"{paper}; told apart: {pairs}. {reason}"

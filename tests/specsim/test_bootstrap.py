@@ -11,7 +11,7 @@ from acceptance_examples import COST, difficulty
 from scipy import stats
 
 from specsim.acceptance import generate
-from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_interval, resample, tails
+from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_difference, ratio_interval, resample, tails
 from specsim.errors import InputError
 from specsim.policy import AdaEDL, FixedK
 from specsim.replay import compile_for, replay
@@ -247,3 +247,16 @@ def test_few_sequences_are_not_taken_for_many(sequences: int) -> None:
 
 def test_one_sequence_tells_nothing_apart() -> None:
     assert not paired_difference([3.0], [1.0], [2.0]).separated
+
+
+def test_ratios_over_their_own_baselines_are_compared_sequence_by_sequence() -> None:
+    rng = np.random.default_rng(3)
+    base, other, a, b = rng.random((4, 20)) + 1
+    index = resample(20)
+    found = ratio_difference(base, a, other, b)
+    assert found.difference.estimate == pytest.approx(base.sum() / a.sum() - other.sum() / b.sum())
+    drawn = base[index].sum(1) / a[index].sum(1) - other[index].sum(1) / b[index].sum(1)
+    assert found.p_not_better == pytest.approx((drawn <= 0).mean())
+    same = ratio_difference(base, a, 3 * base, 3 * a)
+    assert same.difference.estimate == pytest.approx(0) and not same.separated
+    assert ratio_difference(base, a, base, b) == paired_difference(base, a, b)
