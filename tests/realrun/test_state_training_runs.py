@@ -64,7 +64,7 @@ def test_training_learns_and_the_drafter_decodes_what_its_target_would(
 ) -> None:
     target = small_target(architecture)
     before = copy.deepcopy(target.state_dict())
-    document = train(kind, alone(target), tmp_path / "out")
+    document = train(kind, alone(target), tmp_path / "out", replace(LOOP, steps=2 * LOOP.steps))
     assert all(torch.equal(value, before[name]) for name, value in target.state_dict().items())  # it is frozen
     start, end = document["held_out"]["start"], document["held_out"]["end"]
     assert end["divergence"] < 0.8 * start["divergence"] and end["agreement"] > start["agreement"] + 0.1
