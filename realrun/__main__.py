@@ -1,5 +1,5 @@
 """`python -m realrun` is the command `realrun`."""
 
-from realrun.cli import main
+from realrun.cli.main import main
 
 main()

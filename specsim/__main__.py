@@ -1,5 +1,5 @@
 """`python -m specsim` is the command `specsim`."""
 
-from specsim.cli import main
+from specsim.cli.main import main
 
 main()

@@ -58,7 +58,7 @@ def read_result(path: Path) -> Result:
         state = "complete" if document["complete"] else f"unfinished: {document.get('error', 'out of time')}"
         summary = f"stage {document['stage']}, {state}{', reduced sizes' if document['reduced'] else ''}"
         if document["stage"] == "profile" and "grids" in document:
-            from specsim.cost_grid import grid_from_json
+            from specsim.cost.grid import grid_from_json
 
             content = {name: grid_from_json(grid, f"{path}: {name}") for name, grid in document["grids"].items()}
             summary += f": {', '.join(content)}"
@@ -66,7 +66,7 @@ def read_result(path: Path) -> Result:
         failed = sum(row["error"] is not None for row in document["rows"])
         summary = f"{len(document['rows'])} rows, {failed} of them errors, {len(document['unfinished'])} cases left"
     elif kind == "specsim-cost-grid":
-        from specsim.cost_grid import grid_from_json
+        from specsim.cost.grid import grid_from_json
 
         content = grid_from_json(document, str(path))
         summary = str(document.get("model", ""))
@@ -74,7 +74,7 @@ def read_result(path: Path) -> Result:
 
 
 def _trace(path: Path) -> Result:
-    from specsim.trace_files import read_trace
+    from specsim.trace.files import read_trace
 
     trace = read_trace(path)
     made = trace.meta["provenance"]

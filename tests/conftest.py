@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     import torch
 
-    from speckernels import dispatch
+    from speckernels.runtime import dispatch
 
     terminalreporter.section("kernels: how each backend was tested")
     width = max(map(len, dispatch.OPERATIONS))

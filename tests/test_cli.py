@@ -22,11 +22,11 @@ from transformers.utils import logging
 sys.path.append(str(Path(__file__).parent / "realrun"))  # for the tiny pair
 from tiny import tiny_pair
 
-import realrun.cli
-import specsim.cli
-import specsim.trace_files
-from specsim.policy import CHAIN_POLICIES, POLICIES, TREE_POLICIES
-from specsim.trace_files import checksum
+import realrun.cli.main
+import specsim.cli.main
+import specsim.trace.files
+from specsim.policy.registry import CHAIN_POLICIES, POLICIES, TREE_POLICIES
+from specsim.trace.files import checksum
 
 PREDICTION = {
     "policy", "params", "speedup", "v_d", "r_d", "hm", "tau",
@@ -38,8 +38,8 @@ SERVED = [  # by a draft model's trace without a predictor
 OWN = """
 from dataclasses import dataclass
 
-from specsim.policy import ChainPolicy, setting
-from specsim.policy.fixed_k import initial_state, keep_drafting, update
+from specsim import ChainPolicy, setting
+from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Mine(ChainPolicy):
     update = staticmethod(update)
 """
 COMMANDS = {
-    "specsim": (specsim.cli.main, ["replay", "tune", "leaderboard", "policies", "info"]),
-    "realrun": (realrun.cli.main, ["record", "profile", "validate", "lab", "lab train", "lab evaluate"]),
+    "specsim": (specsim.cli.main.main, ["replay", "tune", "leaderboard", "policies", "info"]),
+    "realrun": (realrun.cli.main.main, ["record", "profile", "validate", "lab", "lab train", "lab evaluate"]),
 }
 OPTIONS = {
     "specsim replay": "--policy --set --cost --tuning-share --seed --json",
@@ -590,9 +590,9 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
     if exists:
         shutil.copytree(files.trace, folder)
     write = pq.write_table
-    monkeypatch.setattr(specsim.trace_files.pq, "write_table", interrupted)
+    monkeypatch.setattr(specsim.trace.files.pq, "write_table", interrupted)
     if name == "meta.json":
-        monkeypatch.setattr(specsim.trace_files, "checksum", no_checksum)
+        monkeypatch.setattr(specsim.trace.files, "checksum", no_checksum)
     args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5]
     result = call("realrun", *args, "--overwrite")
     assert result.code not in (0, 2) and result.out == ""
@@ -608,7 +608,7 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
 def test_replay_starts_quickly_without_torch(files: Files) -> None:
     """The target is one second; this bound only forgives busy machines."""
     args = ["replay", files.trace, "--policy", "adaedl", "--set", "max_draft=6", "--cost", files.profile]
-    code = "import sys; from specsim.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    code = "import sys; from specsim.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, *map(str, args), "--json"]
     best = float("inf")
     for _ in range(3):

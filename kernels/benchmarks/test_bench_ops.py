@@ -14,7 +14,7 @@ import torch
 from speckernels.bench import machine
 from speckernels.bench.cases import OPERATIONS
 from speckernels.bench.cases.base import SEED, Operation
-from speckernels.dispatch import use_backend
+from speckernels.runtime.dispatch import use_backend
 
 DEVICE = machine.default_device()
 BACKENDS = ("reference", "triton", "cuda") if DEVICE.type == "cuda" else ("reference", "cuda")

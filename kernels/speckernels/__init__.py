@@ -5,17 +5,17 @@ it. On tensors of the CPU, `triton` runs interpreted and `cuda` runs the very sa
 sources on emulated threads, so that everything but speed is tested without a GPU.
 """
 
-from speckernels.chain_rejection import ChainVerified, chain_rejection
-from speckernels.compact_kv import compact_kv
-from speckernels.dispatch import BACKENDS, Unsupported, backend_for, use_backend
-from speckernels.draft_statistics import DraftStatistics, draft_statistics
-from speckernels.greedy_verify import greedy_verify
-from speckernels.space_layout import SpaceLayout, space_layout
-from speckernels.tree_attention import tree_attention
-from speckernels.tree_metadata import TreeMetadata, tree_metadata
-from speckernels.tree_rejection import SiblingKind, tree_rejection
-from speckernels.typical_acceptance import typical_acceptance
-from speckernels.verified import Verified
+from speckernels.ops.chain_rejection import ChainVerified, chain_rejection
+from speckernels.ops.compact_kv import compact_kv
+from speckernels.ops.draft_statistics import DraftStatistics, draft_statistics
+from speckernels.ops.greedy_verify import greedy_verify
+from speckernels.ops.results import Verified
+from speckernels.ops.space_layout import SpaceLayout, space_layout
+from speckernels.ops.tree_attention import tree_attention
+from speckernels.ops.tree_metadata import TreeMetadata, tree_metadata
+from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
+from speckernels.ops.typical_acceptance import typical_acceptance
+from speckernels.runtime.dispatch import BACKENDS, Unsupported, backend_for, use_backend
 
 __all__ = [
     "BACKENDS",

@@ -95,8 +95,8 @@ def plot(
 @app.command()
 def info(json: JsonOption = False) -> None:
     """Which backends work here, and why the others do not."""
-    from speckernels import dispatch
     from speckernels.bench import machine
+    from speckernels.runtime import dispatch
 
     device = machine.default_device()
     document = {
@@ -127,9 +127,9 @@ def build(
 
     Example: speckernels build --arch 90a
     """
-    from speckernels import build as builder
     from speckernels.bench.resources import build_source
     from speckernels.bench.rows import BenchError
+    from speckernels.runtime import build as builder
 
     try:
         built = [build_source(source, arch or builder.ARCHITECTURES) for source in builder.sources()]

@@ -15,7 +15,7 @@ import torch
 
 from realrun.campaign.job import Job
 from speckernels.bench import Document, ElsewhereError, run_bench
-from speckernels.build import architecture, build_all
+from speckernels.runtime.build import architecture, build_all
 
 NAME = "kernels"
 SHARE = 1.2

@@ -14,14 +14,14 @@ import torch
 from transformers import AutoTokenizer
 
 from realrun.campaign.job import Job
-from realrun.choice import Choice
+from realrun.decode.sampling import Choice
 from realrun.lab.evaluate import evaluate
 from realrun.lab.models import Role, Size
 from realrun.lab.train import TrainSettings, encode_split, export, train
-from realrun.models import LAB_WEIGHTS, load_pair
-from realrun.prompts import lab_prompts
-from realrun.record import RecordSettings, record
-from specsim.trace_files import pack_trace, write_trace
+from realrun.pairs.pair import LAB_WEIGHTS, load_pair
+from realrun.pairs.prompts import lab_prompts
+from realrun.recording.record import RecordSettings, record
+from specsim.trace.files import pack_trace, write_trace
 
 NAME = "lab"
 SHARE = 1.0

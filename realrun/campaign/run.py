@@ -13,9 +13,9 @@ import torch
 
 from realrun.campaign import kernels, lab, profile, validate
 from realrun.campaign.job import KIND, VERSION, Job, Progress, read_result
-from realrun.profile import write_json
 from realrun.provenance import provenance
 from specsim.errors import InputError
+from specsim.files import write_json
 
 STAGES: dict[str, ModuleType] = {stage.NAME: stage for stage in (kernels, profile, lab, validate)}
 ALL = "all"

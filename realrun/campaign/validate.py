@@ -14,13 +14,13 @@ import numpy as np
 
 from realrun.campaign.job import Job
 from realrun.campaign.lab import CHOICES
-from realrun.main_job import Settings, run_main_job
-from realrun.models import load_pair
-from realrun.prompts import lab_prompts
-from realrun.record import RecordSettings, record
-from realrun.scripted import run_scripted
-from specsim.trace import Trace
-from specsim.trace_files import read_trace
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import lab_prompts
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.run import Settings, run_main_job
+from realrun.validation.scripted import run_scripted
+from specsim.trace.files import read_trace
+from specsim.trace.trace import Trace
 
 NAME = "validate"
 SHARE = 1.0

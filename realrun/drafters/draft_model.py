@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.drafters.draft import Draft, KeepDrafting, Siblings
-from realrun.drafters.tree_drafting import TreeGrower
-from realrun.open_lm import open_lm
-from realrun.predictor import Predictor
+from realrun.decode.draft import Draft, KeepDrafting, Siblings
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import Predictor
+from realrun.drafters.tree_growth import TreeGrower
+from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
 from specsim.errors import InputError
-from specsim.policy import Step, TreePolicy
+from specsim.policy.chain.base import Step
+from specsim.policy.tree.base import TreePolicy
 
 
 class DraftModel:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.split_target import SplitTarget
+from realrun.lm.split_target import SplitTarget
 
 
 class Eagle(torch.nn.Module):

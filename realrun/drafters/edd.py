@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.layer_stack import open_pieces
-from realrun.split_target import SplitTarget
+from realrun.lm.layer_stack import open_pieces
+from realrun.lm.split_target import SplitTarget
 from specsim.errors import InputError
 
 LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the embeddings: 29 of 32 layers below it

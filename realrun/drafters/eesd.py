@@ -2,7 +2,7 @@
 
     p(y_t) = softmax(W^T RMSNorm(Transformer^e(H_t^N)))      (Liu et al. 2024, Eq. 1)
 
-Keys, values and states of the first N layers are the target's own (`realrun.split_target`): what
+Keys, values and states of the first N layers are the target's own (`realrun.lm.split_target`): what
 is drafted needs no second run through them, in verification or after it. The exit layer has
 a cache of its own.
 """
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.drafters.draft import Draft
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import Predictor
 from realrun.drafters.draft_model import DraftModel
-from realrun.predictor import Predictor
-from realrun.split_target import SplitTarget
+from realrun.lm.cached import CachedLM
+from realrun.lm.split_target import SplitTarget
 from specsim.errors import InputError
-from specsim.policy import TreePolicy
+from specsim.policy.tree.base import TreePolicy
 
 
 class EarlyExit(torch.nn.Module):

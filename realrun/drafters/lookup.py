@@ -18,12 +18,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.drafters.draft import Draft, KeepDrafting
+from realrun.decode.draft import Draft, KeepDrafting
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
+from realrun.lm.cached import CachedLM
 from specsim.errors import InputError
-from specsim.policy import Step, TreePolicy
+from specsim.policy.chain.base import Step
+from specsim.policy.tree.base import TreePolicy
 
 MAX_NGRAM = 3  # tokens
 

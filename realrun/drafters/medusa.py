@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from realrun.cached_lm import CachedLM
+from realrun.drafters.acceptance_predictor import Predictor
 from realrun.drafters.draft_model import DraftModel
-from realrun.predictor import Predictor
+from realrun.lm.cached import CachedLM
 from specsim.errors import InputError
 
 

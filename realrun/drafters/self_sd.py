@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from realrun.cached_lm import CachedLM
-from realrun.skips import Skips
-from realrun.split_target import SplitTarget
+from realrun.lm.cached import CachedLM
+from realrun.lm.skipped_layers import Skips
+from realrun.lm.split_target import SplitTarget
 
 
 class SkippingLM(CachedLM):

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from realrun.cached_lm import CachedLM
+from realrun.decode.draft import layout
+from realrun.drafters.acceptance_predictor import Predictor
 from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.tree_drafting import layout
-from realrun.open_lm import open_lm
-from realrun.predictor import Predictor
+from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
 from specsim.errors import InputError
-from specsim.policy import TreePolicy
+from specsim.policy.tree.base import TreePolicy
 
 MAX_MASKS = 16
 CHAINS_ONLY = "SPACE drafts chains only; choose a policy that does not draft trees"

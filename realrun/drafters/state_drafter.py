@@ -2,7 +2,7 @@
 
 Behind rows that the target's states of all verified tokens make there are, during a round, rows of the
 drafter's own. A round ends with these dropped; the next one starts by making rows of the states that
-verification has left in the target (`realrun.split_target`).
+verification has left in the target (`realrun.lm.split_target`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from realrun.cached_lm import CachedLM
-from realrun.layer_stack import LayerStack, Pieces
-from realrun.split_target import SplitTarget
+from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import LayerStack, Pieces
+from realrun.lm.split_target import SplitTarget
 
 
 class StateDrafterLM(CachedLM):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from realrun.lab.corpus import library_files
-from realrun.models import Pair
+from realrun.pairs.library_text import library_files
+from realrun.pairs.pair import Pair
 
 WINDOW_TOKENS = 256
 

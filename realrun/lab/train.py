@@ -25,9 +25,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from realrun.lab.corpus import Split, library_files
 from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, Size, lab_config
 from realrun.lab.tokenizer import train_tokenizer
+from realrun.pairs.library_text import Split, library_files
 from specsim.errors import InputError
 
 CHECKPOINT = "checkpoint.safetensors"

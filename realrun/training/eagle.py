@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.eagle import Eagle
-from realrun.models import Pair
-from realrun.training.distill import TextSettings
+from realrun.pairs.pair import Pair
+from realrun.training.common.distill import TextSettings
+from realrun.training.common.frozen import train_on_frozen_target
+from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
 from realrun.training.edd import kl_nats
-from realrun.training.frozen import train_on_frozen_target
-from realrun.training.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
 
@@ -43,7 +43,7 @@ class EagleSettings:
 
 
 class EagleTraining:
-    """What EAGLE trains, for `realrun.training.loop`: float32 masters; the target is frozen, its head too."""
+    """What EAGLE trains, for `realrun.training.common.loop`: float32 masters; the target is frozen, its head too."""
 
     def __init__(self, target: Any, settings: EagleSettings, seed: int = 0):
         self.target, self.settings = target.requires_grad_(False), settings

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.edd import check_split, default_split, load_own_state, one_layer_model, own_state
-from realrun.models import Pair
-from realrun.training.distill import TextSettings
-from realrun.training.frozen import train_on_frozen_target
-from realrun.training.loop import LoopSettings, Progress, Tensors, wide
+from realrun.pairs.pair import Pair
+from realrun.training.common.distill import TextSettings
+from realrun.training.common.frozen import train_on_frozen_target
+from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
 PLACES = 5  # of a draft, of which agreement is told
@@ -57,7 +57,7 @@ class EddSettings:
 
 
 class DecoderTraining:
-    """What EDD and VDM train, for `realrun.training.loop`: float32 masters of the decoder; the target is frozen."""
+    """What EDD and VDM train: float32 masters of the decoder; the target is frozen."""
 
     def __init__(self, target: Any, settings: EddSettings, seed: int = 0):
         self.target, self.settings, self.seed = target.requires_grad_(False), settings, seed

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.eesd import EarlyExit, as_model
-from realrun.models import Pair
-from realrun.training.distill import TextSettings
-from realrun.training.frozen import train_on_frozen_target
-from realrun.training.loop import LoopSettings, Progress, Tensors, wide
+from realrun.pairs.pair import Pair
+from realrun.training.common.distill import TextSettings
+from realrun.training.common.frozen import train_on_frozen_target
+from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
 
@@ -38,7 +38,7 @@ class EesdSettings:
 
 
 class EarlyExitTraining:
-    """What EESD trains, for `realrun.training.loop`: float32 masters of the exit; the target is frozen."""
+    """What EESD trains, for `realrun.training.common.loop`: float32 masters of the exit; the target is frozen."""
 
     def __init__(self, target: Any, settings: EesdSettings):
         self.target, self.lr = target.requires_grad_(False), settings.lr

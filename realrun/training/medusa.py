@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.medusa import MedusaHeads
-from realrun.models import Pair
-from realrun.training.distill import TextSettings
-from realrun.training.frozen import train_on_frozen_target
-from realrun.training.loop import LoopSettings, Progress, Tensors, wide
+from realrun.pairs.pair import Pair
+from realrun.training.common.distill import TextSettings
+from realrun.training.common.frozen import train_on_frozen_target
+from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
 from specsim.errors import InputError
 
 
@@ -40,7 +40,7 @@ class MedusaSettings:
 
 
 class HeadsTraining:
-    """What MEDUSA-1 trains, for `realrun.training.loop`: float32 masters of the heads; the target is frozen."""
+    """What MEDUSA-1 trains, for `realrun.training.common.loop`: float32 masters of the heads; the target is frozen."""
 
     def __init__(self, target: Any, settings: MedusaSettings):
         self.target, self.settings = target.requires_grad_(False), settings

@@ -7,7 +7,7 @@ text was made by the target itself, KL(p_original || p) with the same model, its
 The backbone learns through a low-rank adapter, at a quarter of the heads' learning rate. In two
 stages, the heads were trained as MEDUSA-1 before (ERRATA E5); in one, lambda_0, the weight of the heads'
 loss, rises as a sine to its peak at the end (E6). Departures: the backbone is not quantised, and a tied
-head has no adapter (`realrun.training.lora`).
+head has no adapter (`realrun.training.common.lora`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.files import describe_target, save_drafter, weights_digest
 from realrun.drafters.medusa import MedusaHeads
+from realrun.pairs.drafter_files import describe_target, save_drafter, weights_digest
 from realrun.provenance import provenance
-from realrun.training.distill import check_length
-from realrun.training.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
-from realrun.training.lora import Adapter, AdapterSettings
+from realrun.training.common.distill import check_length
+from realrun.training.common.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
+from realrun.training.common.lora import Adapter, AdapterSettings
 from realrun.training.medusa import head_logits, head_losses
 from specsim.errors import InputError
 
@@ -133,7 +133,7 @@ def train_medusa2(
 
 
 class JointTraining:
-    """What MEDUSA-2 trains, for `realrun.training.loop`. The target carries the adapter until `adapter.remove`.
+    """What MEDUSA-2 trains, for `realrun.training.common.loop`. The target carries the adapter until `adapter.remove`.
 
     stored : the type that figures of held-out text are rounded to
     """

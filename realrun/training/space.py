@@ -25,12 +25,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.files import TUNED, describe_target, save_drafter
 from realrun.drafters.space import MAX_MASKS
+from realrun.pairs.drafter_files import TUNED, describe_target, save_drafter
 from realrun.provenance import provenance
-from realrun.training.distill import check_length
-from realrun.training.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
-from realrun.training.lora import Adapter, AdapterSettings
+from realrun.training.common.distill import check_length
+from realrun.training.common.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
+from realrun.training.common.lora import Adapter, AdapterSettings
 from specsim.errors import InputError
 
 CUTS = 16  # of a held-out window, at which masks are judged
@@ -132,7 +132,7 @@ def space_plan(target: Any, settings: SpaceSettings, target_name: str, dtype: to
 
 
 class MaskTraining:
-    """What SAR-SFT trains, for `realrun.training.loop`.
+    """What SAR-SFT trains, for `realrun.training.common.loop`.
 
     An adapted target carries its adapter until `remove`; a target that is trained whole is a copy.
 

@@ -14,7 +14,7 @@ from specsim.acceptance.quantiles import KNOTS, Floats, Table
 from specsim.acceptance.sources import Counters, Source
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain
 from specsim.errors import InputError
-from specsim.trace import Trace
+from specsim.trace.trace import Trace
 
 
 @dataclass(frozen=True)

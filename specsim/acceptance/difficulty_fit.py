@@ -12,7 +12,7 @@ from specsim.acceptance.quantiles import KNOTS, Floats, Table
 from specsim.acceptance.sources import Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats
 from specsim.errors import InputError
-from specsim.trace import Trace
+from specsim.trace.trace import Trace
 
 LEAST_TOKENS = 200  # fewer say nothing about calibration
 LEAST_OFF = 50  # drafted tokens after a miss; with fewer their law is taken from those before

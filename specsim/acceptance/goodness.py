@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.synthetic import AcceptanceModel, generate
-from specsim.metrics import reliability
-from specsim.trace import Trace
+from specsim.speedup.formulas import reliability
+from specsim.trace.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 LAGS = (1, 2, 4, 8, 16)

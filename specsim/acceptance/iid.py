@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specsim.acceptance.sources import Source, judged_by_depth
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
 from specsim.errors import InputError
-from specsim.trace import Trace
+from specsim.trace.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.errors import InputError
-from specsim.trace import Trace
+from specsim.trace.trace import Trace
 
 Counts = npt.NDArray[np.int64]
 
@@ -212,7 +212,7 @@ _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
 
 def read_source(path: Path | str, *, policy: str | None = None) -> Source:
     """A trace folder or .zip, a rounds .parquet, or a counters .json, by what the path is."""
-    from specsim.trace_files import read_trace
+    from specsim.trace.files import read_trace
 
     path = Path(path)
     if path.suffix == ".parquet":

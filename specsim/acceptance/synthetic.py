@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from specsim.acceptance.sources import Source
 from specsim.errors import InputError
-from specsim.trace import MAX_DEPTH, Trace
+from specsim.trace.trace import MAX_DEPTH, Trace
 
 Floats = npt.NDArray[np.float64]
 EOS = 0  # never drawn, so that sequences end by their budget

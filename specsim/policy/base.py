@@ -10,7 +10,7 @@ compiles them in and the real run calls the very same ones:
 `params` is the tuple of the settings in field order: numbers as floats, a choice as its
 index, a table as a float64 array; `state` is a tuple of floats; `step` describes the token
 just drafted, the `depth`-th of its round (from 1); `u` is a uniform in (0, 1) that belongs
-to this place alone (`specsim.randomness.split` makes more of it). What a round must
+to this place alone (`specsim.rng.split` makes more of it). What a round must
 remember, keep_drafting puts into the state it returns; at depth 1 it starts afresh.
 """
 
@@ -20,26 +20,18 @@ import dataclasses
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
-    from specsim.cost import CostModel, CostTable
-    from specsim.trace import Trace
+    from specsim.cost.model import CostModel
+    from specsim.cost.table import CostTable
+    from specsim.trace.trace import Trace
 
 Kind = TypeVar("Kind", bound="Policy")
-
-
-class Step(NamedTuple):
-    """What is known about the token just drafted."""
-
-    prob: float  # draft probability of the drafted token
-    confidence: float  # largest draft probability
-    entropy_nats: float  # entropy of the draft distribution
-    score: float  # acceptance predictor's output, where the drafter has one
 
 
 def setting(
@@ -129,23 +121,6 @@ class Policy:
             if value != field.default or field.metadata["tune"]:
                 parts.append(f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}")
         return f"{self.name}({', '.join(parts)})"
-
-
-@dataclass(frozen=True)
-class ChainPolicy(Policy):
-    """Base of every chain policy: how many tokens to draft, one after another."""
-
-    functions = ("initial_state", "keep_drafting", "update")
-    keep_drafting: ClassVar[Callable[..., Any]]
-
-    @property
-    def max_draft_tokens(self) -> int:
-        """Longest draft this policy can ask for, in tokens."""
-        return int(self.settings["max_draft"])
-
-    @property
-    def deepest(self) -> int:
-        return self.max_draft_tokens
 
 
 def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:

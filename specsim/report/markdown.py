@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from specsim.bootstrap import Comparison
+from specsim.speedup.intervals import Comparison
 
 MEDIAN_PERCENT, MOST_PERCENT = 3.0, 5.0  # what predictions may be off by: the median, the 90th percentile
 

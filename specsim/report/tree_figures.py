@@ -21,7 +21,6 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specsim import tree_shapes
 from specsim.errors import InputError
 from specsim.report.drawing import (
     ADAPTIVE,
@@ -36,8 +35,10 @@ from specsim.report.drawing import (
     styled,
     svg,
 )
-from specsim.tree_search import BestTrees, Floats, node_chances
-from specsim.tree_shapes import Shape
+from specsim.static_tree import shape as tree_shapes
+from specsim.static_tree.rates import Floats
+from specsim.static_tree.search import BestTrees, node_chances
+from specsim.static_tree.shape import Shape
 
 FORMATS = (".png", ".svg")
 LARGEST_DENSE = 256  # nodes
@@ -190,7 +191,7 @@ def domains(policies: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str) 
 def reliability(series: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """Chance of nodes against how often they are right, given that their parent is (EDD + PCT, figure 3b).
 
-    series : by name, bins of `specsim.metrics.Reliability` as plain data: count, mean_confidence, accept_rate, ece
+    series : by name, bins of a `Reliability` as plain data: count, mean_confidence, accept_rate, ece
     """
     figure = Figure(figsize=(5.4, 5.0), layout="constrained")
     axes = figure.subplots()

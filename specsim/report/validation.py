@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import InputError
-from specsim.report import figures
-from specsim.report.figures import Row
+from specsim.report import validation_figures as figures
 from specsim.report.page import (
     MINUS,
     decoding_text,
@@ -25,6 +24,7 @@ from specsim.report.page import (
     with_interval,
     write_whole,
 )
+from specsim.report.validation_figures import Row
 
 KIND = "specsim-validation"
 KEYS = (

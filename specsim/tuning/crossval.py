@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost import CostModel
+from specsim.cost.model import CostModel
 from specsim.errors import InputError
-from specsim.policy import FixedK, Policy
-from specsim.prediction import Prediction, least_seconds, summarise
-from specsim.replay import Replay, compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.prediction import Prediction, least_seconds, summarise
+from specsim.trace.trace import Trace
 from specsim.tuning.search import (
     Found,
     Reference,

@@ -17,20 +17,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from specsim.chain_replay import COUNTS, ROUNDS, TRUNCATED
-from specsim.cost import CostModel, CostTable
+from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.model import CostModel
+from specsim.cost.table import CostTable
 from specsim.errors import InputError
+from specsim.fitting.fit import fit
 from specsim.policy.base import Policy
-from specsim.rejection import outcomes
-from specsim.replay import (
-    autoregressive_seconds,
-    check_covered,
-    check_replayable,
-    compile_for,
-    compiled,
-    has_own_cost,
-)
-from specsim.trace import Trace
+from specsim.replay.chain import COUNTS, ROUNDS, TRUNCATED
+from specsim.replay.checks import check_covered, check_replayable
+from specsim.replay.replay import compiled
+from specsim.replay.table import compile_for, has_own_cost
+from specsim.trace.outcomes import outcomes
+from specsim.trace.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -89,7 +87,7 @@ class Evaluator:
 
     def _build(self, point: Mapping[str, Any]) -> Policy | InputError:
         try:
-            policy = self.kind.fit({**self.held, **point}, self.train, self.train_table)
+            policy = fit(self.kind, {**self.held, **point}, self.train, self.train_table)
             check_replayable(self.trace, policy)
             check_covered(self.trace, policy, self._table_of(policy))
         except InputError as error:

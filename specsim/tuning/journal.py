@@ -18,14 +18,25 @@ from typing import Any
 
 import numpy as np
 
-import specsim
-from specsim.cost import SPACE, CostModel
+from specsim.cost.contexts import context_range
+from specsim.cost.model import SPACE, CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
-from specsim.replay import compile_for, context_range
-from specsim.trace import Trace
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-tuning", 1
+PACKAGE = Path(__file__).parents[1]
+DECIDING = (
+    "trace",
+    "cost",
+    "static_tree",
+    "policy",
+    "replay",
+    "speedup",
+    "fitting",
+    "tuning",
+)  # what an answer depends on
 LONGEST_PASS = 512  # tokens
 Line = dict[str, Any]
 
@@ -137,7 +148,8 @@ def describe_job(
     kind: type[Policy], trace: Trace, cost: CostModel, held: Mapping[str, Any], search: Mapping[str, Any]
 ) -> Line:
     """Everything that determines a search's answer, in plain values and digests."""
-    sources = [path.read_bytes() for path in sorted(Path(specsim.__file__).parent.rglob("*.py"))]
+    files = [PACKAGE / "rng.py", *(path for room in DECIDING for path in sorted((PACKAGE / room).rglob("*.py")))]
+    sources = [path.read_bytes() for path in files]
     used = ["numpy", "scipy"] + (["optuna"] if search["search"] == "optuna" else [])
     return {
         "policy": kind.name,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.policy.base import Policy
-from specsim.trace import Trace
+from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import BATCH, Evaluator
 from specsim.tuning.journal import Line
 from specsim.tuning.space import Settings

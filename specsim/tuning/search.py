@@ -11,13 +11,15 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from specsim.bootstrap import Comparison, paired_difference
-from specsim.cost import CostModel
+from specsim.cost.model import CostModel
 from specsim.errors import InputError
-from specsim.policy import FixedK, Policy, build_policy
-from specsim.prediction import Prediction, least_seconds, summarise, widest
-from specsim.replay import Replay, compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import Policy, build_policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.intervals import Comparison, paired_difference
+from specsim.speedup.prediction import Prediction, least_seconds, summarise, widest
+from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import MOST_TRUNCATED, Evaluator, evaluate_many
 from specsim.tuning.grid import try_all
 from specsim.tuning.journal import Journal, describe_job

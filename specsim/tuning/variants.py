@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 
-from specsim.cost import CostModel
-from specsim.policy import Policy, TreePolicy, Variant
-from specsim.replay import compile_for, why_not
-from specsim.trace import Trace
+from specsim.cost.model import CostModel
+from specsim.fitting.fit import fit
+from specsim.policy.base import Policy, Variant
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.checks import why_not
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 from specsim.tuning.search import find_best, held_settings
 from specsim.tuning.space import DEPTHS, shortened
 
@@ -38,11 +40,6 @@ def forms(trace: Trace, kinds: Iterable[type[Policy]], cost: CostModel) -> tuple
     return found, skipped
 
 
-def learns(kind: type[Policy]) -> bool:
-    """Whether policies of this kind learn from data or costs."""
-    return inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
-
-
 def label(kind: type[Policy], variant: Variant) -> str:
     """What a form is called in tables."""
     return f"{kind.name}, {variant.label}"
@@ -62,4 +59,4 @@ def settle(
     if variant.tuned:
         return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
     settings = {**shortened(kind, train.depth), **held_settings(kind, variant.held, train.depth)}
-    return kind.fit(settings, train, compile_for(train, cost))
+    return fit(kind, settings, train, compile_for(train, cost))

@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from realrun.board.command import named
-from realrun.board.job import Settings, run_leaderboard
-from realrun.choice import Choice
-from realrun.drafters.files import read_drafter
-from realrun.models import LAB, LAB_WEIGHTS, LOOKUP, load_pair
-from realrun.prompts import study_prompts
-from realrun.record import RecordSettings
-from specsim.console import progress_bar
-from specsim.policy import POLICIES
+from realrun.decode.sampling import Choice
+from realrun.leaderboard.job import Settings, named, run_leaderboard
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.pair import LAB, LAB_WEIGHTS, LOOKUP, load_pair
+from realrun.pairs.prompts import study_prompts
+from realrun.recording.record import RecordSettings
+from specsim.cli.console import progress_bar
+from specsim.policy.registry import POLICIES
 from specsim.report import leaderboard_figures
 from specsim.report.markdown import accuracy, interval, markdown_table
 from specsim.report.page import write_whole

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specsim.bootstrap import Comparison, paired_difference
-from specsim.leaderboard import Board, Row
+from specsim.leaderboard.leaderboard import Board, Row
 from specsim.report.markdown import verdict
+from specsim.speedup.intervals import Comparison, paired_difference
 
 TS = ("beta_ts", "cali_ts")
 MOST_LAMBDA = 0.9

@@ -19,21 +19,21 @@ from typing import Any
 
 from questions import lambda_loss, questions
 
-from realrun.choice import Choice
-from realrun.main_job import Settings, run_main_job
-from realrun.models import load_pair
-from realrun.prompts import study_prompts
-from realrun.record import RecordSettings
-from specsim.bootstrap import paired_difference
-from specsim.commands.leaderboard import as_document, write_results
-from specsim.console import progress_bar
-from specsim.cost import ConstantCost, CostModel
-from specsim.cost_profile import read_cost
+from realrun.decode.sampling import Choice
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import study_prompts
+from realrun.recording.record import RecordSettings
+from realrun.validation.run import Settings, run_main_job
+from specsim.cli.console import progress_bar
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.profile import read_cost
 from specsim.errors import InputError
-from specsim.leaderboard import Board, leaderboard
-from specsim.policy import CHAIN_POLICIES
+from specsim.leaderboard.document import as_document, write_results
+from specsim.leaderboard.leaderboard import Board, leaderboard
+from specsim.policy.registry import CHAIN_POLICIES
 from specsim.report.markdown import interval, markdown_table, verdict
-from specsim.trace_files import read_trace
+from specsim.speedup.intervals import paired_difference
+from specsim.trace.files import read_trace
 
 HERE = Path(__file__).parent
 MEASURED, CHEAP = "measured costs", "cheap drafter"

@@ -93,7 +93,7 @@ def sweeps(layers: Mapping[int, Document], exits: Mapping[int, Document], best: 
 def typical(arms: Sequence[Mapping[str, Any]]) -> str:
     """Acceleration rate against the target's log-likelihood of the output, over epsilon (MEDUSA, figure 7).
 
-    arms : rows of `realrun.typical.compare_typical`
+    arms : rows of `realrun.validation.typical_acceptance.compare_typical`
     """
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.subplots()

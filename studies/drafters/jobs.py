@@ -11,26 +11,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from realrun.choice import Choice
-from realrun.drafters.files import read_drafter
-from realrun.main_job import Settings, run_main_job
-from realrun.models import LAB_WEIGHTS, Pair, load_pair
-from realrun.predictor import FILE, load_predictor
-from realrun.predictor_data import PredictorSettings
-from realrun.profile import write_json
-from realrun.prompts import lab_prompts, study_prompts
-from realrun.record import RecordSettings
-from realrun.train_predictor import train_predictor
-from realrun.training.distill import TextSettings
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import FILE, load_predictor
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.prompts import lab_prompts, study_prompts
+from realrun.recording.record import RecordSettings
+from realrun.training.common.distill import TextSettings
+from realrun.training.common.loop import LoopSettings
 from realrun.training.eesd import EesdSettings, train_eesd
-from realrun.training.loop import LoopSettings
-from realrun.typical import TypicalSettings, compare_typical
-from specsim.cost import ConstantCost
-from specsim.cost_profile import read_cost
-from specsim.leaderboard import leaderboard
-from specsim.policy import POLICIES, BetaTS, CaliTS, FixedK, Policy, Variant, make_policy
-from specsim.replay import compile_for
-from specsim.trace_files import read_trace
+from realrun.training.predictor.data import PredictorSettings
+from realrun.training.predictor.train import train_predictor
+from realrun.validation.run import Settings, run_main_job
+from realrun.validation.typical_acceptance import TypicalSettings, compare_typical
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import read_cost
+from specsim.files import write_json
+from specsim.leaderboard.leaderboard import leaderboard
+from specsim.policy.base import Policy, Variant
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replay.table import compile_for
+from specsim.trace.files import read_trace
 
 Config = Mapping[str, Any]
 Report = Callable[[str, int, int], None]

@@ -18,7 +18,7 @@ import figures
 import tables
 from jobs import Config, Exits, cheap_jobs, drafter_facts, early_exit_jobs, main_jobs, predictor_facts, typical_job
 
-from specsim.console import progress_bar
+from specsim.cli.console import progress_bar
 from specsim.errors import InputError
 from specsim.report.page import write_whole
 

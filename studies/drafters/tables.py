@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsim.bootstrap import Comparison, paired_difference
-from specsim.policy import TREE_POLICIES
+from specsim.policy.registry import TREE_POLICIES
 from specsim.report.markdown import interval, markdown_table, verdict
+from specsim.speedup.intervals import Comparison, paired_difference
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -143,7 +143,7 @@ def generality_table(documents: Mapping[str, Document]) -> list[str]:
 def cheap_table(boards: Mapping[str, Document]) -> list[str]:
     """Replays with a cheap draft step: contenders' speedups, and Thompson sampling less the best fixed K.
 
-    boards : by drafter, leaderboards as `specsim.leaderboard.Board.as_dict` has them
+    boards : by drafter, leaderboards as `specsim.leaderboard.leaderboard.Board.as_dict` has them
     """
     names = ("best fixed K", "Beta-TS", "Cali-TS", "best threshold")
     rows = []

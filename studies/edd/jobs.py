@@ -15,25 +15,27 @@ from typing import Any
 
 import numba as nb
 
-from realrun.choice import Choice
-from realrun.drafters.files import read_drafter
-from realrun.main_job import Settings, recorded_trace, run_main_job
-from realrun.models import LAB_WEIGHTS, Pair, load_pair, load_target
-from realrun.profile import write_json
-from realrun.prompts import study_prompts
-from realrun.record import RecordSettings
+from realrun.decode.sampling import Choice
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair, load_target
+from realrun.pairs.prompts import study_prompts
+from realrun.recording.record import RecordSettings
+from realrun.training.common.loop import LoopSettings
 from realrun.training.edd import EddSettings, train_edd
-from realrun.training.loop import LoopSettings
-from specsim.cost import ConstantCost, CostModel
-from specsim.cost_profile import read_cost
-from specsim.leaderboard import leaderboard
-from specsim.policy import PCT, POLICIES, FixedK, Policy, Variant, build_policy
-from specsim.policy.pct import LEAF_THRESHOLD, MAX_NODES, WIDTH
-from specsim.prediction import predict
-from specsim.replay import compile_for
-from specsim.trace import Trace
-from specsim.trace_files import read_trace
-from specsim.tuning import split_sequences
+from realrun.validation.run import Settings, recorded_trace, run_main_job
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.profile import read_cost
+from specsim.files import write_json
+from specsim.leaderboard.leaderboard import leaderboard
+from specsim.policy.base import Policy, Variant, build_policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES
+from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
+from specsim.replay.table import compile_for
+from specsim.speedup.prediction import predict
+from specsim.trace.files import read_trace
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
 
 Config = Mapping[str, Any]
 Report = Callable[[str, int, int], None]

@@ -20,11 +20,11 @@ import tables
 import text
 from jobs import EDD, Config
 
-from specsim.console import progress_bar
+from specsim.cli.console import progress_bar
 from specsim.errors import InputError
-from specsim.policy import FixedK
-from specsim.report.figures import reliability_diagram
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.page import write_whole
+from specsim.report.validation_figures import reliability_diagram
 
 FOLDER = Path(__file__).parent
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from specsim.bootstrap import Comparison, paired_difference, ratio_difference
-from specsim.policy import TREE_POLICIES
+from specsim.policy.registry import TREE_POLICIES
 from specsim.report.markdown import interval, markdown_table, verdict
+from specsim.speedup.intervals import Comparison, paired_difference, ratio_difference
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]

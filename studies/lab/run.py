@@ -10,12 +10,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from realrun.choice import Choice
-from realrun.main_job import Settings, run_main_job
-from realrun.models import load_pair
-from realrun.prompts import lab_prompts
-from realrun.record import RecordSettings
-from specsim.console import progress_bar
+from realrun.decode.sampling import Choice
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import lab_prompts
+from realrun.recording.record import RecordSettings
+from realrun.validation.run import Settings, run_main_job
+from specsim.cli.console import progress_bar
 
 HERE = Path(__file__).parent
 

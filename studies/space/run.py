@@ -19,26 +19,28 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from realrun.choice import Choice
-from realrun.drafters.files import read_drafter
-from realrun.main_job import Settings, run_main_job
-from realrun.models import LAB_WEIGHTS, load_pair, load_target
-from realrun.prompts import study_prompts
-from realrun.record import RecordSettings
-from realrun.training.distill import DistillSettings, TextSettings, training_text
-from realrun.training.loop import LoopSettings
-from realrun.training.lora import AdapterSettings
+from realrun.decode.sampling import Choice
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.pair import LAB_WEIGHTS, load_pair, load_target
+from realrun.pairs.prompts import study_prompts
+from realrun.recording.record import RecordSettings
+from realrun.training.common.distill import DistillSettings, TextSettings, training_text
+from realrun.training.common.loop import LoopSettings
+from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import SpaceSettings, train_space
-from specsim.console import progress_bar
-from specsim.cost import ConstantCost
+from realrun.validation.run import Settings, run_main_job
+from specsim.cli.console import progress_bar
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, SpaceK, Variant
-from specsim.prediction import predict
+from specsim.policy.base import Variant
+from specsim.policy.chain.space_k import SpaceK
+from specsim.policy.registry import POLICIES
 from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, styled, svg
 from specsim.report.markdown import accuracy, interval, markdown_table
 from specsim.report.page import write_whole
-from specsim.trace_files import read_trace
-from specsim.tuning import split_sequences
+from specsim.speedup.prediction import predict
+from specsim.trace.files import read_trace
+from specsim.trace.split import split_sequences
 
 HERE = Path(__file__).parent
 DRAFTER = "space"

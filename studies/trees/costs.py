@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost import ConstantCost, CostModel, Seconds
-from specsim.cost_profile import read_cost
+from specsim.cost.model import ConstantCost, CostModel, Seconds
+from specsim.cost.profile import read_cost
 
 MEASURED, PAPER, KNEE = "measured costs", "paper's costs", "knee"
 

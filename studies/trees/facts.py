@@ -10,16 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim import tree_calibration, tree_shapes
-from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_interval
-from specsim.cost import ConstantCost, CostModel, CostTable
+from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.policy import CHAIN_POLICIES, PCT, Eagle2, Policy, TreePolicy, make_policy
-from specsim.replay import Replay, autoregressive_seconds, compile_for, replay
+from specsim.fitting import tree_calibration
+from specsim.policy.base import Policy
+from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.eagle2 import Eagle2
+from specsim.policy.tree.pct import PCT
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
 from specsim.report.tree_figures import dense_sizes
-from specsim.trace import Trace
-from specsim.tree_search import best_trees, expected_tokens, node_chances, rates_of
-from specsim.tuning import split_sequences
+from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
+from specsim.static_tree import shape as tree_shapes
+from specsim.static_tree.rates import rates_of
+from specsim.static_tree.search import best_trees, expected_tokens, node_chances
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -35,22 +35,23 @@ from facts import (
 )
 from text import OURS, Run, report_text
 
-from realrun.choice import Choice
-from realrun.main_job import Settings, run_main_job
-from realrun.models import load_pair
-from realrun.prompts import study_prompts
-from realrun.record import RecordSettings, elapsed_ratio
-from specsim.commands.leaderboard import as_document, write_results
-from specsim.console import progress_bar
-from specsim.cost import CostModel
+from realrun.decode.sampling import Choice
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import study_prompts
+from realrun.recording.record import RecordSettings, elapsed_ratio
+from realrun.validation.run import Settings, run_main_job
+from specsim.cli.console import progress_bar
+from specsim.cost.model import CostModel
 from specsim.errors import InputError
-from specsim.leaderboard import leaderboard
-from specsim.policy import CHAIN_POLICIES, TREE_POLICIES, Policy
+from specsim.fitting.tree_calibration import compare
+from specsim.leaderboard.document import as_document, write_results
+from specsim.leaderboard.leaderboard import leaderboard
+from specsim.policy.base import Policy
+from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
 from specsim.report import tree_figures
 from specsim.report.page import write_whole
-from specsim.trace import Trace
-from specsim.trace_files import read_trace
-from specsim.tree_calibration import compare
+from specsim.trace.files import read_trace
+from specsim.trace.trace import Trace
 
 HERE = Path(__file__).parent
 SHOWN = 6  # one dense tree in so many is drawn

@@ -20,9 +20,9 @@ from facts import (
     tuned_best,
 )
 
-from specsim.bootstrap import Estimate
-from specsim.policy import CHAIN_POLICIES, TREE_POLICIES
+from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
 from specsim.report.markdown import interval, markdown_table, verdict
+from specsim.speedup.intervals import Estimate
 
 TARGET_PERCENT = 5.0  # median error of predictions
 ABOUT_HALF = (0.4, 0.6)  # of the nodes
@@ -38,7 +38,7 @@ class Run:
     boards, baselines, rounds : by cost; held-out sequences; rounds in the order of the board's rows
     measured : rounds of the validation's rows, replayed
     sizes : dense and sparse points of `tree_figures.sizes`; record_ratio : recording over decoding alone
-    calibration : `specsim.tree_calibration.compare`, with the bins of the figure
+    calibration : `specsim.fitting.tree_calibration.compare`, with the bins of the figure
     """
 
     document: Document

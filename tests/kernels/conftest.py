@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from speckernels import dispatch
+from speckernels.runtime import dispatch
 
 
 def how(backend: str, device: torch.device) -> str:

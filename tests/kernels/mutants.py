@@ -9,7 +9,9 @@ from dataclasses import dataclass
 class Mutant:
     """A kernel source with one text replaced.
 
-    file : relative to `kernels/`; find : occurs exactly once in it; why : the bug it stands for
+    file : "csrc/..." below `kernels/`, or "ops/..." below `kernels/speckernels/`
+    find : occurs exactly once in it
+    why : the bug it stands for
     """
 
     file: str

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import speckernels
-from speckernels import dispatch
+from speckernels.runtime import dispatch
 
 
 def main(names: list[str]) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from speckernels import bench, dispatch
+from speckernels import bench
 from speckernels.bench import BenchError, Ceilings, Document, Row, Work, machine, read_document, run_bench, runner
 from speckernels.bench import cases as cases_module
 from speckernels.bench.cases import OPERATIONS, tree_attention
@@ -36,6 +36,7 @@ from speckernels.bench.timing import (
     interleave,
     summary,
 )
+from speckernels.runtime import dispatch
 
 CEILINGS = Ceilings(copy_gb_s=4000.0, matmul_tflop_s=800.0, matmul_dtype="bfloat16", launch_us=4.0, graph_node_us=1.5)
 VERSIONS = {"torch": "2.0", "triton": "3.0", "cuda": "13.0", "speckernels": "0+abc", "python": "3.12"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from speckernels import build, dispatch
+from speckernels.runtime import build, dispatch
 
 BUILD_LIMIT_S = 120
 BANDWIDTH_BOUND = ("draft_statistics", "tree_attention", "compact_kv", "rejection")

@@ -15,8 +15,8 @@ from mutants import Mutant
 from trees import BACKENDS, assert_same, thread_orders
 
 import speckernels
-from speckernels.chain_rejection import MAX_VOCABULARY, ChainVerified, chain_rejection
-from speckernels.chain_rejection.reference import weights
+from speckernels.ops.chain_rejection import MAX_VOCABULARY, ChainVerified, chain_rejection
+from speckernels.ops.chain_rejection.reference import weights
 
 LAW_TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights are multiples of 2^-40
 BAD_TOKENS = (-1, -(2**62), 2**40)
@@ -34,12 +34,12 @@ MUTANTS = [
     Mutant("csrc/rejection.cu", "atomicMin(&first_failure, step)", "first_failure = step",
            "the last failing thread decides where the chain ends"),
     Mutant("csrc/rejection.cu", "(prob < 1 ? prob : 1.0f)", "prob", "infinite probabilities overflow"),
-    Mutant("speckernels/chain_rejection/triton.py", "tl.where(given & (passes == 0), step, drafts)",
+    Mutant("ops/chain_rejection/triton.py", "tl.where(given & (passes == 0), step, drafts)",
            "tl.where(given & (passes == 0), step, drafts - 1)",
            "the last draft token is never accepted"),
-    Mutant("speckernels/chain_rejection/triton.py", "before + tl.cumsum(these, 0) <= drawn_at",
+    Mutant("ops/chain_rejection/triton.py", "before + tl.cumsum(these, 0) <= drawn_at",
            "before + tl.cumsum(these, 0) < drawn_at", "draws a token of weight 0"),
-    Mutant("speckernels/chain_rejection/triton.py", "        before += tl.sum(these)\n", "",
+    Mutant("ops/chain_rejection/triton.py", "        before += tl.sum(these)\n", "",
            "each block of the vocabulary starts anew"),
 ]  # fmt: skip
 
@@ -264,7 +264,7 @@ def test_sums_of_the_largest_vocabulary_do_not_overflow(backend: str) -> None:
 def test_counters_are_left_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are shared with later launches."""
     kept = torch.zeros(2, dtype=torch.int32)
-    backend = importlib.import_module("speckernels.chain_rejection.cuda")
+    backend = importlib.import_module("speckernels.ops.chain_rejection.cuda")
     monkeypatch.setattr(backend, "counters", lambda like, count: kept[:count])
     case = random_case(2, 2, 8200, 0, False)
     with speckernels.use_backend("cuda"):

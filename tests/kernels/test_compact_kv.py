@@ -12,7 +12,7 @@ from mutants import Mutant
 from trees import BACKENDS, GPU, thread_orders
 
 import speckernels
-from speckernels.compact_kv import compact_kv, word_bytes
+from speckernels.ops.compact_kv import compact_kv, word_bytes
 
 LAYOUTS = ("BHSD", "BSHD", "slice of BHSD")
 GUARD = 3  # elements before and after a cache, which nobody may touch
@@ -31,11 +31,11 @@ MUTANTS = [
     Mutant("csrc/compact_kv.cu", "column < columns", "column <= columns", "a word too many"),
     Mutant("csrc/compact_kv.cu", "rows[(context + begin + j)", "rows[(context + j)", "later rows overwrite the first"),
     Mutant("csrc/compact_kv.cu", "sequence * batch_stride", "0", "all sequences share a cache"),
-    Mutant("speckernels/compact_kv/triton.py", "(ended == 0) & (source != step)", "(source >= 0) & (source != step)",
+    Mutant("ops/compact_kv/triton.py", "(ended == 0) & (source != step)", "(source >= 0) & (source != step)",
            "goes on behind the path's end"),
-    Mutant("speckernels/compact_kv/triton.py", "begin += TOGETHER", "begin += 2 * TOGETHER", "half of it stays"),
-    Mutant("speckernels/compact_kv/triton.py", "word = word_bytes(tensors, 8)", "word = 8", "words across rows' ends"),
-    Mutant("speckernels/compact_kv/triton.py", "(addresses + tl.program_id(0))", "(addresses)", "first layer only"),
+    Mutant("ops/compact_kv/triton.py", "begin += TOGETHER", "begin += 2 * TOGETHER", "half of it stays"),
+    Mutant("ops/compact_kv/triton.py", "word = word_bytes(tensors, 8)", "word = 8", "words across rows' ends"),
+    Mutant("ops/compact_kv/triton.py", "(addresses + tl.program_id(0))", "(addresses)", "first layer only"),
 ]  # fmt: skip
 
 

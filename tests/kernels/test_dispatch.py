@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import speckernels
-from speckernels import dispatch
+from speckernels.runtime import dispatch
 
 PARENTS = torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32)
 CONTEXT = torch.tensor([7], dtype=torch.int32)

@@ -15,8 +15,8 @@ from mutants import Mutant
 from trees import BACKENDS, GPU, thread_orders
 
 import speckernels
-from speckernels import counters as counters_module
-from speckernels.draft_statistics import DraftStatistics, cuda, draft_statistics, result_type, split
+from speckernels.ops.draft_statistics import DraftStatistics, cuda, draft_statistics, result_type, split
+from speckernels.runtime import counters as counters_module
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A weight exp(x - maximum) has the rounding errors of the difference, of its exponential and of the sum: a few units
@@ -29,13 +29,13 @@ MUTANTS = [
     Mutant("csrc/draft_statistics.cu", "s = factor * (s + d * z)", "s = factor * s", "entropy ignores a new maximum"),
     Mutant("csrc/draft_statistics.cu", "row * args.logits_stride", "int(row * args.logits_stride)", "32-bit offsets"),
     Mutant("csrc/draft_statistics.cu", "rank ? best : above", "rank ? best : list", "top-k list does not move up"),
-    Mutant("speckernels/draft_statistics/triton.py", "inside = index < end", "inside = index < vocabulary",
+    Mutant("ops/draft_statistics/triton.py", "inside = index < end", "inside = index < vocabulary",
            "parts overlap"),
-    Mutant("speckernels/draft_statistics/triton.py", "_first(tile_score, index)", "_first(x, index)",
+    Mutant("ops/draft_statistics/triton.py", "_first(tile_score, index)", "_first(x, index)",
            "noise is ignored"),
-    Mutant("speckernels/draft_statistics/triton.py", "if arrived == splits - 1:", "if arrived == 0:",
+    Mutant("ops/draft_statistics/triton.py", "if arrived == splits - 1:", "if arrived == 0:",
            "first program merges"),
-    Mutant("speckernels/draft_statistics/triton.py", "(x < bound) | ((x == bound) & (index > bound_index))",
+    Mutant("ops/draft_statistics/triton.py", "(x < bound) | ((x == bound) & (index > bound_index))",
            "x < bound", "top-k drops ties"),
 ]  # fmt: skip
 

@@ -12,8 +12,8 @@ from mutants import Mutant
 from trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
 
 import speckernels
-from speckernels.greedy_verify import greedy_verify
-from speckernels.verified import Verified
+from speckernels.ops.greedy_verify import greedy_verify
+from speckernels.ops.results import Verified
 
 VOCABULARY = 4  # few tokens, so that siblings repeat and paths tie
 STRANGE_TOKENS = (0, -1, -(2**62), 2**62)
@@ -29,15 +29,15 @@ MUTANTS = [
            "  __syncthreads();\n  if (node == 0) best = 0;\n", "the best is reset while others report"),
     Mutant("csrc/tree_verify.cu", "choices[parent_row] == token", "choices[parent_row] >= token",
            "smaller tokens pass"),
-    Mutant("speckernels/greedy_verify/triton.py", "judged & (token == choice)", "inside & (token == choice)",
+    Mutant("ops/greedy_verify/triton.py", "judged & (token == choice)", "inside & (token == choice)",
            "padding of token -1 equals a choice that is not there"),
-    Mutant("speckernels/greedy_verify/triton.py", "parent = tl.load(parents + first + node, mask=inside, other=-1)",
+    Mutant("ops/greedy_verify/triton.py", "parent = tl.load(parents + first + node, mask=inside, other=-1)",
            "parent = tl.maximum(tl.load(parents + first + node, mask=inside, other=-1), 0)",
            "padding hangs on the root"),
-    Mutant("speckernels/greedy_verify/triton.py", "(BLOCK - 1 - node)", "(node * 0)", "ties are not resolved"),
-    Mutant("speckernels/greedy_verify/triton.py", "emitted + first + step - 1", "emitted + first + step",
+    Mutant("ops/greedy_verify/triton.py", "(BLOCK - 1 - node)", "(node * 0)", "ties are not resolved"),
+    Mutant("ops/greedy_verify/triton.py", "emitted + first + step - 1", "emitted + first + step",
            "emitted one place late"),
-    Mutant("speckernels/greedy_verify/triton.py", "choices + first + last", "choices + first",
+    Mutant("ops/greedy_verify/triton.py", "choices + first + last", "choices + first",
            "the root's choice last"),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from speckernels import build, launch
+from speckernels.runtime import build, launch
 
 SOURCE = r"""
 #include "platform.cuh"

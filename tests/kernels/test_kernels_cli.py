@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from speckernels import build as builder
-from speckernels import cli, dispatch
+from speckernels import cli
 from speckernels.bench import machine, read_document, runner
 from speckernels.bench.resources import Built, Kernel
 from speckernels.bench.rows import Ceilings
+from speckernels.runtime import build as builder
+from speckernels.runtime import dispatch
 
 COMMANDS = ["bench", "plot", "info", "build"]
 

@@ -12,7 +12,7 @@ import pytest
 from mutants import Mutant
 
 import speckernels
-from speckernels import build, dispatch
+from speckernels.runtime import build, dispatch
 
 KERNELS = Path(speckernels.__file__).parents[1]
 CASES = [
@@ -29,7 +29,7 @@ def test_every_operation_has_mutants() -> None:
 @pytest.fixture
 def fresh_libraries() -> Iterator[None]:
     """Compiled code is looked up anew, before and after."""
-    from speckernels import launch
+    from speckernels.runtime import launch
 
     caches = (build.load, launch._entry)
     for cache in caches:
@@ -40,7 +40,8 @@ def fresh_libraries() -> Iterator[None]:
 
 
 def mutated(mutant: Mutant) -> str:
-    text = (KERNELS / mutant.file).read_text()
+    folder = KERNELS if mutant.file.startswith("csrc/") else KERNELS / "speckernels"
+    text = (folder / mutant.file).read_text()
     assert text.count(mutant.find) == 1, f"{mutant.file} holds {mutant.find!r} {text.count(mutant.find)} times"
     return text.replace(mutant.find, mutant.replace)
 

@@ -8,16 +8,16 @@ from mutants import Mutant
 from trees import BACKENDS, assert_same, thread_orders
 
 import speckernels
-from speckernels.space_layout import SpaceLayout, space_layout
-from speckernels.tree_metadata import tree_metadata
+from speckernels.ops.space_layout import SpaceLayout, space_layout
+from speckernels.ops.tree_metadata import tree_metadata
 
 MUTANTS = [
     Mutant("csrc/space_layout.cu", "node > candidates", "node > candidates + 1", "the first mask is a candidate"),
     Mutant("csrc/space_layout.cu", "place % candidates == 0", "place % (candidates + 1) == 0", "groups a mask longer"),
     Mutant("csrc/space_layout.cu", "? its_group : node - 1", "? 0 : node - 1", "all groups below the pending token"),
-    Mutant("speckernels/space_layout/triton.py", "tl.where(mask, place // per_group, -1)", "place // per_group",
+    Mutant("ops/space_layout/triton.py", "tl.where(mask, place // per_group, -1)", "place // per_group",
            "candidates in a group"),
-    Mutant("speckernels/space_layout/triton.py", "candidates * (candidates + 2)", "candidates * (candidates + 1)",
+    Mutant("ops/space_layout/triton.py", "candidates * (candidates + 2)", "candidates * (candidates + 1)",
            "the last group is missing"),
 ]  # fmt: skip
 

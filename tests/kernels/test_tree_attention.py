@@ -14,9 +14,10 @@ from mutants import Mutant
 from trees import BACKENDS, GPU, SHAPES, forest, path_to_root, thread_orders
 
 import speckernels
-from speckernels import Unsupported, tree_metadata
-from speckernels.tree_attention import reference, tree_attention
-from speckernels.tree_attention.splits import GOOD_ENOUGH, split_count
+from speckernels import Unsupported
+from speckernels.ops import tree_metadata
+from speckernels.ops.tree_attention import reference, tree_attention
+from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, split_count
 
 # Kernels may round the weights before they are divided by their sum, and sum in another order.
 TIMES_ROUNDING_ERROR = 2.0
@@ -38,11 +39,11 @@ MUTANTS = [
     Mutant("csrc/tree_attention.cu", "slot < end ? 16 : 0", "16", "values behind the tree times weight 0"),
     Mutant("csrc/tree_attention.cu", "moved |= now != before", "moved |= now < before", "old sums keep an old maximum"),
     Mutant("csrc/tree_attention.cu", "if (now == lowest) continue;", "", "simple kernel: NaN where nothing is seen"),
-    Mutant("speckernels/tree_attention/triton.py", "head = kv_head * group + row % group\n    d =",
+    Mutant("ops/tree_attention/triton.py", "head = kv_head * group + row % group\n    d =",
            "head = kv_head * group + row * 0\n    d =", "a group's heads all take the first one's query"),
-    Mutant("speckernels/tree_attention/triton.py", "(other & 31)", "(other & 15)", "wrong bit of the mask"),
-    Mutant("speckernels/tree_attention/triton.py", "row_sum * old", "row_sum", "splits merged without their maxima"),
-    Mutant("speckernels/tree_attention/triton.py", "rescale = tl.exp2(row_max - shift)",
+    Mutant("ops/tree_attention/triton.py", "(other & 31)", "(other & 15)", "wrong bit of the mask"),
+    Mutant("ops/tree_attention/triton.py", "row_sum * old", "row_sum", "splits merged without their maxima"),
+    Mutant("ops/tree_attention/triton.py", "rescale = tl.exp2(row_max - shift)",
            "rescale = tl.exp2(shift - shift)", "old sums keep an old maximum"),
 ]  # fmt: skip
 

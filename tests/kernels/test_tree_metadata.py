@@ -10,18 +10,18 @@ from mutants import Mutant
 from trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
 
 import speckernels
-from speckernels.tree_metadata import TreeMetadata, tree_metadata
+from speckernels.ops.tree_metadata import TreeMetadata, tree_metadata
 
 MUTANTS = [
     Mutant("csrc/tree_metadata.cu", "ancestor == 0 || above < 0", "above < 1", "the root is nobody's ancestor"),
     Mutant("csrc/tree_metadata.cu", "1u << (ancestor % 32)", "1u << (ancestor % 31)", "mask bit in the wrong place"),
     Mutant("csrc/tree_metadata.cu", "  __syncthreads();\n", "", "parents are read before they are shared"),
     Mutant("csrc/tree_metadata.cu", "if (parent >= 0 && parent_of", "if (parent_of", "padding nodes are siblings"),
-    Mutant("speckernels/tree_metadata/triton.py", "while tl.max(ancestor) >= 0", "while tl.max(ancestor) > 0",
+    Mutant("ops/tree_metadata/triton.py", "while tl.max(ancestor) >= 0", "while tl.max(ancestor) > 0",
            "the root is left out of the longest paths"),
-    Mutant("speckernels/tree_metadata/triton.py", "used & is_later", "used & (child < 0)",
+    Mutant("ops/tree_metadata/triton.py", "used & is_later", "used & (child < 0)",
            "last child, not first"),
-    Mutant("speckernels/tree_metadata/triton.py", "[:, None] * words", "[:, None] * 1", "rows of masks overlap"),
+    Mutant("ops/tree_metadata/triton.py", "[:, None] * words", "[:, None] * 1", "rows of masks overlap"),
 ]  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from mutants import Mutant
 from trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
 
 import speckernels
-from speckernels.chain_rejection import chain_rejection
-from speckernels.chain_rejection.reference import SCALE, weights
-from speckernels.tree_rejection import SiblingKind, tree_rejection
-from speckernels.tree_rejection.reference import shares
-from speckernels.verified import Verified
+from speckernels.ops.chain_rejection import chain_rejection
+from speckernels.ops.chain_rejection.reference import SCALE, weights
+from speckernels.ops.results import Verified
+from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
+from speckernels.ops.tree_rejection.reference import shares
 
 LAW_TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights and rests are multiples of 2^-40
 BAD_UNIFORMS = (0.0, BELOW_ONE, 1.0, -0.5, math.nan)
@@ -42,13 +42,13 @@ MUTANTS = [
            "removed from another section"),
     Mutant("csrc/rejection.cu", "if (total == 0) {  // nothing is left: draw from the target's row\n    subtracted",
            "if (total < 0) {\n    subtracted", "no fallback where nothing is left"),
-    Mutant("speckernels/tree_rejection/triton.py", "draft_total -= drafted", "draft_total -= 0",
+    Mutant("ops/tree_rejection/triton.py", "draft_total -= drafted", "draft_total -= 0",
            "the draft is not renormalised without the token drawn"),
-    Mutant("speckernels/tree_rejection/triton.py", "& (token >= 0) & (token < vocabulary)", "& (token < vocabulary)",
+    Mutant("ops/tree_rejection/triton.py", "& (token >= 0) & (token < vocabulary)", "& (token < vocabulary)",
            "a negative token is judged"),
-    Mutant("speckernels/tree_rejection/triton.py", "                total -= remaining\n", "",
+    Mutant("ops/tree_rejection/triton.py", "                total -= remaining\n", "",
            "the target is not renormalised without the token removed"),
-    Mutant("speckernels/tree_rejection/triton.py", "(index >= depth)", "(index > depth)",
+    Mutant("ops/tree_rejection/triton.py", "(index >= depth)", "(index > depth)",
            "the last token is not written"),
 ]  # fmt: skip
 

@@ -13,8 +13,8 @@ from mutants import Mutant
 from trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
 
 import speckernels
-from speckernels.typical_acceptance import LOGITS_TYPES, log_threshold, typical_acceptance
-from speckernels.verified import Verified
+from speckernels.ops.results import Verified
+from speckernels.ops.typical_acceptance import LOGITS_TYPES, log_threshold, typical_acceptance
 
 VOCABULARY = 7
 NEAR_A_TIE = 1e-5  # relative; logsumexp and entropy are float32, so nearer ones may go either way
@@ -27,13 +27,13 @@ MUTANTS = [
     Mutant("csrc/tree_verify.cu", "if (token >= vocabulary) return false;", "token %= vocabulary;",
            "tokens beyond the vocabulary wrap round"),
     Mutant("csrc/tree_verify.cu", "token * token_stride]", "token]", "strides are ignored"),
-    Mutant("speckernels/typical_acceptance/triton.py", "judged & (unsure == unsure) & enough", "judged & enough",
+    Mutant("ops/typical_acceptance/triton.py", "judged & (unsure == unsure) & enough", "judged & enough",
            "an unknown entropy accepts"),
-    Mutant("speckernels/typical_acceptance/triton.py", "(log_prob > log_epsilon) |", "(log_prob >= log_epsilon) |",
+    Mutant("ops/typical_acceptance/triton.py", "(log_prob > log_epsilon) |", "(log_prob >= log_epsilon) |",
            "a tie accepts"),
-    Mutant("speckernels/typical_acceptance/triton.py", "tl.where(judged, parent, 0)", "tl.where(judged, node, 0)",
+    Mutant("ops/typical_acceptance/triton.py", "tl.where(judged, parent, 0)", "tl.where(judged, node, 0)",
            "judged by its own row"),
-    Mutant("speckernels/typical_acceptance/triton.py", "log_delta - tl.load", "log_delta + tl.load",
+    Mutant("ops/typical_acceptance/triton.py", "log_delta - tl.load", "log_delta + tl.load",
            "unsure where the target is sure"),
 ]  # fmt: skip
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import speckernels
-from speckernels import launch
-from speckernels.triton_runtime import INTERPRETED
+from speckernels.runtime import launch
+from speckernels.runtime.triton_runtime import INTERPRETED
 
 NO_GPU = not torch.cuda.is_available()
 GPU = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")]

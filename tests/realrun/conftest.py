@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from realrun.models import Pair, load_pair
-from realrun.prompts import Prompt, lab_prompts
+from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,9 +17,9 @@ from tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.eesd import EarlyExit, as_model
-from realrun.models import Pair
-from realrun.prompts import Prompt
-from realrun.skips import Skips
+from realrun.lm.skipped_layers import Skips
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
 
 KINDS = ("model", "eesd", "medusa", "self-sd", "edd", "eagle")
 INSIDE = KINDS[1:]

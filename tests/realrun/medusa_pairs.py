@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from tiny import POSITIONS, VOCAB, tiny_model, tiny_prompts, tiny_tokenizer
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import producing_states
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.medusa import MedusaHeads
-from realrun.models import Pair
-from realrun.predictor import producing_states
-from realrun.prompts import Prompt
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
 
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 HEADS, TOKENS, STEPS = 4, 60, 10

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from realrun.choice import Choice, Stream
-from realrun.decode import Verifier
-from realrun.drafters.draft import Draft
+from realrun.decode.chain_verify import Verifier
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice, Stream
 
 HALVINGS = 26  # of a threshold's interval
 EXACT = 1e-5  # of a law put together from a few hundred thresholds found to 2^-26

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from tiny import VOCAB, random_prompts, tiny_model, tiny_tokenizer
 
-from realrun.choice import Choice
-from realrun.drafters.files import Loaded, load_drafter
+from realrun.decode.sampling import Choice
 from realrun.drafters.space import MaskedTarget, Masks, with_mask
-from realrun.models import Pair
-from realrun.prompts import Prompt
-from realrun.training.loop import LoopSettings, Tokens
-from realrun.training.lora import AdapterSettings
+from realrun.pairs.drafter_files import Loaded, load_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.training.common.loop import LoopSettings, Tokens
+from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import SpaceSettings, train_space
 
 MASKS = 5

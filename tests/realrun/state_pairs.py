@@ -18,8 +18,8 @@ from tiny import tiny_prompts, tiny_tokenizer
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.models import Pair
-from realrun.prompts import Prompt
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
 from realrun.training.eagle import feature_pass
 from realrun.training.edd import block_logits, states_and_logits
 

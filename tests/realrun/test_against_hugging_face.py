@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.models import Pair
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from specsim.cost import ConstantCost
-from specsim.policy import make_policy
-from specsim.replay import compile_for, replay
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from specsim.cost.model import ConstantCost
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 NEW_TOKENS = 96
 PROMPTS = 6

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from realrun.campaign import run as campaign
 from realrun.campaign.job import Job, read_result
 from realrun.campaign.run import run_campaign
-from realrun.cli import app
-from specsim.cost_grid import grid_from_json
+from realrun.cli.main import app
+from specsim.cost.grid import grid_from_json
 from specsim.errors import InputError
 from specsim.results import list_results
-from specsim.trace_files import read_trace
+from specsim.trace.files import read_trace
 
 
 def stage(name: str, share: float = 1.0, **result: Any) -> SimpleNamespace:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from realrun.choice import Choice, gumbel_noise
+from realrun.decode.gumbel import gumbel_noise
+from realrun.decode.sampling import Choice
 from specsim.errors import InputError
 
 CPU = torch.device("cpu")

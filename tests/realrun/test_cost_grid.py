@@ -11,17 +11,17 @@ import pytest
 import torch
 from tiny import tiny_pair, tiny_prompts
 
-from realrun import cost_grid
-from realrun.choice import Choice
-from realrun.cost_grid import Axes, fitting, measure_grid, run_cost_grid
-from realrun.profile import write_json
-from realrun.record import RecordSettings, record
-from realrun.script import with_prefix
-from realrun.shapes import kv_bytes_per_token, random_model, shape_config
-from specsim.cost_grid import GridPairCost, grid_from_json, read_grid, read_grid_pair
+from realrun.decode.sampling import Choice
+from realrun.pairs.shapes import kv_bytes_per_token, random_model, shape_config
+from realrun.profiling import cost_grid
+from realrun.profiling.cost_grid import Axes, fitting, measure_grid, run_cost_grid
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.scripted_decoder import with_prefix
+from specsim.cost.grid import GridPairCost, grid_from_json, read_grid, read_grid_pair
 from specsim.errors import InputError
-from specsim.policy import make_policy
-from specsim.prediction import predict
+from specsim.files import write_json
+from specsim.policy.registry import make_policy
+from specsim.speedup.prediction import predict
 
 AXES = Axes(tokens=(1, 2, 4, 7), contexts=(8, 32, 64), batches=(1, 3))
 SHAPE = (2, 3, 4)

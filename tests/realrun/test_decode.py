@@ -11,17 +11,22 @@ import pytest
 import torch
 from tiny import POSITIONS, random_prompts, tiny_pair, tiny_prompts
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder, match_verifier
-from realrun.drafters.draft import Draft
+from realrun.decode.chain_verify import match_verifier
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.lean_llama import LeanLlama
-from realrun.record import RecordSettings, record
-from specsim.cost import ConstantCost
+from realrun.lm.cached import CachedLM
+from realrun.lm.llama import LeanLlama
+from realrun.recording.record import RecordSettings, record
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import CHAIN_POLICIES, ChainPolicy, make_policy, setting
-from specsim.replay import compile_for, replay
+from specsim.policy.base import setting
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 DEPTH = 8
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}

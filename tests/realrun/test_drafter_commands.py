@@ -17,19 +17,19 @@ from tiny import POSITIONS, VOCAB, tiny_tokenizer
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
-import realrun.models
-from realrun.cli import app
+import realrun.pairs.pair
+from realrun.cli.main import app
+from realrun.drafters.acceptance_predictor import FILE as PREDICTOR_FILE
+from realrun.drafters.acceptance_predictor import load_predictor, save_predictor
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
-from realrun.drafters.files import FILE, describe_target, save_drafter
 from realrun.drafters.medusa import MedusaHeads
-from realrun.models import LAB_DRAFTERS, Pair, load_pair
-from realrun.predictor import FILE as PREDICTOR_FILE
-from realrun.predictor import load_predictor, save_predictor
-from realrun.skips import Skips
+from realrun.lm.skipped_layers import Skips
+from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
+from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
 from specsim.errors import InputError
-from specsim.trace_files import read_trace
+from specsim.trace.files import read_trace
 
 HEADS = 3
 FACTS: dict[str, dict[str, Any]] = {
@@ -146,7 +146,7 @@ def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, 
 
 @pytest.mark.parametrize("name", LAB_DRAFTERS)
 def test_a_lab_drafter_that_is_not_there_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(realrun.models, "LAB_WEIGHTS", tmp_path)
+    monkeypatch.setattr(realrun.pairs.pair, "LAB_WEIGHTS", tmp_path)
     refused([f"no drafter {name}", "realrun train"], lambda: load_pair(drafter=name))
 
 

@@ -16,17 +16,18 @@ from test_record_trees import as_names, as_record, one_by_one
 from test_tree_decode import CoinTree, KeepNone
 from tiny import random_prompts
 
-import realrun.dense_shared
-import realrun.dense_trees
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.dense_shared import shared_columns
-from realrun.dense_trees import Trees, TreeSize
+import realrun.recording.target_cache
+import realrun.recording.trees
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.eagle import Eagle, EagleLM, parents_and_levels
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.split_target import SplitTarget
-from specsim.policy import Policy, make_policy
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.recording.target_cache import shared_columns
+from realrun.recording.trees import Trees, TreeSize
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 VCT = make_policy("vct", {"width": 2, "depth": 4})
@@ -93,8 +94,8 @@ def test_a_feature_more_or_less_of_the_target_would_be_seen() -> None:
 def test_columns_and_ranks_are_what_the_library_says(
     choice: Choice, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense_shared, "CHUNK", chunk)
-    monkeypatch.setattr(realrun.dense_shared, "CHUNK_NODES", 4 * chunk)
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
     pair, depth, count = state_pair("eagle", name), 3, 8
     lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
@@ -123,8 +124,8 @@ def test_columns_and_ranks_are_what_the_library_says(
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     choice: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense_trees, "CHUNK_NODES", 60)  # of three positions
-    monkeypatch.setattr(realrun.dense_trees, "PASS_NODES", 4)
+    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 60)  # of three positions
+    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
     pair, depth, size = state_pair("eagle"), 4, TreeSize(20, 4)
     (prompt,) = random_prompts(1, seed=8)
     output = Decoder(*open_drafter(pair), (), choice).decode(prompt, 5, None, sequence=2).tokens

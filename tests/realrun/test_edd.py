@@ -14,14 +14,15 @@ from test_eesd import rounds_of
 from test_tree_decode import CoinTree, KeepNone
 from tiny import random_prompts
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.edd import EffectiveDraftDecoderLM, one_layer_model, own_state
-from realrun.layer_stack import open_pieces
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.split_target import SplitTarget
-from specsim.policy import Policy, make_policy
+from realrun.lm.layer_stack import open_pieces
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 VCT = make_policy("vct", {"width": 2, "depth": 4})

@@ -18,23 +18,26 @@ from test_predictor import random_predictor
 from test_tree_decode import CoinTree, KeepNone, Wide
 from tiny import random_prompts, tiny_prompts, tiny_tokenizer
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder, Round
-from realrun.drafters.draft import Draft
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.rounds import Decoded, Round
+from realrun.decode.sampling import Choice
 from realrun.drafters.eesd import EarlyExit, EarlyExitDrafter, EarlyExitLM, as_model
-from realrun.drafters.files import describe_target, load_drafter, save_drafter
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from realrun.split_target import SplitTarget
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
+from realrun.lm.cached import CachedLM
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import Policy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 DEPTH, TOKENS = 6, 24
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from realrun.choice import Choice, gumbel_noise
-from realrun.decode import Decoder, Round
+from realrun.decode.decoder import Decoder
+from realrun.decode.gumbel import gumbel_noise
+from realrun.decode.rounds import Round
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.models import Pair, load_pair
-from realrun.profile import profile
-from realrun.prompts import lab_prompts
-from realrun.record import RecordSettings, record
-from realrun.static_llama import StaticLlama
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
-from specsim.policy import make_policy
-from specsim.replay import compile_for, replay
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.prompts import lab_prompts
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,25 +12,27 @@ import torch
 from tiny import random_prompts, tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 from typer.testing import CliRunner, Result
 
-import realrun.cli
-import realrun.main_job as main_job
-from realrun.choice import Choice
-from realrun.decode import Decoder
+import realrun.cli.main
+import realrun.validation.run as main_job
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.kernels import named, use_kernels
-from realrun.lean_llama import LeanLlama
-from realrun.main_job import Settings, run_main_job
-from realrun.models import Pair
-from realrun.profile import profile
-from realrun.record import RecordSettings, record
-from realrun.static_llama import StaticLlama
+from realrun.lm.kernels import named, use_kernels
+from realrun.lm.llama import LeanLlama
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.run import Settings, run_main_job
 from speckernels import BACKENDS, backend_for
-from speckernels.dispatch import AUTO
-from specsim.cost import ConstantCost
+from speckernels.runtime.dispatch import AUTO
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import ChainPolicy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace_files import read_trace
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.files import read_trace
 
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 POLICIES = [
@@ -155,7 +157,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def invoke(*args: object) -> Result:
-    return CliRunner().invoke(realrun.cli.app, [str(arg) for arg in args])
+    return CliRunner().invoke(realrun.cli.main.app, [str(arg) for arg in args])
 
 
 @pytest.mark.parametrize("kernels", [AUTO, *ON_CPU])

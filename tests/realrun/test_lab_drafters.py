@@ -7,18 +7,22 @@ from functools import cache
 import pytest
 import torch
 
-from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder
-from realrun.drafters.files import read_drafter
-from realrun.models import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
-from realrun.open_drafter import open_drafter
-from realrun.prompts import Prompt, lab_prompts
-from realrun.record import RecordSettings, record
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
-from specsim.policy import Policy, TreePolicy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Choice
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 CHAINS_ONLY = ("space",)
 DEPTH, TOKENS, NODES, WIDTH = 4, 48, 600, 6  # as deep as MEDUSA has heads

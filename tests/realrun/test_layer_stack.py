@@ -29,11 +29,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from realrun.cached_lm import CachedLM
-from realrun.layer_stack import LibraryPieces, open_pieces
-from realrun.lean_llama import LeanPieces
-from realrun.skips import Skips
-from realrun.split_target import SplitTarget
+from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import LibraryPieces, open_pieces
+from realrun.lm.llama import LeanPieces
+from realrun.lm.skipped_layers import Skips
+from realrun.lm.split_target import SplitTarget
 from specsim.errors import InputError
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}

@@ -18,24 +18,26 @@ from test_drafter_commands import command
 from test_drafter_commands import home as home
 from tiny import tiny_prompts
 
-import realrun.board.costs as costs_module
-import realrun.board.job as job_module
-import realrun.board.measure as measure_module
-import realrun.profile as profile_module
-from realrun.board.command import named, print_board
-from realrun.board.job import Settings, run_leaderboard
-from realrun.choice import Choice
-from realrun.models import LAB_DRAFTERS, LOOKUP, Pair
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings
-from specsim.bootstrap import paired_difference
-from specsim.cost_profile import read_cost
+import realrun.leaderboard.costs as costs_module
+import realrun.leaderboard.job as job_module
+import realrun.leaderboard.measure as measure_module
+import realrun.profiling.profile as profile_module
+from realrun.cli.leaderboard import print_board
+from realrun.decode.sampling import Choice
+from realrun.leaderboard.job import Settings, named, run_leaderboard
+from realrun.pairs.pair import LAB_DRAFTERS, LOOKUP, Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings
+from specsim.cost.profile import read_cost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, build_policy
-from specsim.replay import compile_for, replay
+from specsim.policy.base import build_policy
+from specsim.policy.registry import POLICIES
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 from specsim.report.drafters import DEFINITIONS, render_drafters
-from specsim.trace_files import read_trace
-from specsim.tuning import split_sequences
+from specsim.speedup.intervals import paired_difference
+from specsim.trace.files import read_trace
+from specsim.trace.split import split_sequences
 
 CHOICE = Choice("gumbel", 0.8, 0)
 KINDS = tuple(POLICIES[name] for name in ("fixed_k", "max_confidence", "vct"))

@@ -8,13 +8,13 @@ import torch
 from tiny import tiny_pair
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.lean_llama import LeanLlama, supported
-from realrun.open_lm import open_lm
-from specsim.policy import make_policy
+from realrun.lm.cached import CachedLM
+from realrun.lm.llama import LeanLlama, supported
+from realrun.lm.open import open_lm
+from specsim.policy.registry import make_policy
 
 
 def small_model(kind: str = "llama", **changes: object) -> LlamaForCausalLM | MistralForCausalLM:
@@ -99,7 +99,7 @@ def test_decoding_is_the_same_with_either_pass(choice: Choice, monkeypatch: pyte
         return [(run.tokens, run.log()) for run in runs]
 
     lean = decoded()
-    monkeypatch.setattr("realrun.open_lm.supported", lambda model: False)
+    monkeypatch.setattr("realrun.lm.open.supported", lambda model: False)
     assert decoded() == lean
 
 

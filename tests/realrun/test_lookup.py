@@ -18,26 +18,28 @@ from test_drafter_commands import home as home
 from test_lab_drafters import plain_output, really_run
 from tiny import VOCAB, tiny_pair, tiny_prompts
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.draft import Draft
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice
 from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, NgramIndex
-from realrun.models import LOOKUP, Pair, load_pair
-from realrun.open_drafter import open_drafter
-from realrun.profile import profile
-from realrun.prompts import Prompt, lab_prompts
-from realrun.record import RecordSettings, record
-from realrun.validate import output_identical, rounds_identical
-from specsim.averaged import expected_replay
-from specsim.calibration import judged_tokens
-from specsim.cost import ConstantCost
-from specsim.cost_profile import profile_from_json
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import LOOKUP, Pair, load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
-from specsim.oracle import oracle_rounds, oracle_seconds
-from specsim.policy import Policy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import NO_TOKEN, Trace
-from specsim.trace_files import read_trace, write_trace
+from specsim.fitting.chain_calibration import judged_tokens
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.replay.expected import expected_replay
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.chain_oracle import oracle_rounds, oracle_seconds
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import NO_TOKEN, Trace
 
 DEPTH, TOKENS = 6, 48
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.25, seed=4)}

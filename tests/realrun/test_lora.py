@@ -11,9 +11,9 @@ import torch
 from tiny import VOCAB, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from realrun.drafters.files import describe_target, load_drafter, save_drafter
 from realrun.drafters.medusa import MedusaHeads
-from realrun.training.lora import Adapter, AdapterSettings, adapted_modules
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
+from realrun.training.common.lora import Adapter, AdapterSettings, adapted_modules
 from specsim.errors import InputError
 
 SIZE = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

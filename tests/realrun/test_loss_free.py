@@ -9,17 +9,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.models import Pair
-from realrun.prompts import Prompt, lab_prompts
-from realrun.record import RecordSettings, elapsed_ratio, record
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
-from specsim.policy import CHAIN_POLICIES, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, lab_prompts
+from realrun.recording.record import RecordSettings, elapsed_ratio, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.fitting.fit import fit
+from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 SIZES = [  # (prompts, output tokens)
     pytest.param((9, 64), id="9x64"),
@@ -79,7 +81,7 @@ def test_every_round_and_every_output_is_identical(
 ) -> None:
     name, settings = spec
     table = compile_for(recorded.trace, ConstantCost(1e-3, 5e-3))
-    policy = CHAIN_POLICIES[name].fit(settings, recorded.trace, table)
+    policy = fit(CHAIN_POLICIES[name], settings, recorded.trace, table)
     replayed = replay(recorded.trace, policy, table, seed=3, log=True)
     drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids, lab_pair64.predictor)
     decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, recorded.choice)

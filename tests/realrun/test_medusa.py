@@ -16,19 +16,22 @@ from test_predictor import random_predictor
 from test_tree_decode import CoinTree
 from tiny import VOCAB, tiny_model, tiny_prompts
 
-from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Choice
 from realrun.drafters.medusa import MedusaHeads, MedusaLM
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import POLICIES, Policy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import Policy
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 COST = ConstantCost(1e-4, 5e-3)
 CHAINS: list[tuple[str, dict[str, Any]]] = [

@@ -16,17 +16,17 @@ from test_lora import logits, perturbed, target, tokens
 from tiny import VOCAB, random_prompts, tiny_tokenizer
 from transformers import LlamaForCausalLM
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.files import load_drafter, read_drafter
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.medusa import MedusaHeads
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.training.loop import HELD_OUT_WINDOWS, LOG, LoopSettings, Tokens, windows
-from realrun.training.lora import AdapterSettings, adapted_modules
+from realrun.pairs.drafter_files import load_drafter, read_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.training.common.loop import HELD_OUT_WINDOWS, LOG, LoopSettings, Tokens, windows
+from realrun.training.common.lora import AdapterSettings, adapted_modules
 from realrun.training.medusa2 import JointTraining, Medusa2Settings, divergence_nats, train_medusa2
 from specsim.errors import InputError
-from specsim.policy import make_policy
+from specsim.policy.registry import make_policy
 
 LOOP = LoopSettings(steps=80, batch_windows=8, window_tokens=24, warmup_steps=3, dtype="float64", log_every=5)
 FAST = Medusa2Settings(

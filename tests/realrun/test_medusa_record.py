@@ -18,26 +18,26 @@ from tiny import POSITIONS, VOCAB, tiny_prompts
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import realrun.main_job
-from realrun.choice import Choice
-from realrun.cli import app
-from realrun.decode import Decoder
-from realrun.dense_heads import heads_columns
-from realrun.dense_trees import Trees, TreeSize
-from realrun.drafters.files import describe_target, save_drafter
+import realrun.validation.run
+from realrun.cli.main import app
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import last_states
 from realrun.drafters.medusa import MedusaHeads
-from realrun.main_job import Settings, run_main_job
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.predictor import last_states
-from realrun.profile import profile
-from realrun.record import RecordSettings, record
-from specsim.cost_profile import profile_from_json, read_cost
+from realrun.pairs.drafter_files import describe_target, save_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.heads import heads_columns
+from realrun.recording.record import RecordSettings, record
+from realrun.recording.trees import Trees, TreeSize
+from realrun.validation.run import Settings, run_main_job
+from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
-from specsim.leaderboard import leaderboard
-from specsim.policy import POLICIES, make_policy
-from specsim.rejection import as_recorded
-from specsim.trace_files import read_trace
+from specsim.leaderboard.leaderboard import leaderboard
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.trace.files import read_trace
+from specsim.trace.outcomes import as_recorded
 
 ALL = {**CHOICES, "nucleus": Choice("gumbel", 1.0, seed=5, top_p=0.6)}
 choices = pytest.mark.parametrize("choice", ALL.values(), ids=ALL.keys())
@@ -224,7 +224,7 @@ KINDS = ("fixed_k", "adaedl", "beta_ts", "eagle2", "cartesian", "sparse_tree")
 def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.main_job, "SLICE_REPEATS", 4)
+    monkeypatch.setattr(realrun.validation.run, "SLICE_REPEATS", 4)
     kinds = tuple(POLICIES[name] for name in names)
     deeper = RecordSettings(16, 24, CHOICES["gumbel"], 256, 10)  # than there are heads
     settings = Settings(deeper, kinds=kinds, trials=4, repeats=1)
@@ -245,7 +245,9 @@ def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     assert skipped["eagle2, 50 nodes, depth 6"] == "depth = 6 is more than the 4 tokens drafted here"
     assert not any("\n" in reason for reason in skipped.values())
 
-    monkeypatch.setattr(realrun.main_job, "record", None)  # the trace is used again, though it is shallower than asked
+    monkeypatch.setattr(
+        realrun.validation.run, "record", None
+    )  # the trace is used again, though it is shallower than asked
     assert job()["rows"]
     trace, cost = read_trace(tmp_path / "trace"), read_cost(tmp_path / "profile.json")
     (board,) = leaderboard({"medusa": trace}, [cost], kinds=kinds, trials=4, seeds=1, sensitivity=False, jobs=1)

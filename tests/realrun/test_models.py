@@ -12,11 +12,11 @@ import pytest
 import torch
 from tiny import VOCAB, tiny_model, tiny_pair, tiny_tokenizer
 
-import realrun.prompts
-from realrun.lab.corpus import SourceFile, docstring_spans, held_out, library_files
+import realrun.pairs.prompts
 from realrun.lab.tokenizer import train_tokenizer
-from realrun.models import load_pair
-from realrun.prompts import Prompt, lab_prompts, read_prompts
+from realrun.pairs.library_text import SourceFile, docstring_spans, held_out, library_files
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts, read_prompts
 from specsim.errors import InputError
 
 
@@ -131,7 +131,7 @@ def test_splits_are_disjoint_sorted_and_repeatable(splits: tuple[list[SourceFile
 @pytest.fixture
 def library(splits: tuple[list[SourceFile], list[SourceFile]], monkeypatch: pytest.MonkeyPatch) -> list[SourceFile]:
     """Only held-out files can be read; asking for training files fails."""
-    monkeypatch.setattr(realrun.prompts, "library_files", lambda split: {"held_out": splits[1]}[split])
+    monkeypatch.setattr(realrun.pairs.prompts, "library_files", lambda split: {"held_out": splits[1]}[split])
     return splits[1]
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from tiny import tiny_pair, tiny_prompts
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.record import RecordSettings, record
-from specsim.cost import ConstantCost
-from specsim.policy import make_policy
-from specsim.replay import compile_for, replay
+from realrun.recording.record import RecordSettings, record
+from specsim.cost.model import ConstantCost
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 README = Path(__file__).parents[2] / "README.md"
 

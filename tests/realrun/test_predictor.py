@@ -16,26 +16,27 @@ from test_lean_llama import small_model
 from test_static_llama import recorded as recorded_graphs
 from tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 
-import realrun.models
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.draft import Draft
+import realrun.pairs.pair
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import FILE, Predictor, load_predictor, save_predictor
 from realrun.drafters.draft_model import DraftModel
-from realrun.kernels import use_kernels
-from realrun.lean_llama import LeanLlama
-from realrun.models import Pair, load_pair
-from realrun.predictor import FILE, Predictor, load_predictor, save_predictor
-from realrun.profile import profile
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from realrun.static_llama import StaticLlama
-from realrun.train_predictor import FactorisedPredictor
-from specsim.cost import ConstantCost
+from realrun.lm.cached import CachedLM
+from realrun.lm.kernels import use_kernels
+from realrun.lm.llama import LeanLlama
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.prompts import Prompt
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.training.predictor.train import FactorisedPredictor
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import FixedK
-from specsim.policy.cali_ts import CaliTS
-from specsim.replay import compile_for, replay
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
@@ -93,7 +94,7 @@ def passes(kind: type[CachedLM]) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         if kind is CachedLM:
-            patch.setattr("realrun.open_lm.supported", lambda model: False)
+            patch.setattr("realrun.lm.open.supported", lambda model: False)
         yield
 
 
@@ -331,6 +332,6 @@ def test_a_pair_is_loaded_with_its_predictor_only(folder: Path, tmp_path: Path) 
 def test_the_labs_predictor_belongs_to_the_lab(folder: Path) -> None:
     pair = load_pair()
     assert pair.predictor is not None and pair.predictor.target_weight.shape == (10, 256)
-    assert realrun.models.LAB_PREDICTOR.stat().st_size < 100_000
+    assert realrun.pairs.pair.LAB_PREDICTOR.stat().st_size < 100_000
     assert load_pair(predictor="lab").predictor is not None and load_pair(predictor="none").predictor is None
     refused(["32 and 32"], lambda: load_pair(str(folder / "target"), str(folder / "draft"), predictor="lab"))

@@ -16,25 +16,26 @@ from test_predictor import CHOICES, ScoreReader, choices, refused
 from test_train_predictor import quiet
 from tiny import tiny_prompts
 
-import realrun.dense
-import realrun.dense_shared
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.draft import Draft
+import realrun.recording.chain
+import realrun.recording.target_cache
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import RoundScorer, load_predictor, producing_states
 from realrun.drafters.draft_model import DraftModel
-from realrun.models import Pair
-from realrun.open_dense import open_dense
-from realrun.open_drafter import open_drafter
-from realrun.predictor import RoundScorer, load_predictor, producing_states
-from realrun.predictor_data import PredictorSettings, Samples, collect, joined
-from realrun.profile import WARMUP_ROUNDS, profile
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from realrun.train_predictor import train_predictor
-from specsim.cost import ConstantCost
-from specsim.policy.cali_ts import CaliTS
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.profiling.profile import WARMUP_ROUNDS, profile
+from realrun.recording.open import open_dense
+from realrun.recording.record import RecordSettings, record
+from realrun.training.predictor.data import PredictorSettings, Samples, collect, joined
+from realrun.training.predictor.train import train_predictor
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 DEPTH, TOKENS = 4, 24  # as many tokens as the MEDUSA heads draft
 PROMPTS = [Prompt("all", [17]), *tiny_prompts(6)]  # the first has no state before its pending token
@@ -128,7 +129,7 @@ def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, choice: Choic
 def test_samples_have_the_states_that_scores_are_made_of(
     kind: str, choice: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (realrun.dense, realrun.dense_shared):  # several chunks of positions
+    for module in (realrun.recording.chain, realrun.recording.target_cache):  # several chunks of positions
         monkeypatch.setattr(module, "CHUNK", 7)
     trace, samples = found(kind, choice)
     predictor = scoring(kind).predictor

@@ -13,13 +13,15 @@ import pytest
 import torch
 from tiny import VOCAB, tiny_pair
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.lean_llama import LeanLlama
-from realrun.profile import ScriptedVerifier, _measure_round, profile, write_json
-from specsim.cost_profile import profile_from_json, read_cost
+from realrun.lm.llama import LeanLlama
+from realrun.profiling.profile import profile
+from realrun.profiling.rounds import ScriptedVerifier, _measure_round
+from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
+from specsim.files import write_json
 
 CONTEXTS, DEPTH = [4, 30, 70], 5
 TABLES = ("p25_s", "median_s", "p75_s")

@@ -10,17 +10,17 @@ import pytest
 import torch
 from tiny import random_prompts, tiny_pair, tiny_prompts
 
-import realrun.dense
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.dense import Columns, dense_columns, true_ranks
+import realrun.recording.chain
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, elapsed_ratio, record
+from realrun.lm.cached import CachedLM
+from realrun.pairs.prompts import Prompt
+from realrun.recording.chain import Columns, dense_columns, true_ranks
+from realrun.recording.record import RecordSettings, elapsed_ratio, record
 from specsim.errors import InputError
-from specsim.trace import Trace
-from specsim.trace_files import read_trace, write_trace
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import Trace
 
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
 mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
@@ -61,7 +61,7 @@ def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, choic
 def test_dense_columns_are_what_the_drafter_proposes(
     choice: Choice, chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.recording.chain, "CHUNK", chunk)
     lm = CachedLM(tiny_pair().draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = target_output(prompt, 24, choice, sequence)

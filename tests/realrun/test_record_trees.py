@@ -14,22 +14,22 @@ from tiny import VOCAB, random_prompts, tiny_model, tiny_pair, tiny_prompts
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import realrun.dense_trees
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.cli import app
-from realrun.decode import Decoder
-from realrun.dense import dense_columns
-from realrun.dense_trees import Trees, TreeSize, best_trees
+import realrun.recording.trees
+from realrun.cli.main import app
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.models import Pair
-from realrun.open_lm import open_lm
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
+from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.chain import dense_columns
+from realrun.recording.record import RecordSettings, record
+from realrun.recording.trees import Trees, TreeSize, best_trees
 from specsim.errors import InputError
-from specsim.trace import Trace
-from specsim.trace_files import read_trace, write_trace
-from specsim.tree_record import TreeRecord, record_from_nodes
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import TreeRecord, record_from_nodes
 
 Path = tuple[int, ...]  # of ranks from the root; a node's name
 Siblings = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # tokens from the root -> children's tokens, probs
@@ -156,7 +156,7 @@ def grown(drafters: list[Siblings], depth: int, nodes: int) -> Trees:
 def test_passes_side_by_side_find_what_single_steps_find(
     depth: int, width: int, nodes: int, sharpness: float, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense_trees, "PASS_NODES", at_once)
+    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", at_once)
     drafters = [made_up(30, width, position, sharpness) for position in range(5)]
     trees = grown(drafters, depth, nodes)
     tree = as_record(trees, width)
@@ -223,8 +223,8 @@ def assert_recorded(
 def test_a_record_is_what_the_draft_model_says_path_by_path(
     choice: Choice, depth: int, nodes: int, width: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense_trees, "CHUNK_NODES", chunk)
-    monkeypatch.setattr(realrun.dense_trees, "PASS_NODES", 5)
+    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", chunk)
+    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 5)
     pair = tiny_pair()
     lm = CachedLM(pair.draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:

@@ -11,17 +11,18 @@ from sampling_law import threshold, warped
 from scipy import stats
 from tiny import random_prompts, tiny_pair, tiny_prompts
 
-from realrun.choice import Choice, Stream, draw, nucleus
-from realrun.decode import Decoder
+from realrun.decode.chain_verify import verify_by_kernel, verify_chain
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice, Stream, draw, nucleus
 from realrun.drafters.draft_model import DraftModel
-from realrun.kernels import use_kernels
-from realrun.record import RecordSettings, record
-from realrun.rejection import verify_by_kernel, verify_chain
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
+from realrun.lm.kernels import use_kernels
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import make_policy
-from specsim.replay import compile_for, replay
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 
 def test_a_draw_has_the_law_of_its_weights() -> None:

@@ -15,27 +15,30 @@ from scipy import stats
 from tiny import random_prompts, tiny_pair, tiny_prompts
 from transformers import LlamaForCausalLM
 
-import realrun.record_rejection as rejection_recording
-from realrun.approximation import error_percent, measure_approximation
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.dense import Columns
+import realrun.recording.rejection as rejection_recording
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.profile import profile
-from realrun.record import RecordSettings, record
-from realrun.record_rejection import drafted_with, rejection_columns
-from realrun.validate import as_document, validate
-from specsim.cost import ConstantCost
-from specsim.cost_profile import profile_from_json
+from realrun.lm.cached import CachedLM
+from realrun.profiling.profile import profile
+from realrun.recording.chain import Columns
+from realrun.recording.record import RecordSettings, record
+from realrun.recording.rejection import drafted_with, rejection_columns
+from realrun.validation.document import as_document
+from realrun.validation.rejection_replay import error_percent, measure_approximation
+from realrun.validation.validate import validate
+from specsim.cost.contexts import context_range
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
-from specsim.policy import POLICIES as POLICY_KINDS
-from specsim.policy import make_policy
-from specsim.rejection import as_recorded
-from specsim.replay import compile_for, context_range, replay
+from specsim.policy.registry import POLICIES as POLICY_KINDS
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 from specsim.report.validation import render_validation
-from specsim.trace import Trace
-from specsim.trace_files import read_trace, write_trace
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.outcomes import as_recorded
+from specsim.trace.trace import Trace
 
 CHOICE = Choice("rejection", 0.8, seed=4, top_p=0.9)
 DEPTH = 4
@@ -218,7 +221,7 @@ def test_a_profile_does_the_rejection_verifiers_work() -> None:
 
 
 def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realrun.validate.POLICIES", {"fixed_k": POLICY_KINDS["fixed_k"]})
+    monkeypatch.setattr("realrun.validation.validate.POLICIES", {"fixed_k": POLICY_KINDS["fixed_k"]})
     prompts = tiny_prompts(6)
     trace = record(tiny_pair(), prompts, RecordSettings(3, 16, CHOICE))
     low, high = context_range(trace)

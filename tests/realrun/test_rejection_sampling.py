@@ -14,13 +14,14 @@ from sampling_law import EXACT, FedChoice, Law, Path, add, distance, emitted_law
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice, draw
-from realrun.decode import Decoder, Verifier, match_verifier
-from realrun.drafters.draft import Draft
+from realrun.decode.chain_verify import Verifier, match_verifier, rejection_verifier
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice, draw
 from realrun.drafters.draft_model import DraftModel
-from realrun.rejection import rejection_verifier
-from specsim.policy import ChainPolicy, make_policy
+from realrun.lm.cached import CachedLM
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
 
 
 def broken_replacement(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:

@@ -12,24 +12,28 @@ import pytest
 import torch
 from tiny import tiny_pair, tiny_prompts
 
-from realrun import scripted
-from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.kernels import use_kernels
-from realrun.models import Pair
-from realrun.record import RecordSettings, record
-from realrun.script import Script, ScriptedDecoder, ScriptedDrafter, random_pair, with_prefix
-from realrun.scripted import run_scripted, scripted_validation
-from realrun.static_llama import StaticLlama
-from realrun.validate import rounds_identical
-from specsim.cost import ConstantCost
-from specsim.cost_profile import profile_from_json
+from realrun.lm.kernels import use_kernels
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.pair import Pair
+from realrun.pairs.random_pair import random_pair
+from realrun.recording.record import RecordSettings, record
+from realrun.validation import scripted
+from realrun.validation.scripted import run_scripted, scripted_validation
+from realrun.validation.scripted_decoder import Script, ScriptedDecoder, ScriptedDrafter, with_prefix
+from realrun.validation.validate import rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
-from specsim.policy import ChainPolicy, Step, make_policy
-from specsim.prediction import predict
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.prediction import predict
+from specsim.trace.trace import Trace
 
 POLICIES = [
     make_policy("fixed_k", {"k": 1}),

@@ -18,27 +18,32 @@ from test_tree_decode import ARMS, DEPTH, WIDTH, CoinTree, KeepNone
 from tiny import random_prompts, tiny_prompts, tiny_tokenizer
 from transformers import DynamicCache
 
-import realrun.dense_shared
-import realrun.dense_trees
-from realrun.choice import Choice
-from realrun.decode import Decoder, Round
-from realrun.dense_shared import shared_columns
-from realrun.dense_trees import Trees, TreeSize
+import realrun.recording.target_cache
+import realrun.recording.trees
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Round
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.self_sd import SkippingLM
-from realrun.models import Pair
-from realrun.open_dense import open_dense
-from realrun.open_drafter import open_drafter
-from realrun.profile import profile
-from realrun.record import RecordSettings, record
-from realrun.skips import NOTHING, Skips
-from realrun.split_target import SplitTarget
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost
+from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.open import open_dense
+from realrun.recording.record import RecordSettings, record
+from realrun.recording.target_cache import shared_columns
+from realrun.recording.trees import Trees, TreeSize
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import ChainPolicy, Policy, TreePolicy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 SKIPS = Skips(frozenset({2}), frozenset({2}))
 UNLIKE = Skips(frozenset({1}), frozenset({1, 2}))
@@ -142,8 +147,8 @@ def test_skipped_sublayers_are_not_run() -> None:
 def test_columns_are_what_the_librarys_models_say(
     choice: Choice, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense_shared, "CHUNK", chunk)
-    monkeypatch.setattr(realrun.dense_shared, "CHUNK_NODES", 4 * chunk)
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
     pair, depth = pair_of(architecture), 4
     lm = skipping(pair)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
@@ -207,8 +212,8 @@ def test_columns_are_what_the_drafter_proposes_one_by_one(choice: Choice) -> Non
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     choice: Choice, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.dense_trees, "CHUNK_NODES", 120)  # of four positions
-    monkeypatch.setattr(realrun.dense_trees, "PASS_NODES", 4)
+    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 120)  # of four positions
+    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
     pair, depth, size = pair_of(architecture), 4, TreeSize(30, 4)
     (prompt,) = random_prompts(1, seed=8)
     output = target_output(pair, prompt, 6, choice, 2)

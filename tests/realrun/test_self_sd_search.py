@@ -13,20 +13,20 @@ import pytest
 from small_targets import alone, quiet, small_target
 from tiny import tiny_prompts
 
-import realrun.training.self_sd
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.files import load_drafter
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.record import RecordSettings, record
-from realrun.skips import NOTHING, Skips
-from realrun.training.self_sd import JOURNAL, REPORT, Search, SelfSDSettings, train_self_sd
-from realrun.training.skip_costs import measure_costs
-from realrun.training.skip_search import sublayers, suggest
+import realrun.training.self_sd.search
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.pairs.drafter_files import load_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.recording.record import RecordSettings, record
+from realrun.training.self_sd.costs import measure_costs
+from realrun.training.self_sd.search import JOURNAL, REPORT, Search, SelfSDSettings, train_self_sd
+from realrun.training.self_sd.suggest import sublayers, suggest
 from specsim.errors import InputError
-from specsim.policy import FixedK
-from specsim.prediction import predict
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.speedup.prediction import predict
 
 LAYERS = 3
 SETTINGS = SelfSDSettings(trials=14, max_new_tokens=16, depth=4, cost_repeats=4)
@@ -52,7 +52,7 @@ def made_up_costs(*_: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def _exact_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.training.self_sd, "measure_costs", made_up_costs)
+    monkeypatch.setattr(realrun.training.self_sd.search, "measure_costs", made_up_costs)
 
 
 def found(out: Path, **changes: Any) -> dict[str, Any]:
@@ -206,15 +206,15 @@ def test_no_set_comes_twice_before_all_have_been_tried() -> None:
 
 
 def test_costs_that_contradict_themselves_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(realrun.training.self_sd, "measure_costs", made_up_costs)
+    monkeypatch.setattr(realrun.training.self_sd.search, "measure_costs", made_up_costs)
     assert found(tmp_path / "right", trials=2)["warnings"] == []
     wrong = made_up_costs()
     wrong["draft_step"] = (np.array(wrong["draft_step"]) * 0.5).tolist()
-    monkeypatch.setattr(realrun.training.self_sd, "measure_costs", lambda *_: wrong)
+    monkeypatch.setattr(realrun.training.self_sd.search, "measure_costs", lambda *_: wrong)
     (warning,) = found(tmp_path / "wrong", trials=2)["warnings"]
     assert "cannot be above 1" in warning
     wrong = made_up_costs()
     wrong["draft_step"][1][0] = (np.array(wrong["draft_step"][0][0]) * 1.3).tolist()
-    monkeypatch.setattr(realrun.training.self_sd, "measure_costs", lambda *_: wrong)
+    monkeypatch.setattr(realrun.training.self_sd.search, "measure_costs", lambda *_: wrong)
     (warning,) = found(tmp_path / "slower", trials=2)["warnings"]
     assert "made measured draft steps slower" in warning

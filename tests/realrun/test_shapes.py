@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from realrun import shapes
-from realrun.open_lm import open_lm
-from realrun.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
+from realrun.lm.open import open_lm
+from realrun.pairs import shapes
+from realrun.pairs.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
 from specsim.errors import InputError
 
 # Billions of parameters as published: model cards, papers, or the sum over the released tensors.

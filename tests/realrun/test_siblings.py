@@ -12,10 +12,11 @@ import torch
 from sampling_law import FedChoice, threshold, warped
 from scipy import stats
 
-from realrun.choice import Choice, Stream, gumbel_noise
-from realrun.drafters.draft import Siblings
-from realrun.kernels import use_kernels
-from realrun.siblings import draw_siblings
+from realrun.decode.draft import Siblings
+from realrun.decode.gumbel import gumbel_noise
+from realrun.decode.sampling import Choice, Stream
+from realrun.decode.siblings import draw_siblings
+from realrun.lm.kernels import use_kernels
 
 VOCAB, WIDTH = 61, 5
 CHOICES = [

@@ -14,14 +14,14 @@ from space_pairs import CHOICES, MASKS, masked_target, space_pair, untrained_pai
 from tiny import POSITIONS, VOCAB, random_prompts, tiny_model
 
 import speckernels
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.space import MaskedTarget, Masks, pass_layout, with_mask
-from realrun.open_drafter import open_drafter
-from realrun.static_llama import StaticLlama
-from speckernels.space_layout import space_layout
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.open import open_drafter
+from speckernels.ops.space_layout import space_layout
 from specsim.errors import InputError
-from specsim.policy import make_policy
+from specsim.policy.registry import make_policy
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 
@@ -127,7 +127,7 @@ def test_every_row_is_what_a_pass_of_its_own_says(data: st.DataObject) -> None:
 
 @torch.inference_mode()
 def test_the_library_and_the_static_cache_give_the_same_pass() -> None:
-    from realrun.cached_lm import CachedLM
+    from realrun.lm.cached import CachedLM
 
     for inner in (CachedLM, StaticLlama):
         target = masked_target()

@@ -10,12 +10,12 @@ import pytest
 from space_pairs import CHOICES, MASKS, space_pair, word_prompts
 from tiny import POSITIONS
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.open_drafter import open_drafter
-from realrun.space_batch import decode_batch
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.drafters.space_batch import decode_batch
+from realrun.pairs.open import open_drafter
 from specsim.errors import InputError
-from specsim.policy import make_policy
+from specsim.policy.registry import make_policy
 
 TOKENS = 40
 PROMPTS = [prompt.tokens for prompt in word_prompts()]

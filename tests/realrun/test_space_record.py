@@ -18,24 +18,26 @@ from test_predictor import random_predictor
 from tiny import VOCAB
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import realrun.main_job
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.draft import Draft
+import realrun.validation.run
+from realrun.decode.chain_verify import rejection_verifier
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Choice
 from realrun.drafters.space import MaskedTarget, with_mask
-from realrun.main_job import Settings, run_main_job
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.profile import profile
-from realrun.record import RecordSettings, record
-from realrun.rejection import rejection_verifier
-from realrun.validate import output_identical, rounds_identical
-from specsim.cost import ConstantCost, SpaceCost
-from specsim.cost_profile import profile_from_json
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.run import Settings, run_main_job
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost, SpaceCost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
-from specsim.policy import POLICIES, TreePolicy, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 TOKENS = 40
 REJECTION = Choice("rejection", 0.8, seed=4)
@@ -250,7 +252,7 @@ NAMES = ("fixed_k", "adaedl", "vct")
 
 @pytest.mark.parametrize("names", [pytest.param(NAMES, id="some"), pytest.param(tuple(POLICIES), id="all", marks=slow)])
 def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.main_job, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(realrun.validation.run, "SLICE_REPEATS", 2)
     kinds = tuple(POLICIES[name] for name in names)
     settings = Settings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=1)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2

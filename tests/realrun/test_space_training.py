@@ -17,16 +17,16 @@ from test_drafter_commands import command
 from test_lora import logits, perturbed, target, tokens
 from tiny import tiny_tokenizer
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
-from realrun.drafters.files import load_drafter, read_drafter
-from realrun.models import load_pair
-from realrun.open_drafter import open_drafter
-from realrun.training.loop import HELD_OUT_WINDOWS, LOG, windows
-from realrun.training.lora import AdapterSettings
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.pairs.drafter_files import load_drafter, read_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import load_pair
+from realrun.training.common.loop import HELD_OUT_WINDOWS, LOG, windows
+from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import CUTS, MaskTraining, SpaceSettings
 from specsim.errors import InputError
-from specsim.policy import make_policy
+from specsim.policy.registry import make_policy
 
 EXACT = replace(FAST, masks=3, examples=4)
 

@@ -23,23 +23,24 @@ from test_rejection_sampling import models as small_models
 from test_tree_decode import CoinTree, KeepNone
 from tiny import tiny_tokenizer
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.eagle import Eagle, EagleLM
 from realrun.drafters.edd import EffectiveDraftDecoderLM, check_split, default_split, one_layer_model, own_state
-from realrun.drafters.files import describe_target, load_drafter, save_drafter
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.lean_llama import LeanStack
-from realrun.models import Pair
-from realrun.open_dense import open_dense
-from realrun.open_drafter import open_drafter
-from realrun.profile import profile
-from realrun.record import RecordSettings, record
-from realrun.split_target import SplitTarget
+from realrun.lm.llama import LeanStack
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.open import open_dense
+from realrun.recording.record import RecordSettings, record
 from specsim.errors import InputError
-from specsim.policy import Policy, make_policy
-from specsim.trace import Trace
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.trace.trace import Trace
 
 FEW = [make_policy("fixed_k", {"k": 4}), make_policy("cali_ts", {"max_draft": DEPTH}), ARMS[len(CHAINS) + 4]]
 BETA_TREE = make_policy("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 3})

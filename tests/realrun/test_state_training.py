@@ -16,7 +16,7 @@ from tiny import VOCAB
 
 from realrun.drafters.eagle import EagleLM
 from realrun.drafters.edd import EffectiveDraftDecoderLM, one_layer_model
-from realrun.split_target import SplitTarget
+from realrun.lm.split_target import SplitTarget
 from realrun.training.eagle import EagleSettings, EagleTraining, feature_pass
 from realrun.training.edd import DecoderTraining, EddSettings, block_logits, dual_block_mask, states_and_logits
 

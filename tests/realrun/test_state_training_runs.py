@@ -15,19 +15,19 @@ from small_targets import alone, lines, quiet, small_target, text_folder
 from test_drafter_commands import command
 from tiny import random_prompts, tiny_tokenizer
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.files import load_drafter, read_drafter
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.training.distill import DistillSettings, TextSettings
+from realrun.pairs.drafter_files import load_drafter, read_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.training.common.distill import DistillSettings, TextSettings
+from realrun.training.common.loop import LoopSettings
 from realrun.training.eagle import EagleSettings, train_eagle
 from realrun.training.edd import EddSettings, train_edd
-from realrun.training.loop import LoopSettings
 from specsim.errors import InputError
-from specsim.policy import make_policy
-from specsim.trace_files import read_trace
+from specsim.policy.registry import make_policy
+from specsim.trace.files import read_trace
 
 LOOP = LoopSettings(24, 4, 32, warmup_steps=3, dtype="float64", log_every=4, checkpoint_s=0.0)
 TRAINED: dict[str, tuple[Any, Any]] = {

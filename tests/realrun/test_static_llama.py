@@ -13,12 +13,12 @@ import torch
 from test_lean_llama import small_model
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-import realrun.static_llama as static
-from realrun.cached_lm import CachedLM
-from realrun.kernels import use_kernels
-from realrun.lean_llama import LeanLlama, supported
-from realrun.open_lm import open_lm
-from realrun.static_llama import PLAIN, StaticLlama
+import realrun.lm.static_llama as static
+from realrun.lm.cached import CachedLM
+from realrun.lm.kernels import use_kernels
+from realrun.lm.llama import LeanLlama, supported
+from realrun.lm.open import open_lm
+from realrun.lm.static_llama import PLAIN, StaticLlama
 from specsim.errors import InputError
 
 VOCAB = 89

@@ -11,12 +11,12 @@ import torch
 from test_predictor import CPU, refused
 from tiny import tiny_pair, tiny_prompts, tiny_tokenizer
 
-from realrun.lab.corpus import SourceFile
-from realrun.predictor import load_predictor, producing_states
-from realrun.predictor_data import PredictorSettings, Tensors, joined
-from realrun.prompts import lab_prompts
-from realrun.record import RecordSettings, record
-from realrun.train_predictor import Trainer, compare, quality, train_predictor
+from realrun.drafters.acceptance_predictor import load_predictor, producing_states
+from realrun.pairs.library_text import SourceFile
+from realrun.pairs.prompts import lab_prompts
+from realrun.recording.record import RecordSettings, record
+from realrun.training.predictor.data import PredictorSettings, Tensors, joined
+from realrun.training.predictor.train import Trainer, compare, quality, train_predictor
 
 
 def test_producing_states_of_a_one_token_prompt_begin_with_zeros() -> None:
@@ -169,7 +169,7 @@ def test_the_lab_learns_from_training_text_only(monkeypatch: pytest.MonkeyPatch)
         asked.append(split)
         return [SourceFile(f"{split}_{i}.py", f"{split} number {i}\n" * 40) for i in range(6)]
 
-    monkeypatch.setattr("realrun.prompts.library_files", files)
+    monkeypatch.setattr("realrun.pairs.prompts.library_files", files)
     for split, word in (("train", "t r a i n"), ("held_out", "h e l d")):
         prompts = lab_prompts(tiny_tokenizer(), 4, 40, split=split)  # type: ignore[arg-type]
         assert all(word in tiny_tokenizer().decode(prompt.tokens) for prompt in prompts)

@@ -19,18 +19,18 @@ from safetensors.torch import load_file, save_file
 from small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tiny import VOCAB, random_prompts
 
-from realrun.choice import Choice
-from realrun.decode import Decoder
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.files import load_drafter, read_drafter
-from realrun.models import Pair
-from realrun.open_drafter import open_drafter
-from realrun.training.distill import DistillSettings, TextSettings
+from realrun.pairs.drafter_files import load_drafter, read_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.training.common.distill import DistillSettings, TextSettings
+from realrun.training.common.loop import LoopSettings, Tensors, run_loop, windows
 from realrun.training.eesd import EarlyExitTraining, EesdSettings, train_eesd
-from realrun.training.loop import LoopSettings, Tensors, run_loop, windows
 from realrun.training.medusa import HeadsTraining, MedusaSettings, train_medusa
 from specsim.errors import InputError
-from specsim.policy import FixedK
+from specsim.policy.chain.fixed_k import FixedK
 
 LOOP = LoopSettings(24, 4, 32, warmup_steps=3, dtype="float64", log_every=4, checkpoint_s=0.0)
 TRAINED: dict[str, tuple[Any, Any, float]] = {

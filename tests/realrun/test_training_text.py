@@ -15,12 +15,12 @@ from small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tiny import tiny_tokenizer
 from typer.testing import CliRunner, Result
 
-from realrun.cli import app
-from realrun.drafters.files import FILE, read_drafter
-from realrun.lab.corpus import SourceFile
-from realrun.training import distill, text
-from realrun.training.distill import DistillSettings, TextSettings, generate, training_text, written_text
-from realrun.training.text import Corpus, load_corpus
+from realrun.cli.main import app
+from realrun.pairs.drafter_files import FILE, read_drafter
+from realrun.pairs.library_text import SourceFile
+from realrun.training.common import distill, text
+from realrun.training.common.distill import DistillSettings, TextSettings, generate, training_text, written_text
+from realrun.training.common.text import Corpus, load_corpus
 from specsim.errors import InputError
 
 SETTINGS = DistillSettings(prompt_tokens=6, new_tokens=10, batch=4)

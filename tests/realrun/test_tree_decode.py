@@ -19,28 +19,30 @@ from test_decode import cached_values
 from tiny import VOCAB, random_prompts, tiny_pair, tiny_prompts
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from realrun.cached_lm import CachedLM
-from realrun.choice import Choice
-from realrun.decode import Decoded, Decoder, Round
-from realrun.drafters.draft import Draft, Siblings
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft, Siblings, layout
+from realrun.decode.rounds import Decoded, Round
+from realrun.decode.sampling import Choice
+from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
 from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.tree_drafting import layout
-from realrun.kernels import use_kernels
-from realrun.models import Pair
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from realrun.static_llama import StaticLlama
-from realrun.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
-from specsim.cost import ConstantCost
+from realrun.lm.cached import CachedLM
+from realrun.lm.kernels import use_kernels
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import TREE_POLICIES, TreePolicy, make_policy, setting
-from specsim.policy.static_tree import StaticTree
-from specsim.policy.static_tree import select as keep_all
-from specsim.policy.tree import MAX_DRAFTED
-from specsim.policy.tree_parts import initial_state, update
-from specsim.randomness import split
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import setting
+from specsim.policy.registry import TREE_POLICIES, make_policy
+from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
+from specsim.policy.tree.expansion import initial_state, update
+from specsim.policy.tree.static import StaticTree
+from specsim.policy.tree.static import select as keep_all
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.rng import split
+from specsim.trace.trace import Trace
 
 DEPTH, WIDTH = 5, 6
 CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}

@@ -18,10 +18,10 @@ from test_static_llama import qwen3, recorded, with_garbage
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import speckernels
-from realrun.cached_lm import CachedLM
-from realrun.kernels import use_kernels
-from realrun.lean_llama import LeanLlama
-from realrun.static_llama import StaticLlama
+from realrun.lm.cached import CachedLM
+from realrun.lm.kernels import use_kernels
+from realrun.lm.llama import LeanLlama
+from realrun.lm.static_llama import StaticLlama
 from specsim.errors import InputError
 
 VOCAB = 89

@@ -14,16 +14,18 @@ import torch
 from tiny import VOCAB, tiny_pair
 from typer.testing import CliRunner
 
-import realrun.profile_trees
-from realrun.choice import Choice
-from realrun.cli import app
-from realrun.decode import Decoder, Round
-from realrun.drafters.draft import Draft
+import realrun.profiling.trees
+from realrun.cli.main import app
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.rounds import Round
+from realrun.decode.sampling import Choice
 from realrun.drafters.draft_model import DraftModel
-from realrun.lean_llama import LeanLlama
-from realrun.models import Pair
-from realrun.profile import ScriptedVerifier, profile, write_json
-from realrun.profile_trees import (
+from realrun.lm.llama import LeanLlama
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.profiling.rounds import ScriptedVerifier
+from realrun.profiling.trees import (
     MAX_TREE_TOKENS,
     PASSES,
     MeasuredTree,
@@ -32,12 +34,13 @@ from realrun.profile_trees import (
     passes,
     tree_sizes,
 )
-from specsim.cost import compile_table
-from specsim.cost_profile import profile_from_json, read_cost
+from specsim.cost.profile import profile_from_json, read_cost
+from specsim.cost.table import compile_table
 from specsim.errors import InputError
-from specsim.policy import setting
-from specsim.policy.static_tree import StaticTree
-from specsim.policy.tree import MAX_DRAFTED, limit_widths, new_tree
+from specsim.files import write_json
+from specsim.policy.base import setting
+from specsim.policy.tree.base import MAX_DRAFTED, limit_widths, new_tree
+from specsim.policy.tree.static import StaticTree
 
 CONTEXTS, DEPTH, TREE_TOKENS = [4, 30, 70], 3, 12
 TABLES = ("p25_s", "median_s", "p75_s")
@@ -189,7 +192,7 @@ def test_the_scripted_verifier_works_and_accepts_a_path(monkeypatch: pytest.Monk
         asked.append(choice)
         return lambda *judged: ([], 1)
 
-    monkeypatch.setattr(realrun.profile_trees, "tree_verifier_for", worker)
+    monkeypatch.setattr(realrun.profiling.trees, "tree_verifier_for", worker)
     verifier, draft = ScriptedTreeVerifier(), Draft(tokens=[5, 6, 7, 8], parents=[-1, -1, 1, 2])
     for accept, path in ((-1, []), (0, [0]), (1, [1]), (3, [1, 2, 3])):
         verifier.accept = accept

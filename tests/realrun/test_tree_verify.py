@@ -14,19 +14,13 @@ from sampling_law import FedChoice, Law, Path, Tables, add, distance, exact_law,
 from scipy import stats
 
 import speckernels
-from realrun import tree_verify
-from realrun.choice import Choice
-from realrun.drafters.draft import Draft, Siblings
-from realrun.kernels import use_kernels
-from realrun.rejection import rejection_verifier
-from realrun.siblings import draw_siblings
-from realrun.tree_verify import (
-    TypicalAcceptance,
-    check_siblings,
-    match_tree,
-    reject_tree,
-    tree_verifier_for,
-)
+from realrun.decode import tree_verify
+from realrun.decode.chain_verify import rejection_verifier
+from realrun.decode.draft import Draft, Siblings
+from realrun.decode.sampling import Choice
+from realrun.decode.siblings import draw_siblings
+from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
+from realrun.lm.kernels import use_kernels
 from specsim.errors import InputError
 
 KINDS: tuple[Siblings, ...] = ("iid", "without_replacement", "top_k")

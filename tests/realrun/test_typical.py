@@ -14,15 +14,15 @@ from medusa_pairs import HEADS, medusa_pair, own_texts
 from tiny import tiny_prompts
 from typer.testing import CliRunner
 
-from realrun.cli import app
-from realrun.decode import Decoder
-from realrun.drafters.files import describe_target, save_drafter
-from realrun.open_drafter import open_drafter
-from realrun.tree_verify import TypicalAcceptance
-from realrun.typical import EPSILONS, TypicalSettings, compare_typical, log_likelihood
-from specsim.bootstrap import ratio_interval
+from realrun.cli.main import app
+from realrun.decode.decoder import Decoder
+from realrun.decode.tree_verify import TypicalAcceptance
+from realrun.pairs.drafter_files import describe_target, save_drafter
+from realrun.pairs.open import open_drafter
+from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical, log_likelihood
 from specsim.errors import InputError
-from specsim.policy import make_policy
+from specsim.policy.registry import make_policy
+from specsim.speedup.intervals import ratio_interval
 
 POLICY = make_policy("cartesian", {"s1": 4, "s2": 3, "s3": 2, "s4": 1})
 SETTINGS = TypicalSettings((0.001, 0.01, 0.1), 1.0, 0.5, 40, 4)

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 from tiny import tiny_pair, tiny_prompts
 
-import realrun.main_job as main_job
-from realrun.choice import Choice
-from realrun.main_job import Settings, run_main_job
-from realrun.prompts import Prompt
-from realrun.record import RecordSettings, record
-from realrun.validate import output_identical, rounds_identical, validate
-from specsim.cost_profile import profile_from_json, read_cost
+import realrun.validation.run as main_job
+from realrun.decode.sampling import Choice
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.run import Settings, run_main_job
+from realrun.validation.validate import output_identical, rounds_identical, validate
+from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
-from specsim.policy import CHAIN_POLICIES, make_policy
-from specsim.replay import compile_for, replay
-from specsim.trace_files import read_trace
-from specsim.tuning import split_sequences
+from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.files import read_trace
+from specsim.trace.split import split_sequences
 
 SETTINGS = Settings(RecordSettings(4, 24, Choice("gumbel", 0.8, 0)), trials=5, repeats=1)
 ROW_KEYS = {"policy", "params", "predicted", "measured", "error_percent", "rounds_identical_percent"}
@@ -191,7 +192,7 @@ def test_a_round_or_an_output_that_differs_is_counted() -> None:
     )
     policy = make_policy("fixed_k", {"k": 3})
     replayed = replay(trace, policy, compile_for(trace, cost), log=True)
-    from realrun.decode import Decoder
+    from realrun.decode.decoder import Decoder
     from realrun.drafters.draft_model import DraftModel
 
     decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), SETTINGS.record.choice)

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from realrun.models import Pair
-from realrun.prompts import Prompt
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
 
 VOCAB = 97
 POSITIONS = 160

@@ -7,13 +7,15 @@ from reference import build_trace
 from scipy.signal import lfilter
 from scipy.special import ndtr
 
-from specsim.acceptance import Counters, Difficulty, Rounds
+from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.quantiles import KNOTS
+from specsim.acceptance.sources import Counters, Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats, match_lengths
-from specsim.cost import ConstantCost
-from specsim.policy import FixedK
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 COST = ConstantCost(s_d=1e-3, s_t=8e-3)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specsim.cost import CostModel
-from specsim.trace import Trace
+from specsim.cost.model import CostModel
+from specsim.trace.trace import Trace
 
 BUCKET = 16  # contexts are priced at the middle of buckets of this many tokens
 

@@ -13,14 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import Decoder, FixedLength, RampCost, small_trace
 
-from specsim.acceptance import IID, Difficulty, PerPosition, Rounds, generate, load_model, save_model
-from specsim.acceptance.sources import judged_by_depth, longest_rounds
-from specsim.acceptance.synthetic import AcceptanceModel, geometric_entropy_nats
+from specsim.acceptance.difficulty import Difficulty
+from specsim.acceptance.files import load_model, save_model
+from specsim.acceptance.iid import IID
+from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.sources import Rounds, judged_by_depth, longest_rounds
+from specsim.acceptance.synthetic import AcceptanceModel, generate, geometric_entropy_nats
 from specsim.errors import InputError
-from specsim.policy import AdaEDL, FixedK
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.trace_files import read_trace, write_trace
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import Trace
 
 MODELS: list[AcceptanceModel] = [IID(0.7), PerPosition((0.8, 0.7, 0.75, 0.5, 0.9, 0.6)), difficulty()]
 ALPHAS = (0.8, 0.7, 0.75, 0.5, 0.9)

@@ -12,10 +12,11 @@ import typer
 from acceptance_examples import difficulty, fixed_k_rounds
 from typer.testing import CliRunner
 
-from specsim.acceptance import generate, load_model, save_model
-from specsim.commands.acceptance import acceptance
+from specsim.acceptance.files import load_model, save_model
+from specsim.acceptance.synthetic import generate
+from specsim.cli.acceptance import acceptance
 from specsim.errors import InputError
-from specsim.trace_files import read_trace, write_trace
+from specsim.trace.files import read_trace, write_trace
 
 app = typer.Typer()
 app.add_typer(acceptance, name="acceptance")

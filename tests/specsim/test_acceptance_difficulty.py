@@ -11,16 +11,23 @@ from acceptance_examples import COST, as_counters, difficulty, fixed_k_rounds, s
 from reference import small_trace
 from scipy.special import ndtr
 
-from specsim.acceptance import IID, Difficulty, PerPosition, Rounds, fit_report, generate
-from specsim.acceptance.goodness import summary
+from specsim.acceptance.difficulty import Difficulty
+from specsim.acceptance.goodness import fit_report, summary
+from specsim.acceptance.iid import IID
 from specsim.acceptance.latent import MISSING, Drift, fit_drift, fit_hidden, log_likelihood
+from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.quantiles import KNOTS
+from specsim.acceptance.sources import Rounds
+from specsim.acceptance.synthetic import generate
 from specsim.errors import InputError
-from specsim.metrics import reliability
-from specsim.policy import AdaEDL, FixedK, MaxConfidence
-from specsim.policy.base import ChainPolicy
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.formulas import reliability
+from specsim.trace.trace import Trace
 
 
 @cache

@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from reference import small_trace
 
-from specsim.acceptance import Counters, Rounds, read_counters, read_rounds, read_source
-from specsim.acceptance.sources import describe
+from specsim.acceptance.sources import Counters, Rounds, describe, read_counters, read_rounds, read_source
 from specsim.errors import InputError
-from specsim.trace import Trace
-from specsim.trace_files import write_trace
+from specsim.trace.files import write_trace
+from specsim.trace.trace import Trace
 
 GOOD = {
     "policy": ["a", "a", "a", "b"],

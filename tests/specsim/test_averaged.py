@@ -17,23 +17,21 @@ from hypothesis import strategies as st
 from reference import Decoder, FixedLength, RampCost, build_trace, small_trace
 from test_thompson import Bandit, clipped_mean, decode
 
-from specsim.averaged import MAX_CELLS, draws_uniforms, expected_replay
 from specsim.errors import InputError
-from specsim.policy import (
-    AdaEDL,
-    BetaTS,
-    CaliTS,
-    ChainPolicy,
-    FixedK,
-    HuggingFace,
-    MaxConfidence,
-    PMin,
-    TimeGain,
-    setting,
-)
-from specsim.policy.fixed_k import initial_state, update
-from specsim.replay import Replay, compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.base import setting
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.fixed_k import FixedK, initial_state, update
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.p_min import PMin
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replay.expected import MAX_CELLS, draws_uniforms, expected_replay
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 COST = RampCost()
 COUNTS = ("rounds", "drafted", "accepted", "policy_steps")

@@ -16,10 +16,12 @@ from test_tree_replay import COST
 from tree_traces import tree_trace
 
 from specsim.errors import InputError
-from specsim.policy import BetaTS, BetaTSTree
-from specsim.randomness import uniform
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.tree.beta_ts_tree import BetaTSTree
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.rng import uniform
+from specsim.trace.trace import Trace
 
 OPTIONS = list(product(("exact", "printed"), ("per_token", "per_round")))
 every_option = pytest.mark.parametrize(("counting", "theta"), OPTIONS)

@@ -10,11 +10,21 @@ import pytest
 from acceptance_examples import COST, difficulty
 from scipy import stats
 
-from specsim.acceptance import generate
-from specsim.bootstrap import Comparison, Estimate, paired_difference, ratio_difference, ratio_interval, resample, tails
+from specsim.acceptance.synthetic import generate
 from specsim.errors import InputError
-from specsim.policy import AdaEDL, FixedK
-from specsim.replay import compile_for, replay
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.intervals import (
+    Comparison,
+    Estimate,
+    paired_difference,
+    ratio_difference,
+    ratio_interval,
+    resample,
+    tails,
+)
 
 SEQUENCES, REPEATS = 40, 400
 # Factor on the normal quantile that a percentile interval would need and the expanded one has.

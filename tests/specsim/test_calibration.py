@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from reference import RampCost, build_trace, small_trace
 
-from specsim.calibration import calibrate, compare, drafted_tokens, judged_tokens, quality
 from specsim.errors import InputError
-from specsim.policy import FixedK
-from specsim.policy.calibrated import FEATURES, SMALLEST, features, interpolate, run_after, runs_before
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.fitting.chain_calibration import calibrate, compare, drafted_tokens, judged_tokens, quality, runs_before
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 PROB, DEPTH, RUN, PAST = 2, 3, 4, 5  # of the features; confidence and entropy come first
 METHODS = pytest.mark.parametrize("method", ["platt", "isotonic"])

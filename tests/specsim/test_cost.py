@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from reference import RampCost, small_trace
 
-from specsim.cost import ConstantCost, compile_table
-from specsim.cost_profile import ProfileCost, read_cost
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost, read_cost
+from specsim.cost.table import compile_table
 from specsim.errors import InputError
-from specsim.replay import compile_for
+from specsim.replay.table import compile_for
 
 CONTEXTS = np.array([16, 64, 256])
 

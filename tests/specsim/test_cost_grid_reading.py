@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import small_trace
 
-from specsim.cost import ConstantCost
-from specsim.cost_grid import GridCost, GridPairCost, grid_from_json, read_grid, read_grid_pair
-from specsim.cost_profile import read_cost
+from specsim.cost.grid import GridCost, GridPairCost, grid_from_json, read_grid, read_grid_pair
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import read_cost
 from specsim.errors import InputError
-from specsim.policy import AdaEDL, FixedK
-from specsim.prediction import predict
-from specsim.replay import compile_for
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replay.table import compile_for
+from specsim.speedup.prediction import predict
 
 BATCHES, CONTEXTS, TOKENS = [1, 4], [0, 64, 256], [1, 2, 4, 16]
 

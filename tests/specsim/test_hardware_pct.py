@@ -16,18 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_traces import tree_trace
 
-from specsim.cost import CostModel, CostTable
+from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.model import CostModel
+from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.policy import TreePolicy, build_policy
-from specsim.policy.eagle2 import Eagle2
-from specsim.policy.hardware_pct import NEVER, HardwarePCT
-from specsim.policy.pct import PCT
-from specsim.policy.tree import UNKNOWN, Tree, close_kept, new_tree
-from specsim.policy.tree_worth import KNOTS, best_expanded, best_kept, gain_s, harmless, worthless
-from specsim.replay import Replay, autoregressive_seconds, compile_for, replay
-from specsim.trace import Trace
-from specsim.tree_oracle import tree_oracle_seconds
-from specsim.tree_stopping import TreeCost, least_gains
+from specsim.fitting.fit import fit
+from specsim.fitting.tree_stopping import TreeCost, least_gains
+from specsim.policy.base import build_policy
+from specsim.policy.estimates.node_value import KNOTS, best_expanded, best_kept, gain_s, harmless, worthless
+from specsim.policy.tree.base import UNKNOWN, Tree, TreePolicy, close_kept, new_tree
+from specsim.policy.tree.eagle2 import Eagle2
+from specsim.policy.tree.hardware_pct import NEVER, HardwarePCT
+from specsim.policy.tree.pct import PCT
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.tree_oracle import tree_oracle_seconds
+from specsim.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def world(**how: float) -> tuple[Trace, Trace]:
 @cache
 def fitted(cost: CostModel) -> HardwarePCT:
     train, _ = world()
-    return HardwarePCT.fit({}, train, compile_for(train, cost))
+    return fit(HardwarePCT, {}, train, compile_for(train, cost))
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> Tree:
@@ -259,8 +263,8 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
     assert whole.tree is not None and (whole.tree.horizon == 0).all()
     table = compile_for(whole, cost)
     for policy in (
-        HardwarePCT.fit({"max_nodes": 20}, whole, table),
-        HardwarePCT.fit({"max_nodes": 200, "least": 0.05}, whole, table),
+        fit(HardwarePCT, {"max_nodes": 20}, whole, table),
+        fit(HardwarePCT, {"max_nodes": 200, "least": 0.05}, whole, table),
     ):
         real = replay(whole, policy, table, log=True)
         assert real.truncated is not None and not real.truncated.any()
@@ -301,7 +305,7 @@ def test_an_unknown_node_is_neither_expanded_nor_kept() -> None:
 
 def test_where_speculation_does_not_pay_nothing_is_drafted() -> None:
     train, holdout = (part.select(range(10)) for part in world())
-    policy = HardwarePCT.fit({}, train, compile_for(train, HOPELESS))
+    policy = fit(HardwarePCT, {}, train, compile_for(train, HOPELESS))
     result = replay(holdout, policy, compile_for(holdout, HOPELESS))
     assert policy.least_gain_s[0] == NEVER
     assert result.drafted.sum() == 0 and np.array_equal(result.rounds, result.output_tokens)
@@ -312,18 +316,18 @@ def test_a_fitted_policy_survives_json_and_learns_nothing_twice() -> None:
     policy = fitted(FLAT)
     stored = json.loads(json.dumps(policy.settings))
     assert build_policy(HardwarePCT, stored) == policy
-    assert HardwarePCT.fit(stored, train, compile_for(train, STEEP)) == policy
+    assert fit(HardwarePCT, stored, train, compile_for(train, STEEP)) == policy
     assert str(policy).startswith("hardware_pct(") and "weights" not in str(policy)
 
 
 def test_bounds_that_are_not_given_are_those_of_the_trace() -> None:
     trace = tree_trace(1, sequences=6, tokens=30)
-    policy = HardwarePCT.fit({}, trace, compile_for(trace, FLAT))
+    policy = fit(HardwarePCT, {}, trace, compile_for(trace, FLAT))
     assert (policy.width, policy.max_depth) == (4, 5)
     with pytest.raises(InputError, match="record wider"):
-        HardwarePCT.fit({"width": 6}, trace, compile_for(trace, FLAT))
+        fit(HardwarePCT, {"width": 6}, trace, compile_for(trace, FLAT))
     with pytest.raises(InputError, match="--tree-tokens"):
-        HardwarePCT.fit({}, trace, dataclasses.replace(compile_for(trace, FLAT), tree=None))
+        fit(HardwarePCT, {}, trace, dataclasses.replace(compile_for(trace, FLAT), tree=None))
 
 
 def test_tables_that_do_not_fit_each_other_are_refused() -> None:
@@ -373,7 +377,7 @@ def fastest(policies: Iterator[TreePolicy], trace: Trace, table: CostTable) -> T
 def compare(cost: CostModel, every: int, **how: float) -> None:
     train, holdout = world(**how)
     table = compile_for(train, cost)
-    ours = HardwarePCT.fit({}, train, table)
+    ours = fit(HardwarePCT, {}, train, table)
     held = compile_for(holdout, cost)
     found = replay(holdout, ours, held)
     assert found.speedup > 1
@@ -403,7 +407,7 @@ def test_learning_again_changes_nothing_and_beats_plain_decoding() -> None:
     train, _ = world()
     table = compile_for(train, FLAT)
     policy = fitted(FLAT)
-    assert HardwarePCT.fit({"width": 6, "max_depth": 8}, train, table) == policy
+    assert fit(HardwarePCT, {"width": 6, "max_depth": 8}, train, table) == policy
     result = replay(train, policy, table)
     reached_s = result.speculative_s.sum() / result.output_tokens.sum()
     assert policy.value_s == pytest.approx(reached_s, rel=0.05)

@@ -15,21 +15,25 @@ import numpy as np
 import pytest
 from reference import RampCost, build_trace
 
-from specsim.bootstrap import paired_difference
-from specsim.commands.leaderboard import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.leaderboard import Board, combined, leaderboard, shallower
-from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, ChainPolicy, Variant, make_policy, setting
-from specsim.policy.max_confidence import MaxConfidence
-from specsim.prediction import predict
-from specsim.replay import compile_for, replay
+from specsim.fitting.fit import fit
+from specsim.leaderboard.document import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
+from specsim.leaderboard.leaderboard import Board, combined, leaderboard, shallower
+from specsim.leaderboard.sensitivity import POINTS, search_values, sweep, swept_settings
+from specsim.policy.base import Variant, setting
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 from specsim.report.leaderboard import render_leaderboard
 from specsim.report.page import range_text, value_text
-from specsim.sensitivity import POINTS, search_values, sweep, swept_settings
-from specsim.trace import Trace
-from specsim.tuning import split_sequences
+from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.intervals import paired_difference
+from specsim.speedup.prediction import predict
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
 from specsim.tuning.space import search_space
 
 COST = RampCost()
@@ -236,7 +240,7 @@ def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
         seen.append(policy)
         return policy.settings["table"][0]
 
-    tuned = Learner.fit({"floor": 0.3}, train, None)
+    tuned = fit(Learner, {"floor": 0.3}, train, None)
     result = sweep("learner, learned", tuned, "floor", train, COST, speedup)
     assert len(result.values) == POINTS and result.speedups == sorted(result.speedups)
     assert result.speedups[0] < result.at_tuned == tuned.settings["table"][0] < result.speedups[-1]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim import metrics
 from specsim.errors import InputError
+from specsim.speedup import formulas as metrics
 
 ROUNDING = 0.005  # v_d, r_d and speed-ups are printed to two places
 

@@ -14,13 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import RampCost, build_trace, small_trace
 
-from specsim.cost import ConstantCost, CostModel, CostTable
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.oracle import oracle_rounds, oracle_seconds
-from specsim.policy import AdaEDL, ChainPolicy, FixedK, MaxConfidence
-from specsim.policy.time_gain import TimeGain
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.chain_oracle import oracle_rounds, oracle_seconds
+from specsim.trace.trace import Trace
 
 
 class DyadicCost(CostModel):

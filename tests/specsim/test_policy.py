@@ -15,13 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import RampCost, build_trace, small_trace
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import CHAIN_POLICIES, POLICIES, ChainPolicy, FixedK, Step, build_policy, make_policy, setting
-from specsim.policy.dynamic_threshold import update_threshold
-from specsim.randomness import uniform
-from specsim.replay import compile_for, replay, why_not
-from specsim.trace import Trace
+from specsim.fitting.fit import fit
+from specsim.policy.base import build_policy, setting
+from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.chain.dynamic_threshold import update_threshold
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
+from specsim.replay.checks import why_not
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.rng import uniform
+from specsim.trace.trace import Trace
 
 
 @nb.njit
@@ -399,12 +405,12 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
         confidence=np.tile([0.8, 0.5, 0.9, 1.0, 1.0], (2, 1)),
     )
     table = compile_for(trace, ConstantCost(4e-3, 1e-2))
-    policy = POLICIES["time_gain"].fit({"max_draft": 5}, trace, table)
+    policy = fit(POLICIES["time_gain"], {"max_draft": 5}, trace, table)
     assert policy.settings["cost_ratio"] == pytest.approx(0.4)
     exact = make_policy("time_gain", {"max_draft": 5, "cost_ratio": float(np.float32(0.8) * np.float64(0.5))})
     log = replay(trace, exact, table, log=True).log
     assert log is not None and log[:, 2].tolist() == [3, 3]
-    assert POLICIES["time_gain"].fit({"cost_ratio": 0.7}, trace, table).settings["cost_ratio"] == 0.7
+    assert fit(POLICIES["time_gain"], {"cost_ratio": 0.7}, trace, table).settings["cost_ratio"] == 0.7
 
 
 def test_p_min_is_static_max_confidence() -> None:

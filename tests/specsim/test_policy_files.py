@@ -11,11 +11,13 @@ import pytest
 from reference import RampCost, small_trace
 
 from specsim.errors import InputError
-from specsim.policy import POLICIES, find_policies, find_policy, load_policy_file, make_policy
-from specsim.policy.adaedl import AdaEDL
-from specsim.prediction import predict
-from specsim.replay import compile_for, replay
-from specsim.tuning import tune
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.registry import POLICIES, find_policies, find_policy, make_policy
+from specsim.policy.user_file import load_policy_file
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.prediction import predict
+from specsim.tuning.search import tune
 
 GOOD = '''
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.policy.base import ChainPolicy, setting
+from specsim import ChainPolicy, setting
 
 
 @nb.njit
@@ -96,7 +98,7 @@ def test_names_find_built_in_policies_files_and_one_of_a_file(tmp_path: Path) ->
 
 
 def test_a_base_class_and_imported_policies_are_not_taken(tmp_path: Path) -> None:
-    extra = "from specsim.policy.adaedl import AdaEDL\n\nclass _Base(ChainPolicy):\n    pass\n\nagain = Mine\n"
+    extra = "from specsim.policy.chain.adaedl import AdaEDL\n\nclass _Base(ChainPolicy):\n    pass\n\nagain = Mine\n"
     assert [kind.name for kind in load_policy_file(write(tmp_path, GOOD + extra))] == ["mine"]
 
 
@@ -118,8 +120,9 @@ RUN = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from reference import RampCost, small_trace
-from specsim.policy import make_policy
-from specsim.replay import compile_for, replay
+from specsim.policy.registry import make_policy
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 trace = small_trace()
 print(replay(trace, make_policy(sys.argv[1]), compile_for(trace, RampCost())).drafted.tolist())
 """
@@ -184,7 +187,7 @@ MISTAKES = {
 def test_a_mistake_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(InputError, match=says) as caught:
-        load_policy_file(path)
+        find_policies([str(path)])
     message = str(caught.value)
     assert "\n" not in message and "\x1b" not in message and len(message) < 600 + len(str(path))
 

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from reference import RampCost, build_trace, small_trace
 
-from specsim.bootstrap import ratio_interval
-from specsim.cost_profile import ProfileCost
-from specsim.metrics import eq13_time_s
-from specsim.oracle import oracle_seconds
-from specsim.policy import AdaEDL, FixedK, SpaceK
-from specsim.prediction import ladder, predict, summarise
-from specsim.replay import compile_for, replay
+from specsim.cost.profile import ProfileCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.space_k import SpaceK
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.formulas import eq13_time_s
+from specsim.speedup.intervals import ratio_interval
+from specsim.speedup.prediction import ladder, predict, summarise
 
 POLICY = AdaEDL(lambda0=0.1, max_draft=6)
 

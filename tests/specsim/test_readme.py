@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from reference import RampCost, small_trace
 
-from specsim.leaderboard import leaderboard
-from specsim.policy import ChainPolicy, find_policy, make_policy
-from specsim.prediction import predict
-from specsim.tuning import split_sequences, tune
+from specsim.leaderboard.leaderboard import leaderboard
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import find_policy, make_policy
+from specsim.speedup.prediction import predict
+from specsim.trace.split import split_sequences
+from specsim.tuning.search import tune
 
 README = Path(__file__).parents[2] / "README.md"
 

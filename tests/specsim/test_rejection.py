@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from reference import build_trace, small_trace
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.metrics import mean_tokens_per_round
-from specsim.policy.fixed_k import FixedK
-from specsim.policy.max_confidence import MaxConfidence
-from specsim.prediction import predict
-from specsim.rejection import DRAWS, as_recorded, drawn_match_len, outcomes
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.trace_files import read_trace, write_trace
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.formulas import mean_tokens_per_round
+from specsim.speedup.prediction import predict
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.outcomes import DRAWS, as_recorded, drawn_match_len, outcomes
+from specsim.trace.trace import Trace
 
 COST = ConstantCost(1e-3, 1e-2)
 

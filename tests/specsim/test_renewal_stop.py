@@ -13,14 +13,9 @@ import pytest
 from reference import RampCost, build_trace, small_trace
 from scipy.optimize import brentq
 
-from specsim.cost import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
-from specsim.metrics import leviathan_speedup
-from specsim.policy import FixedK, MaxConfidence, build_policy
-from specsim.policy.renewal_stop import RenewalStop
-from specsim.policy.time_gain import TimeGain
-from specsim.replay import Replay, compile_for, replay
-from specsim.stopping import (
+from specsim.fitting.chain_stopping import (
     NEVER,
     RoundCost,
     SignalChain,
@@ -30,7 +25,16 @@ from specsim.stopping import (
     optimal_thresholds,
     round_surplus_s,
 )
-from specsim.trace import Trace
+from specsim.fitting.fit import fit
+from specsim.policy.base import build_policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.renewal_stop import RenewalStop
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.formulas import leviathan_speedup
+from specsim.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
     train, holdout = world(FORK, 1), world(FORK, 2)
     speedups = {}
     for lookahead in (True, False):
-        policy = RenewalStop.fit({"max_draft": 6, "lookahead": lookahead}, train, compile_for(train, dear))
+        policy = fit(RenewalStop, {"max_draft": 6, "lookahead": lookahead}, train, compile_for(train, dear))
         speedups[lookahead] = replay(holdout, policy, compile_for(holdout, dear)).speedup
     assert speedups[True] > 1.05 * speedups[False]
 
@@ -179,7 +183,7 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
 def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: str) -> None:
     """Within 4 standard errors of brute force and 1 % for what 28,000 positions leave unlearned."""
     train, holdout = world(chain, 1), world(chain, 2)
-    policy = RenewalStop.fit({"max_draft": 6, "calibration": calibration}, train, compile_for(train, COST))
+    policy = fit(RenewalStop, {"max_draft": 6, "calibration": calibration}, train, compile_for(train, COST))
     spent_s, error_s = time_per_token_s(replay(holdout, policy, compile_for(holdout, COST)))
     least_s = brute_force_time_s(chain, COST, 6)
     assert error_s < 0.01 * least_s
@@ -190,7 +194,7 @@ def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: st
 
 def test_no_fixed_length_and_no_threshold_is_faster() -> None:
     train, holdout = world(STEADY, 3), world(STEADY, 4)
-    policy = RenewalStop.fit({"max_draft": 6}, train, compile_for(train, COST))
+    policy = fit(RenewalStop, {"max_draft": 6}, train, compile_for(train, COST))
     table = compile_for(holdout, COST)
     found = replay(holdout, policy, table)
     rivals = [FixedK(k=k) for k in range(1, 7)]
@@ -215,7 +219,7 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
         return build_trace(rng, hits, [1000] * 30, confidence=flat, entropy_nats=flat, vocabulary=100_000)
 
     train, holdout = stretches(), stretches()
-    policy = RenewalStop.fit({"max_draft": 8}, train, compile_for(train, COST))
+    policy = fit(RenewalStop, {"max_draft": 8}, train, compile_for(train, COST))
     table = compile_for(holdout, COST)
     assert policy.adapts and policy.weights[5] > 0
     best = max(replay(holdout, FixedK(k=k), table).speedup for k in range(1, 9))
@@ -225,20 +229,20 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
 @pytest.fixture(scope="module")
 def fitted() -> RenewalStop:
     trace = small_trace()
-    return RenewalStop.fit({"max_draft": 6}, trace, compile_for(trace, RampCost()))
+    return fit(RenewalStop, {"max_draft": 6}, trace, compile_for(trace, RampCost()))
 
 
 def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
     settings = json.loads(json.dumps(fitted.settings))
     assert build_policy(RenewalStop, settings) == fitted
     nothing: Any = None
-    assert RenewalStop.fit(settings, nothing, nothing) == fitted  # learns nothing again
+    assert fit(RenewalStop, settings, nothing, nothing) == fitted  # learns nothing again
     assert len(fitted.thresholds) == 5 * (len(fitted.edges) + 1) and fitted.value_s > 0
 
 
 def test_the_same_data_teach_the_same(fitted: RenewalStop) -> None:
     trace = small_trace()
-    assert RenewalStop.fit({"max_draft": 6}, trace, compile_for(trace, RampCost())) == fitted
+    assert fit(RenewalStop, {"max_draft": 6}, trace, compile_for(trace, RampCost())) == fitted
 
 
 def test_without_data_it_thresholds_a_rough_path_probability() -> None:
@@ -270,7 +274,7 @@ def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: f
     rng = np.random.default_rng(0)
     trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
     settings = {"lookahead": lookahead, "signal": signal, "max_draft": 5}
-    policy = RenewalStop.fit(settings, trace, compile_for(trace, COST))
+    policy = fit(RenewalStop, settings, trace, compile_for(trace, COST))
     log = replay(trace, policy, compile_for(trace, COST), log=True).log
     assert log is not None
     whole = log[log[:, 1] < 94]  # the budget shortens the drafts after it
@@ -284,14 +288,14 @@ def test_a_trace_of_rejection_sampling_is_learned_from() -> None:
     drawn = replace(exact, **chances)
     assert drawn.approximate
     table = compile_for(drawn, COST)
-    found, usual = (replay(drawn, RenewalStop.fit({"max_draft": 6}, t, table), table).speedup for t in (drawn, exact))
+    found, usual = (replay(drawn, fit(RenewalStop, {"max_draft": 6}, t, table), table).speedup for t in (drawn, exact))
     assert found == pytest.approx(usual, rel=0.02)
 
 
 def test_a_draft_of_one_token_leaves_nothing_to_decide() -> None:
     trace = small_trace()
     table = compile_for(trace, RampCost())
-    policy = RenewalStop.fit({"max_draft": 1}, trace, table)
+    policy = fit(RenewalStop, {"max_draft": 1}, trace, table)
     assert replay(trace, policy, table).speedup == replay(trace, FixedK(k=1), table).speedup
 
 
@@ -299,7 +303,7 @@ def test_a_larger_value_drafts_longer() -> None:
     trace = world(STEADY, 5, sequences=10)
     table = compile_for(trace, COST)
     drafted = [
-        replay(trace, RenewalStop.fit({"max_draft": 6, "value_scale": x}, trace, table), table).drafted.sum()
+        replay(trace, fit(RenewalStop, {"max_draft": 6, "value_scale": x}, trace, table), table).drafted.sum()
         for x in (0.3, 1.0, 3.0)
     ]
     assert drafted[0] < drafted[1] < drafted[2]
@@ -340,4 +344,4 @@ def test_costs_of_nothing_are_refused() -> None:
         least_time_per_token_s(STEADY, free, 3)
     trace = small_trace()
     with pytest.raises(InputError, match="drafts up to 16 tokens"):
-        RenewalStop.fit({}, trace, compile_for(trace, ConstantCost(1e-3, 1e-2)))
+        fit(RenewalStop, {}, trace, compile_for(trace, ConstantCost(1e-3, 1e-2)))

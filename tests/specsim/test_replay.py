@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import Decoder, FixedLength, RampCost, Threshold, build_trace, draft_confidence, entropy_score
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.metrics import mean_tokens_per_round
-from specsim.policy import AdaEDL, ChainPolicy, FixedK, MaxConfidence
-from specsim.replay import Replay, compile_for, replay
-from specsim.trace import Trace
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.formulas import mean_tokens_per_round
+from specsim.trace.trace import Trace
 
 COST = RampCost()
 # Entropies whose score 1 - sqrt(H/4) is exact in binary, so that it can equal lambda.

@@ -14,7 +14,7 @@ import matplotlib
 import pytest
 
 from specsim.errors import InputError
-from specsim.report import figures
+from specsim.report import validation_figures as figures
 from specsim.report.validation import KEYS, render_validation, write_validation_report
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -228,7 +228,7 @@ def test_writing_is_deterministic_and_leaves_the_input_and_matplotlib_alone(
     assert dict(matplotlib.rcParams) == settings
 
 
-@pytest.mark.parametrize("where", ["specsim.report.figures.error_ladder", "os.replace"])
+@pytest.mark.parametrize("where", ["specsim.report.validation_figures.error_ladder", "os.replace"])
 def test_nothing_is_left_behind_on_failure(
     tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specsim.cli import app
+from specsim.cli.main import app
 from specsim.errors import InputError
 from specsim.results import list_results
 

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from reference import RampCost, small_trace
 
-from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, FixedK, make_policy
-from specsim.replay import compile_for, replay, why_not
-from specsim.trace import Trace
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replay.checks import why_not
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import evaluate_many
 from specsim.tuning.journal import cost_digest
 

@@ -17,10 +17,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from reference import Decoder, RampCost, Threshold, build_trace, entropy_score, small_trace
 
 import specsim
-from specsim.policy import AdaEDL
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.trace_files import write_trace
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.files import write_trace
+from specsim.trace.trace import Trace
 
 pytestmark = pytest.mark.alone
 
@@ -127,11 +128,12 @@ def test_replay_time_is_linear_in_trace_length() -> None:
 
 FRESH_PROCESS = """
 import json, sys
-from specsim.cost import ConstantCost
-from specsim.policy import AdaEDL
-from specsim.chain_replay import specialise
-from specsim.replay import compile_for, replay
-from specsim.trace_files import read_trace
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.replay.chain import specialise
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.files import read_trace
 
 trace = read_trace(sys.argv[1])
 policy, table = AdaEDL(max_draft=trace.depth), compile_for(trace, ConstantCost(1e-3, 1e-2))

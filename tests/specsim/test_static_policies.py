@@ -9,21 +9,23 @@ import pytest
 from reference import small_trace
 from tree_cases import drawn_trace
 
-from specsim import tree_shapes as shapes
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
+from specsim.fitting.fit import fit, learns
 from specsim.policy.base import build_policy
-from specsim.policy.cartesian import Cartesian
-from specsim.policy.optimal_tree import OptimalTree
-from specsim.policy.sparse_tree import SparseTree
-from specsim.policy.static_tree import StaticTree, check_shape
-from specsim.policy.tree import new_tree
-from specsim.policy.vct import VCT
-from specsim.replay import compile_for, replay
-from specsim.tree_optimal import optimal_tree, tree_round_cost
-from specsim.tree_search import best_trees, rates_of
+from specsim.policy.tree.base import new_tree
+from specsim.policy.tree.cartesian import Cartesian
+from specsim.policy.tree.optimal_tree import OptimalTree
+from specsim.policy.tree.sparse_tree import SparseTree
+from specsim.policy.tree.static import StaticTree, check_shape
+from specsim.policy.tree.vct import VCT
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.static_tree import shape as shapes
+from specsim.static_tree.optimal import optimal_tree, tree_round_cost
+from specsim.static_tree.rates import rates_of
+from specsim.static_tree.search import best_trees
 from specsim.tuning.search import find_best
-from specsim.tuning.variants import learns
 
 KINDS: tuple[type[StaticTree], ...] = (VCT, Cartesian, SparseTree, OptimalTree)
 COST = ConstantCost(1e-3, 1e-2)
@@ -130,22 +132,22 @@ def test_a_sparse_tree_learns_the_best_tree_of_its_size(trace: Any) -> None:
     table = compile_for(trace, COST)
     rates = rates_of(trace)
     for nodes in (1, 7, 30):
-        policy = SparseTree.fit({"nodes": nodes}, trace, table)
+        policy = fit(SparseTree, {"nodes": nodes}, trace, table)
         assert policy.shape == best_trees(rates, nodes).shape(nodes)
-        assert SparseTree.fit(policy.settings, trace.select([0]), table) == policy  # what is given stays
-    flat = SparseTree.fit({"nodes": 20, "max_depth": 2}, trace, table)
+        assert fit(SparseTree, policy.settings, trace.select([0]), table) == policy  # what is given stays
+    flat = fit(SparseTree, {"nodes": 20, "max_depth": 2}, trace, table)
     assert flat.deepest == 2 and flat.shape == best_trees(rates[:2], 20).shape(20)
-    assert SparseTree.fit({"nodes": 500, "max_depth": 1}, trace, table).shape == (10, *[0] * 10)
+    assert fit(SparseTree, {"nodes": 500, "max_depth": 1}, trace, table).shape == (10, *[0] * 10)
 
 
 def test_an_optimal_tree_learns_the_fastest(trace: Any) -> None:
     table = compile_for(trace, COST)
     cost = tree_round_cost(table, trace)
     for limits in ({"max_nodes": 12, "max_depth": 16}, {"max_nodes": 30, "max_depth": 2}):
-        policy = OptimalTree.fit(limits, trace, table)
+        policy = fit(OptimalTree, limits, trace, table)
         assert policy.shape == optimal_tree(rates_of(trace), cost, **limits).shape
         assert policy.most_nodes <= limits["max_nodes"] and policy.deepest <= limits["max_depth"]
-        assert OptimalTree.fit(policy.settings, trace.select([0]), table) == policy
+        assert fit(OptimalTree, policy.settings, trace.select([0]), table) == policy
 
 
 def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
@@ -155,10 +157,10 @@ def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
     def seconds(policy: StaticTree) -> float:
         return float(replay(other, policy, table).seconds.sum())
 
-    learned = SparseTree.fit({"nodes": 39, "max_depth": 3}, trace, compile_for(trace, COST))
+    learned = fit(SparseTree, {"nodes": 39, "max_depth": 3}, trace, compile_for(trace, COST))
     assert learned.most_nodes == 39
     assert seconds(learned) < seconds(VCT(width=3, depth=3))  # 39 nodes, 3 deep
-    fastest = OptimalTree.fit({"max_nodes": 39}, trace, compile_for(trace, COST))
+    fastest = fit(OptimalTree, {"max_nodes": 39}, trace, compile_for(trace, COST))
     assert seconds(fastest) < 1.01 * seconds(learned)
 
 
@@ -171,4 +173,4 @@ def test_every_kind_can_be_tuned(trace: Any, kind: type[StaticTree]) -> None:
 @pytest.mark.parametrize("kind", [SparseTree, OptimalTree])
 def test_without_ranks_nothing_is_learned(kind: type[StaticTree], trace: Any) -> None:
     with pytest.raises(InputError, match="true_rank"):
-        kind.fit({}, small_trace(), compile_for(trace, COST))
+        fit(kind, {}, small_trace(), compile_for(trace, COST))

@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 from reference import small_trace
 
-from specsim.acceptance import IID, Difficulty, PerPosition, generate
-from specsim.cost import ConstantCost
-from specsim.metrics import eq13_time_s, eq14_speedup, leviathan_speedup, mean_tokens_per_round
-from specsim.policy import AdaEDL, FixedK, MaxConfidence, TimeGain
-from specsim.policy.base import ChainPolicy
-from specsim.prediction import summarise
-from specsim.replay import Replay, compile_for, replay
-from specsim.trace import Trace
+from specsim.acceptance.difficulty import Difficulty
+from specsim.acceptance.iid import IID
+from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.synthetic import generate
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.formulas import eq13_time_s, eq14_speedup, leviathan_speedup, mean_tokens_per_round
+from specsim.speedup.prediction import summarise
+from specsim.trace.trace import Trace
 
 COST = ConstantCost(s_d=2e-3, s_t=17e-3)
 ROUNDS = 40_000  # of every cell of the grid

@@ -17,13 +17,16 @@ from reference import RampCost, build_trace, small_trace
 from scipy import integrate, special, stats
 from test_speed import DEPTH, best_median_s, realistic_trace
 
-from specsim.cost import ConstantCost
-from specsim.policy import POLICIES, BetaTS, CaliTS, ChainPolicy, Step
-from specsim.policy.cali_ts import clamped_mean, posterior, threshold
-from specsim.policy.thompson import count_round
-from specsim.randomness import split, uniform
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.chain.cali_ts import CaliTS, clamped_mean, posterior, threshold
+from specsim.policy.estimates.counts import count_round
+from specsim.policy.registry import POLICIES
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.rng import split, uniform
+from specsim.trace.trace import Trace
 
 OPTIONS = list(product(("exact", "printed"), ("per_token", "per_round")))
 every_option = pytest.mark.parametrize(("counting", "theta"), OPTIONS)

@@ -18,8 +18,8 @@ import pytest
 from reference import small_trace
 
 from specsim.errors import InputError
-from specsim.trace import Trace
-from specsim.trace_files import checksum, pack_trace, read_trace, write_trace
+from specsim.trace.files import checksum, pack_trace, read_trace, write_trace
+from specsim.trace.trace import Trace
 
 META, SEQUENCES, STEPS = "meta.json", "sequences.parquet", "steps.parquet"
 COLUMNS = {

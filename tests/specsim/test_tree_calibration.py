@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from tree_traces import tree_trace
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy.hardware_pct import HardwarePCT
-from specsim.policy.tree_calibrated import FEATURES, MEMORY
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.tree_calibration import (
+from specsim.fitting.tree_calibration import (
     Judged,
     TreeCalibration,
     calibrate_tree,
@@ -25,6 +21,11 @@ from specsim.tree_calibration import (
     rounds_of,
     with_ceiling,
 )
+from specsim.policy.estimates.node_probability import FEATURES, MEMORY
+from specsim.policy.tree.hardware_pct import HardwarePCT
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 
 @cache

@@ -16,15 +16,16 @@ from matplotlib.image import imread
 from rich.console import Console
 from tree_cases import drawn_trace
 
-from specsim import tree_shapes as shapes
-from specsim.cli import app
-from specsim.console import run
-from specsim.cost import ConstantCost
-from specsim.replay import compile_for
+from specsim.cli.console import run
+from specsim.cli.main import app
+from specsim.cost.model import ConstantCost
+from specsim.replay.table import compile_for
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
-from specsim.trace_files import write_trace
-from specsim.tree_optimal import optimal_trees, tree_round_cost
-from specsim.tree_search import best_trees, expected_tokens, rates_of
+from specsim.static_tree import shape as shapes
+from specsim.static_tree.optimal import optimal_trees, tree_round_cost
+from specsim.static_tree.rates import rates_of
+from specsim.static_tree.search import best_trees, expected_tokens
+from specsim.trace.files import write_trace
 
 Call = Callable[..., tuple[int, str, str]]
 RATES = np.array([[0.6, 0.2, 0.1], [0.5, 0.25, 0.1], [0.55, 0.2, 0.05], [0.5, 0.2, 0.1]])

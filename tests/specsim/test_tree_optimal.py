@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_cases import all_trees, drawn_trace
 
-from specsim import tree_shapes as shapes
-from specsim.cost import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
-from specsim.policy.optimal_tree import OptimalTree
-from specsim.replay import compile_for, replay
-from specsim.tree_optimal import TreeRoundCost, optimal_tree, optimal_trees, price, tree_round_cost
-from specsim.tree_search import best_trees, rates_of
+from specsim.fitting.fit import fit
+from specsim.policy.tree.optimal_tree import OptimalTree
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.static_tree import shape as shapes
+from specsim.static_tree.optimal import TreeRoundCost, optimal_tree, optimal_trees, price, tree_round_cost
+from specsim.static_tree.rates import rates_of
+from specsim.static_tree.search import best_trees
 
 RATES = np.array([[0.6, 0.2, 0.1], [0.5, 0.25, 0.1], [0.55, 0.2, 0.05], [0.5, 0.2, 0.1], [0.45, 0.2, 0.1]])
 
@@ -166,7 +169,7 @@ def test_with_costs_that_do_not_grow_it_is_the_sparse_tree() -> None:
 def test_the_replay_takes_as_long_as_predicted() -> None:
     trace = drawn_trace(RATES, [4000] * 10, seed=1)
     table = compile_for(trace, TreeCost())
-    policy = OptimalTree.fit({"max_nodes": 40}, trace, table)
+    policy = fit(OptimalTree, {"max_nodes": 40}, trace, table)
     cost = tree_round_cost(table, trace)
     tree = price(policy.shape, rates_of(trace), cost)
     result = replay(trace, policy, table)

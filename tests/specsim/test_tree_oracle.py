@@ -13,18 +13,20 @@ from hypothesis import strategies as st
 from reference import RampCost, small_trace
 from tree_traces import tree_trace
 
-from specsim.cost import ConstantCost, CostModel, CostTable
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.oracle import oracle_seconds
-from specsim.policy.cape import Cape
-from specsim.policy.eagle2 import Eagle2
-from specsim.policy.hardware_pct import HardwarePCT
-from specsim.policy.pct import PCT
-from specsim.policy.tree import TreePolicy
-from specsim.policy.vct import VCT
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.tree_oracle import reachable_depth, tree_oracle_seconds
+from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.cape import Cape
+from specsim.policy.tree.eagle2 import Eagle2
+from specsim.policy.tree.hardware_pct import HardwarePCT
+from specsim.policy.tree.pct import PCT
+from specsim.policy.tree.vct import VCT
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.tree_oracle import reachable_depth, tree_oracle_seconds
+from specsim.trace.trace import Trace
 
 
 class DyadicCost(CostModel):

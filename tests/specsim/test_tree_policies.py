@@ -21,18 +21,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import build_trace
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import TreePolicy
-from specsim.policy.beta_ts_tree import BetaTSTree
-from specsim.policy.cape import Cape
-from specsim.policy.eagle2 import Eagle2
-from specsim.policy.pct import PCT
-from specsim.policy.tree import MAX_DRAFTED, UNKNOWN, close_kept, limit_widths, new_tree
-from specsim.policy.tree_parts import mark_best, nth_best
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.tree_record import record_from_nodes
+from specsim.fitting.fit import fit
+from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, TreePolicy, close_kept, limit_widths, new_tree
+from specsim.policy.tree.beta_ts_tree import BetaTSTree
+from specsim.policy.tree.cape import Cape
+from specsim.policy.tree.eagle2 import Eagle2
+from specsim.policy.tree.expansion import mark_best, nth_best
+from specsim.policy.tree.pct import PCT
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import record_from_nodes
 
 Node = tuple[int, ...]
 VOCABULARY = 10
@@ -452,8 +453,8 @@ def test_eagle2_refuses_a_tree_without_room() -> None:
 
 def test_pct_reads_the_cost_ratio_off_the_costs() -> None:
     table: Any = SimpleNamespace(step_ratio=1.1 / 29.8)
-    assert PCT.fit({}, None, table).cost_ratio == pytest.approx(0.0369, abs=5e-5)  # type: ignore[arg-type]
-    assert PCT.fit({"cost_ratio": 0.2}, None, table).cost_ratio == 0.2  # type: ignore[arg-type]
+    assert fit(PCT, {}, None, table).cost_ratio == pytest.approx(0.0369, abs=5e-5)  # type: ignore[arg-type]
+    assert fit(PCT, {"cost_ratio": 0.2}, None, table).cost_ratio == 0.2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ratio", [0.037, 0.1, 1 / 3, float(np.float32(1 / 3)), 0.25, 2.0])

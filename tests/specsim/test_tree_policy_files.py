@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from test_tree_policies import Drafter, grow, path_of, recorded_text, rounds_of
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import TreePolicy, load_policy_file, make_policy
-from specsim.policy.pct import PCT
-from specsim.replay import compile_for, replay
+from specsim.policy.registry import find_policies, make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.pct import PCT
+from specsim.policy.user_file import load_policy_file
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 
 GOOD = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[2].split("```")[0]
 
@@ -20,7 +23,7 @@ STATIC = '''
 from dataclasses import dataclass
 
 from specsim.policy.base import setting
-from specsim.policy.static_tree import StaticTree
+from specsim.policy.tree.static import StaticTree
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def test_chain_and_tree_policies_share_a_file(tmp_path: Path) -> None:
     chain = (
         CHAIN[CHAIN.index("@nb.njit") :].replace("def update", "def chain_update").replace("(update)", "(chain_update)")
     )
-    both = GOOD.replace("import setting", "import ChainPolicy, setting") + chain
+    both = GOOD.replace("import TreePolicy, setting", "import ChainPolicy, TreePolicy, setting") + chain
     assert [kind.name for kind in load_policy_file(write(tmp_path, both))] == ["keep_likely", "mine"]
 
 
@@ -145,6 +148,6 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, text: str, old: str, new: s
     assert old in text
     path = write(tmp_path, text.replace(old, new))
     with pytest.raises(InputError, match=says) as caught:
-        load_policy_file(path)
+        find_policies([str(path)])
     message = str(caught.value)
     assert "\n" not in message and "\x1b" not in message and len(message) < 600 + len(str(path))

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from reference import small_trace
 
 from specsim.errors import InputError
-from specsim.trace import Trace
-from specsim.trace_files import checksum, pack_trace, read_trace, write_trace
-from specsim.tree_record import TreeRecord, record_from_nodes
+from specsim.trace.files import checksum, pack_trace, read_trace, write_trace
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import TreeRecord, record_from_nodes
 
 META, TREES = "meta.json", "trees.parquet"
 ARRAYS = ("prob", "token", "first_child", "horizon")

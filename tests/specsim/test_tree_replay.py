@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from reference import BUCKET, RampCost
 from tree_traces import tree_trace
 
-from specsim.cost import CostModel
+from specsim.cost.model import CostModel
 from specsim.errors import InputError
-from specsim.policy import FixedK, TreePolicy
 from specsim.policy.base import setting
-from specsim.policy.static_tree import StaticTree, check_shape
-from specsim.randomness import uniform
-from specsim.replay import Replay, compile_for, replay, why_not
-from specsim.trace import Trace
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.static import StaticTree, check_shape
+from specsim.replay.checks import why_not
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.rng import uniform
+from specsim.trace.trace import Trace
 
 
 class LeafyCost(RampCost):

@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 from reference import small_trace
 from tree_cases import all_trees, drawn_trace, ranked_trace
 
-from specsim import tree_shapes as shapes
 from specsim.errors import InputError
-from specsim.tree_search import (
-    best_trees,
-    check_rates,
-    expected_tokens,
-    grow,
-    most_nodes,
-    node_chances,
-    rates_of,
-    read_rates,
-    tree_of,
-)
+from specsim.static_tree import shape as shapes
+from specsim.static_tree.rates import check_rates, rates_of, read_rates
+from specsim.static_tree.search import best_trees, expected_tokens, grow, most_nodes, node_chances, tree_of
 
 TENTHS = st.integers(0, 10).map(lambda tenths: tenths / 10)  # many ties
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from specsim import tree_shapes as shapes
 from specsim.errors import InputError
-from specsim.policy.static_tree import check_shape, level_sizes
+from specsim.policy.tree.static import check_shape, level_sizes
+from specsim.static_tree import shape as shapes
 
 MEDUSA_FIGURE_2 = (2, 3, 3, 0, 0, 0, 0, 0, 0)
 

@@ -9,10 +9,11 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from tree_traces import tree_trace
 
-from specsim.cost import ConstantCost
-from specsim.policy import PCT
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
+from specsim.cost.model import ConstantCost
+from specsim.policy.tree.pct import PCT
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
 
 NODES, SEQUENCE_TOKENS = 64, 250
 pytestmark = pytest.mark.alone

@@ -9,20 +9,22 @@ import pytest
 from test_tree_replay import LeafyCost
 from tree_traces import tree_trace
 
-from specsim.bootstrap import ratio_interval
-from specsim.commands.leaderboard import as_document, write_results
-from specsim.cost import ConstantCost
-from specsim.cost_profile import ProfileCost, TreeProfile
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost, TreeProfile
 from specsim.errors import InputError
-from specsim.leaderboard import Board, leaderboard
-from specsim.oracle import oracle_seconds
-from specsim.policy import POLICIES, TREE_POLICIES, FixedK
-from specsim.prediction import ladder, predict
-from specsim.replay import compile_for, replay
+from specsim.leaderboard.document import as_document, write_results
+from specsim.leaderboard.leaderboard import Board, leaderboard
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES, TREE_POLICIES
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
 from specsim.report.leaderboard import render_leaderboard
-from specsim.trace import Trace
-from specsim.tree_oracle import tree_oracle_seconds
-from specsim.tuning import split_sequences
+from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.intervals import ratio_interval
+from specsim.speedup.prediction import ladder, predict
+from specsim.speedup.tree_oracle import tree_oracle_seconds
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import MOST_TRUNCATED
 from specsim.tuning.search import find_best, tune
 from specsim.tuning.space import search_space

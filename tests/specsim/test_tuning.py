@@ -12,16 +12,22 @@ import pytest
 from reference import RampCost, small_trace
 from tuning_cases import CASES, DEPTH, run_case, stretchy_trace
 
-from specsim.cost import ConstantCost
-from specsim.cost_profile import ProfileCost
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
-from specsim.policy import AdaEDL, FixedK, HuggingFace, SpaceK, TimeGain, setting
-from specsim.policy.base import ChainPolicy
-from specsim.policy.fixed_k import initial_state, keep_drafting, update
-from specsim.prediction import predict
-from specsim.replay import compile_for, replay
-from specsim.tuning import cross_validate, find_best, search, tune
-from specsim.tuning.crossval import fold_sequences
+from specsim.policy.base import setting
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK, initial_state, keep_drafting, update
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.space_k import SpaceK
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.speedup.prediction import predict
+from specsim.tuning import search
+from specsim.tuning.crossval import cross_validate, fold_sequences
+from specsim.tuning.search import find_best, tune
 from specsim.tuning.space import search_space
 
 

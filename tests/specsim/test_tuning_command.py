@@ -13,13 +13,17 @@ import typer
 from reference import RampCost
 from tuning_cases import stretchy_trace
 
-from specsim.commands.tune import tune
-from specsim.console import run
-from specsim.cost import ConstantCost
-from specsim.policy import CHAIN_POLICIES, AdaEDL, FixedK
-from specsim.trace_files import read_trace, write_trace
-from specsim.tuning import cross_validate, find_best, split_sequences
-from specsim.tuning import tune as run_tune
+from specsim.cli.console import run
+from specsim.cli.tune import tune
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import CHAIN_POLICIES
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.split import split_sequences
+from specsim.tuning.crossval import cross_validate
+from specsim.tuning.search import find_best
+from specsim.tuning.search import tune as run_tune
 
 Call = Callable[..., tuple[int, str, str]]
 COST = ConstantCost(1e-3, 1e-2)

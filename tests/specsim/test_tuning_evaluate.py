@@ -16,13 +16,16 @@ from test_speed import realistic_trace
 from tuning_cases import carrying, stretchy_trace
 
 from specsim.errors import InputError
-from specsim.policy import AdaEDL, HuggingFace, MaxConfidence
-from specsim.replay import compile_for, replay
-from specsim.trace import Trace
-from specsim.tuning import evaluate, evaluate_many, find_best, race
-from specsim.tuning.evaluate import Evaluator
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replay.replay import replay
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
+from specsim.tuning import evaluate, race
+from specsim.tuning.evaluate import Evaluator, evaluate_many
 from specsim.tuning.race import EFFORT, in_the_race, rungs, shuffled
-from specsim.tuning.search import held_settings
+from specsim.tuning.search import find_best, held_settings
 from specsim.tuning.space import search_space
 
 

@@ -15,11 +15,13 @@ import pytest
 from reference import RampCost, small_trace
 from tuning_cases import CASES, run_case, stretchy_trace
 
-from specsim.cost import ConstantCost
+from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy import AdaEDL, MaxConfidence
-from specsim.tuning import Found, Search, find_best, optuna_search
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.tuning import optuna_search
 from specsim.tuning.journal import Journal, trace_digest
+from specsim.tuning.search import Found, Search, find_best
 
 JOURNAL = "search.jsonl"
 

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from reference import build_trace
 
-from specsim import tree_shapes as shapes
-from specsim.trace import Trace
+from specsim.static_tree import shape as shapes
+from specsim.trace.trace import Trace
 
 
 def ranked_trace(ranks: np.ndarray, lengths: list[int]) -> Trace:

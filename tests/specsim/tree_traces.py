@@ -11,8 +11,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from specsim.trace import Trace
-from specsim.tree_record import record_from_nodes
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import record_from_nodes
 
 
 def tree_trace(

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 from reference import RampCost, build_trace
 
-from specsim.policy import AdaEDL, ChainPolicy, HuggingFace
-from specsim.trace import Trace
-from specsim.tuning import Found, Search, find_best
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.trace.trace import Trace
+from specsim.tuning.search import Found, Search, find_best
 from specsim.tuning.trials import Progress
 
 DEPTH = 8

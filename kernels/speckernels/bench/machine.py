@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from speckernels import build, dispatch
 from speckernels.bench.rows import Ceilings
 from speckernels.bench.timing import Call, Clock, CpuClock, GraphClock, LaunchClock, interleave
+from speckernels.runtime import build, dispatch
 
 EVICT_FACTOR = 2  # times the L2 cache
 ASSUMED_L2_BYTES = 64 << 20  # where torch does not tell
@@ -77,7 +77,7 @@ def _installed(package: str) -> str | None:
 
 
 def _source_digest() -> str:
-    package = Path(dispatch.__file__).parent
+    package = Path(dispatch.__file__).parents[1]
     files = [p for p in package.rglob("*.py") if "bench" not in p.relative_to(package).parts and p.name != "cli.py"]
     digest = hashlib.sha256()
     for file in sorted([*files, *build.source_folder().glob("*.*")]):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from speckernels import build
+from speckernels.runtime import build
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for 'sm_(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

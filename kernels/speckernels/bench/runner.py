@@ -33,7 +33,7 @@ from speckernels.bench.rows import (
     write_document,
 )
 from speckernels.bench.timing import Call, Clock, Stopwatch, graph_calls, interleave
-from speckernels.dispatch import AUTO, implementation, use_backend
+from speckernels.runtime.dispatch import AUTO, implementation, use_backend
 
 OWN = ("triton", "cuda")
 BACKENDS = ("torch", "torch_compile", "triton", "cuda", "sdpa", "sdpa_expanded", "flex", "flashinfer")

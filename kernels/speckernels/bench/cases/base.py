@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from speckernels import dispatch
 from speckernels.bench.rows import Work
+from speckernels.runtime import dispatch
 
 Arguments = tuple[Any, ...]  # as in the operation's schema, which every backend takes
 SEED = 20260101

@@ -35,7 +35,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Arguments:
 def _public(
     logits: torch.Tensor, noise: torch.Tensor | None, temperature: float, token_ids: torch.Tensor | None, top_k: int
 ) -> Any:
-    from speckernels.draft_statistics import draft_statistics
+    from speckernels.ops.draft_statistics import draft_statistics
 
     return draft_statistics(logits, noise=noise, temperature=temperature, token_ids=token_ids, top_k=top_k)
 

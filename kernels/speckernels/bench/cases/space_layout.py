@@ -19,7 +19,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Arguments:
 
 
 def _public(like: torch.Tensor, candidates: int) -> Any:
-    from speckernels.space_layout import space_layout
+    from speckernels.ops.space_layout import space_layout
 
     return space_layout(candidates, like.device)
 

@@ -49,7 +49,7 @@ def _sees(case: Case) -> torch.Tensor:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Arguments:
-    from speckernels.tree_metadata.reference import pack_bits
+    from speckernels.ops.tree_metadata.reference import pack_bits
 
     sizes = case.shape
     batch, capacity = sizes["batch"], sizes["context"] + sizes["nodes"] + SPARE_SLOTS

@@ -1,0 +1,1 @@
+"""The operations, one folder each: contract, checks, reference, Triton and CUDA backends."""

@@ -1,0 +1,68 @@
+"""Typical acceptance in Triton: one program per tree."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from speckernels.ops.greedy_verify.triton import longest_path
+from speckernels.ops.results import empty_results
+from speckernels.ops.typical_acceptance import log_threshold
+from speckernels.runtime.triton_runtime import INTERPRETED, Variant, tl, triton
+
+
+@triton.jit
+def _kernel(
+    tokens, parents, logits, logsumexp, entropy_nats, choices, nodes, vocabulary,
+    tree_stride, node_stride, token_stride, log_epsilon, log_delta, path, accepted, emitted,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    tree = tl.program_id(0).to(tl.int64)
+    first = tree * nodes
+    node = tl.arange(0, BLOCK)
+    inside = node < nodes
+    parent = tl.load(parents + first + node, mask=inside, other=-1)
+    token = tl.load(tokens + first + node, mask=inside, other=-1)
+    judged = (parent >= 0) & (parent < node) & (token >= 0) & (token < vocabulary)
+    row = tl.where(judged, parent, 0).to(tl.int64)
+    at = tree * tree_stride + row * node_stride + tl.where(judged, token, 0) * token_stride
+    logit = tl.load(logits + at, mask=judged, other=0.0).to(tl.float64)
+    log_prob = logit - tl.load(logsumexp + first + row, mask=judged, other=0.0).to(tl.float64)
+    unsure = log_delta - tl.load(entropy_nats + first + row, mask=judged, other=0.0).to(tl.float64)
+    # Above the smaller of both; written so that NaN anywhere rejects.
+    enough = (log_prob > log_epsilon) | (log_prob > unsure)
+    link = tl.where(judged & (unsure == unsure) & enough, parent, -1)
+    longest_path(link, tree, tokens, parents, choices, nodes, path, accepted, emitted, BLOCK)
+
+
+def typical_acceptance(
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    logits: torch.Tensor,
+    logsumexp: torch.Tensor,
+    entropy_nats: torch.Tensor,
+    choices: torch.Tensor,
+    epsilon: float,
+    delta: float,
+) -> tuple[torch.Tensor, ...]:
+    results = empty_results(parents)
+    if INTERPRETED and logits.dtype == torch.bfloat16:
+        logits = logits.float()  # the interpreter misreads bfloat16
+    trees, nodes, vocabulary = logits.shape
+    with np.errstate(invalid="ignore"):  # the interpreter would warn of inf - inf, which is a NaN and rejects
+        _kernel[(trees,)](
+            tokens, parents, logits, logsumexp, entropy_nats, choices, nodes, vocabulary, *logits.stride(),
+            log_threshold(epsilon), log_threshold(delta), *results, BLOCK=max(32, triton.next_power_of_2(nodes)),
+        )  # fmt: skip
+    return tuple(results)
+
+
+def compiled_variants() -> list[Variant]:
+    signature = {"tokens": "*i64", "parents": "*i32", "logsumexp": "*fp32", "entropy_nats": "*fp32", "choices": "*i64"}
+    signature |= dict.fromkeys(("nodes", "vocabulary", "tree_stride", "node_stride", "token_stride"), "i32")
+    signature |= dict.fromkeys(("log_epsilon", "log_delta"), "fp32")
+    signature |= {"path": "*i32", "accepted": "*i32", "emitted": "*i64"}
+    return [
+        Variant(_kernel, signature | {"logits": f"*{logits}"}, {"BLOCK": 64})
+        for logits in ("fp16", "bf16", "fp32", "fp64")
+    ]

@@ -1,0 +1,1 @@
+"""Choosing, building and launching backends."""

@@ -1,0 +1,120 @@
+"""Which backend runs an operation, and its registration with torch.
+
+An operation is a folder `speckernels/ops/<name>/`. Its `__init__.py` holds the public function,
+which checks arguments, and calls `register`; `reference.py`, `triton.py` and `cuda.py` each
+hold a function of the operation's name with the schema's arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+BACKENDS = ("reference", "triton", "cuda")
+AUTO = "auto"
+ENVIRONMENT = "SPECKERNELS_BACKEND"  # overrides the choice for a whole process
+
+_library = torch.library.Library("speckernels", "FRAGMENT")
+_override: str | None = None
+OPERATIONS: list[str] = []
+
+
+class Unsupported(ValueError):
+    """This backend does not take these arguments; the message says what it takes."""
+
+
+def register(name: str, schema: str, fake: Callable[..., Any]) -> None:
+    """Define torch.ops.speckernels.<name>.
+
+    schema : arguments and results, as in "(Tensor parents) -> Tensor"; tensors that are
+    written are marked "Tensor(a!)". fake : gives results of the right shape and type from
+    shapes and types alone.
+    """
+
+    def run(*args: Any) -> Any:
+        return _run(name, args)
+
+    _library.define(name + schema)
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, run, key)
+    torch.library.register_fake(f"speckernels::{name}", fake, lib=_library)
+    OPERATIONS.append(name)
+
+
+def _run(name: str, args: tuple[Any, ...]) -> Any:
+    device = next(_devices(args))
+    chosen = requested()
+    if chosen != AUTO:
+        return implementation(name, _known(chosen))(*args)
+    for backend in _preferred(device.type)[:-1]:
+        try:
+            return implementation(name, backend)(*args)
+        except Unsupported:
+            continue
+    return implementation(name, "reference")(*args)
+
+
+def _devices(args: tuple[Any, ...]) -> Iterator[torch.device]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg.device
+        elif isinstance(arg, (list, tuple)):
+            yield from _devices(tuple(arg))
+
+
+@cache
+def implementation(name: str, backend: str) -> Callable[..., Any]:
+    """An operation's function in one backend."""
+    function: Callable[..., Any] = getattr(importlib.import_module(f"speckernels.ops.{name}.{backend}"), name)
+    return function
+
+
+@cache
+def _preferred(device_type: str) -> tuple[str, ...]:
+    """Backends for a device, best first; the last always works."""
+    if device_type != "cuda":
+        return ("reference",)
+    from speckernels.runtime.build import find_nvcc
+
+    found = ["cuda"] if find_nvcc() else []
+    if importlib.util.find_spec("triton"):
+        found.append("triton")
+    return (*found, "reference")
+
+
+def requested() -> str:
+    """The backend asked for by name, by `use_backend` or the environment, else "auto"."""
+    return _override or os.environ.get(ENVIRONMENT) or AUTO
+
+
+def backend_for(device: torch.device | str) -> str:
+    """The backend that an operation on this device uses, unless it refuses the arguments."""
+    chosen = requested()
+    return _preferred(torch.device(device).type)[0] if chosen == AUTO else _known(chosen)
+
+
+def _known(backend: str) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown; known: {AUTO}, {', '.join(BACKENDS)}")
+    return backend
+
+
+@contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Run every operation inside the block with this backend; "auto" chooses by device.
+
+    Raises ValueError for an unknown name, Unsupported where the backend cannot do it.
+    """
+    global _override
+    before = _override
+    _override = backend if backend == AUTO else _known(backend)
+    try:
+        yield
+    finally:
+        _override = before

@@ -1,0 +1,64 @@
+"""Call a C function of a compiled source on tensors.
+
+The C side takes pointers, int64_t and double only, and the stream last; it returns a
+cudaError_t. One convention, so that no call can disagree with its source about types.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+
+from speckernels.runtime import build
+
+
+def call(source: str, function: str, *args: Any) -> None:
+    """Launch `function` of `source`.cu on the device of its tensors.
+
+    args : tensors (None is a null pointer), ints, floats. Raises RuntimeError with the
+    CUDA error's words.
+    """
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    index, stream = None, 0
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        stream = torch.cuda.current_stream(index).cuda_stream
+    entry = _entry(source, function, index, tuple(map(_c_type, args)))
+    values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if index is None or index == torch.cuda.current_device():
+        code = entry(*values, stream)
+    else:  # a launch goes to the current device
+        with torch.cuda.device(index):
+            code = entry(*values, stream)
+    if code:
+        raise RuntimeError(f"{function} failed: {_error_string(source, index, code)}")
+
+
+def _c_type(arg: Any) -> type:
+    if arg is None or isinstance(arg, torch.Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_double if isinstance(arg, float) else ctypes.c_int64
+
+
+@cache
+def _entry(source: str, function: str, index: int | None, types: tuple[type, ...]) -> Any:
+    # A separate view of the function per signature, so that two uses cannot overwrite each other's types.
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, *types, ctypes.c_void_p)
+    return prototype((function, build.load(source, index)))
+
+
+def _error_string(source: str, index: int | None, code: int) -> str:
+    describe = build.load(source, index).speckernels_error_string
+    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    return f"{describe(code).decode()} ({code})"
+
+
+def set_host_order(source: str, seed: int) -> None:
+    """Order in which emulated threads and blocks run: 0 ascending, 1 descending, else shuffled.
+
+    A result that depends on it has a race.
+    """
+    build.load(source, None).speckernels_host_order(ctypes.c_uint(seed))

@@ -1,0 +1,1 @@
+"""The `realrun` command line, a thin skin over the package."""

@@ -1,0 +1,64 @@
+"""The command `realrun campaign`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specsim.cli.console import MAX_SEED, print_json, print_table, progress_bar
+
+
+def campaign(
+    out: Annotated[Path, typer.Option(help="Folder of result files; a second run goes on there.", show_default=False)],
+    minutes: Annotated[float, typer.Option(help="Time for all stages together.", min=0.1)] = 30,
+    stage: Annotated[
+        list[str], typer.Option(help="kernels, profile, lab, validate; repeat for several. Default: all of them.")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints and scratch; default: OUT-work.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cpu, ...; default: cuda where there is one.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Run stages again whose results are complete.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Everything that needs a GPU, in short stages that each write one result file.
+
+    kernels: their tests, a memory and race check, the benchmark. profile: cost grids at true
+    model shapes. lab: train a larger lab pair and record its traces. validate: predicted
+    against measured speedup, on the lab and by scripted acceptance at 7B to 13B.
+
+    Without a GPU the same stages run at reduced sizes. `specsim data list --folder OUT` reads
+    the results.
+    """
+    from transformers.utils import logging
+
+    from realrun.campaign.run import ALL, run_campaign
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    with progress_bar() as report:
+        results = run_campaign(
+            out,
+            minutes=minutes,
+            stages=stage or [ALL],
+            work=work,
+            device=device,
+            overwrite=overwrite,
+            seed=seed,
+            progress=report,
+        )
+    if json:
+        print_json({"out": str(out), "stages": results})
+    else:
+        rows = []
+        for result in results:
+            state = "complete" if result["complete"] else result.get("error", "out of time: run again to go on")
+            rows.append([result["stage"], f"{result['seconds']:.0f}", state])
+        print_table(f"campaign in {out}", ["stage", "seconds", "state"], rows)
+    if any("error" in result for result in results):
+        raise typer.Exit(1)

@@ -1,0 +1,170 @@
+"""The command `leaderboard`: all drafters of a target with their best policies, at equal cost accounting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from realrun.cli.options import (
+    CountOption,
+    DepthOption,
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    JsonOption,
+    Kernels,
+    KernelsOption,
+    PromptsOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TokensOption,
+    TopPOption,
+    TreeWidthOption,
+    load,
+    load_prompts,
+)
+from realrun.leaderboard.job import named
+from specsim.cli.console import print_json, print_table, progress_bar
+
+
+class ExactMode(StrEnum):
+    """How the target chooses tokens; the ways of `realrun.cli.options.Mode` that are replayed exactly."""
+
+    greedy = "greedy"
+    gumbel = "gumbel"
+
+
+def leaderboard(
+    out: Annotated[Path, typer.Option(help="Folder for all that is measured, the result and the report.")] = Path(
+        "leaderboard"
+    ),
+    drafters: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafters, comma-separated: model (the --draft model), prompt-lookup, names of the lab's, or folders "
+            "made by `realrun train`. Default: all of the lab's.",
+            show_default=False,
+        ),
+    ] = None,
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    prompts: PromptsOption = None,
+    count: CountOption = 36,
+    max_new_tokens: TokensOption = 128,
+    depth: DepthOption = 16,
+    tree_nodes: Annotated[int, typer.Option(help="Nodes of every recorded tree; 0 compares chains alone.", min=0)] = 64,
+    tree_width: TreeWidthOption = 10,
+    mode: Annotated[
+        ExactMode, typer.Option(help="Greedy, or sampling with Gumbel noise; both are replayed exactly.")
+    ] = ExactMode.gumbel,
+    temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
+    policy: Annotated[
+        list[str], typer.Option(help="A policy to tune, by name or FILE.py; repeat for more. Default: all.")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    also: Annotated[
+        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
+    ] = [],  # noqa: B006
+    trials: Annotated[int, typer.Option(help="Configurations tried per policy and drafter.", min=1)] = 100,
+    measure: Annotated[
+        bool, typer.Option("--measure/--predict-only", help="Really decode the held-out prompts with every row.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(help="Timed runs of every held-out prompt and row.", min=1)] = 3,
+    tuning_share: Annotated[float, typer.Option(help="Share of the prompts to tune on.")] = 0.5,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
+    overwrite: Annotated[bool, typer.Option(help="Start anew, replacing what an earlier start left there.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Rank all drafters, each with its best fixed K, adaptive chain and tree.
+
+    All get the same prompts, half of them to tune on and half to be ranked on. Costs are measured in slices
+    that take turns, against one autoregressive time, the plain target's, so that drift of the machine
+    hits all alike. Then every row is really decoded, in turn with the others.
+
+    Columns: predicted speedup with its 95 % interval; "behind", the leader's speedup less the row's, and "=" where
+    these prompts cannot tell the two apart; measured speedup and the prediction's error; tau, output tokens per
+    target pass; v_d, accepted over drafted tokens; HM, the harmonic mean of v_d and accepted over output tokens. A
+    star marks the row of each drafter that was best on the tuning prompts. MEDUSA-2 and SPACE come with a target
+    of their own, of the same architecture, whose text differs: speed is compared, not what they write.
+
+    Started again, the command goes on where it ended. Writes a folder per drafter (trace/, profile.json,
+    tuned.json), decoded/, leaderboard.json, leaderboard.csv and report.html.
+
+    Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
+    """
+    from realrun.decode.sampling import Choice
+    from realrun.leaderboard.job import Settings, run_leaderboard
+    from realrun.lm.kernels import use_kernels
+    from realrun.pairs.pair import LOOKUP
+    from realrun.recording.record import RecordSettings
+    from specsim.policy.registry import POLICIES, find_policies
+
+    choice = Choice(mode.value, temperature, seed, top_p)
+    settings = Settings(
+        record=RecordSettings(depth, max_new_tokens, choice, tree_nodes, tree_width),
+        kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
+        trials=trials,
+        repeats=repeats if measure else 0,
+        tuning_share=tuning_share,
+        seed=seed,
+    )
+    names = named(drafters, target)
+    plain = load(target, draft, device, dtype, threads, "none", LOOKUP)
+    pairs = {name: load(target, draft, device, dtype, threads, "auto", given, plain) for name, given in names.items()}
+    with use_kernels(kernels.value), progress_bar() as report:
+        chosen = load_prompts(plain, prompts, count)
+        document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)
+    if json:
+        print_json(document)
+    else:
+        print_board(document)
+        print(f"report: {out / 'report.html'}")
+
+
+def print_board(document: Mapping[str, Any]) -> None:
+    """The ranking as a table."""
+
+    def interval(values: Mapping[str, float]) -> str:
+        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
+
+    measured = document["options"]["repeats"] > 0
+    rows = []
+    for row in document["rows"]:
+        behind = row["leader_minus_this"]
+        rows.append(
+            [
+                row["drafter"] + (" (own target)" if row["own_target"] else ""),
+                row["form"] + (" *" if row["best_of_drafter"] else ""),
+                interval(row["speedup"]),
+                f"{behind['difference']['estimate']:.3f}" if behind else "",
+                "=" if row["tied_with_leader"] else "",
+                *([interval(row["measured"]), f"{row['error_percent']:+.1f}"] if measured else []),
+                *([f"{row['rounds_identical_percent']:.2f}"] if measured else []),
+                f"{row['tau']:.2f}",
+                *(f"{row[key]:.3f}" for key in ("v_d", "hm")),
+                row["settings"],
+            ]
+        )
+    ahead = sum(row["speedup"]["estimate"] >= 1 for row in document["rows"])
+    filler = [""] * 5 if measured else [""] * 2
+    rows.insert(ahead, ["autoregressive", "", "1.000", *filler, "1.00", "", "", ""])
+    columns = ["drafter", "policy", "predicted speedup", "behind", ""]
+    columns += ["measured speedup", "error %", "rounds identical %"] if measured else []
+    sequences = document["sequences"]
+    title = (
+        f"{document['target']}: tuned on {sequences['tuning']} prompts, ranked on {sequences['holdout']} others, "
+        f"{document['output_tokens']} tokens, 95 % intervals"
+    )
+    print_table(title, [*columns, "tau", "v_d", "HM", "settings"], rows)
+    if measured:
+        print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")

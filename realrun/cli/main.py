@@ -1,0 +1,36 @@
+"""The `realrun` command: real models. Record, profile, validate; train the lab."""
+
+from __future__ import annotations
+
+import typer
+
+from realrun.cli.campaign import campaign
+from realrun.cli.lab import lab
+from realrun.cli.leaderboard import leaderboard
+from realrun.cli.profile import profile
+from realrun.cli.record import record
+from realrun.cli.shapes import cost_grid, scripted, shapes
+from realrun.cli.train import train as train_group
+from realrun.cli.typical import typical
+from realrun.cli.validate import validate
+from specsim.cli.console import run
+
+app = typer.Typer(
+    help="Run speculative decoding for real: record traces, profile the machine, validate predictions.\n\n"
+    "Without --target and --draft, the embedded lab is used: a small pair trained on Python's standard library.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(lab, name="lab")
+app.add_typer(train_group, name="train")
+
+
+for _command in (record, profile, validate, campaign, cost_grid, leaderboard, scripted, shapes, typical):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    run(app)

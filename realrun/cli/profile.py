@@ -1,0 +1,104 @@
+"""`realrun profile`: what the rounds of a pair cost on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from realrun.cli.options import (
+    DepthOption,
+    DeviceOption,
+    DrafterOption,
+    DraftOption,
+    DtypeOption,
+    JsonOption,
+    Kernels,
+    KernelsOption,
+    Mode,
+    ModeOption,
+    PredictorOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TopPOption,
+    load,
+)
+from specsim.cli.console import print_json, print_table, progress_bar
+
+
+def profile(
+    out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
+    predictor: PredictorOption = "auto",
+    contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
+    depth: DepthOption = 16,
+    repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=2)] = 40,
+    tree_tokens: Annotated[
+        int, typer.Option(help="Largest draft tree to measure, in tokens; 0 measures no trees.", min=0)
+    ] = 65,
+    mode: ModeOption = Mode.gumbel,
+    temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
+    json: JsonOption = False,
+) -> None:
+    """Measure draft steps, verification of 1..D+1 tokens and of trees, policy steps and round overhead."""
+    from realrun.decode.sampling import Choice
+    from realrun.lm.kernels import use_kernels
+    from realrun.profiling.profile import profile as run_profile
+    from specsim.errors import InputError
+    from specsim.files import write_json
+
+    try:
+        grid = [int(c) for c in contexts.split(",")]
+    except ValueError:
+        raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
+    pair = load(target, draft, device, dtype, threads, predictor, drafter)
+    with use_kernels(kernels.value), progress_bar() as report:
+        document = run_profile(
+            pair,
+            contexts=grid,
+            depth=depth,
+            repeats=repeats,
+            choice=Choice(mode.value, temperature, seed, top_p),
+            seed=seed,
+            tree_tokens=tree_tokens,
+            progress=lambda done, total: report("profile", done, total),
+        )
+    write_json(document, out)
+    if json:
+        print_json(document)
+        return
+    median = document["median_s"]
+    depth = len(median["draft_step"])  # less than asked for where the drafter goes no further
+    rows = []
+    for column, context in enumerate(grid):
+        verify = [row[column] for row in median["verify"]]
+        cells = [
+            sum(row[column] for row in median["draft_step"]) / depth,
+            median["autoregressive"][column],
+            verify[0],
+            verify[depth // 2],
+            verify[depth],
+            *([median["tree"]["verify"][-1][column]] if "tree" in median else []),
+        ]
+        rows.append([str(context), *(f"{1e3 * x:.2f}" for x in cells)])
+    columns = [
+        "context",
+        "draft step",
+        "autoregressive step",
+        "verify 1",
+        f"verify {depth // 2 + 1}",
+        f"verify {depth + 1}",
+        *([f"verify tree of {tree_tokens}"] if "tree" in median else []),
+    ]
+    print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)

@@ -1,0 +1,91 @@
+"""`realrun record`: a dense trace of a pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from realrun.cli.options import (
+    CountOption,
+    DepthOption,
+    DeviceOption,
+    DrafterOption,
+    DraftOption,
+    DtypeOption,
+    JsonOption,
+    Kernels,
+    KernelsOption,
+    Mode,
+    ModeOption,
+    OverwriteOption,
+    PredictorOption,
+    PromptsOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TokensOption,
+    TopPOption,
+    TreeNodesOption,
+    TreeWidthOption,
+    load,
+    load_prompts,
+)
+from specsim.cli.console import print_json, print_table, progress_bar
+
+
+def record(
+    out: Annotated[Path, typer.Argument(help="Trace folder to write.", show_default=False)],
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
+    predictor: PredictorOption = "auto",
+    prompts: PromptsOption = None,
+    count: CountOption = 36,
+    max_new_tokens: TokensOption = 128,
+    depth: DepthOption = 16,
+    tree_nodes: TreeNodesOption = 0,
+    tree_width: TreeWidthOption = 10,
+    mode: ModeOption = Mode.gumbel,
+    temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Record a dense trace: what the drafter would propose at every position of the target's output."""
+    from realrun.decode.sampling import Choice
+    from realrun.lm.kernels import use_kernels
+    from realrun.recording.record import RecordSettings, elapsed_ratio
+    from realrun.recording.record import record as run_record
+    from specsim.trace.files import check_free, write_trace
+
+    check_free(out, overwrite=overwrite)
+    choice = Choice(mode.value, temperature, seed, top_p)
+    settings = RecordSettings(depth, max_new_tokens, choice, tree_nodes, tree_width)
+    pair = load(target, draft, device, dtype, threads, predictor, drafter)
+    with use_kernels(kernels.value), progress_bar() as report:
+        chosen = load_prompts(pair, prompts, count)
+        trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
+    write_trace(trace, out, overwrite=overwrite)
+    document = {
+        "trace": str(out),
+        "sequences": trace.sequences,
+        "output_tokens": int(trace.output_tokens.sum()),
+        "mean_match_len": float(trace.match_len.mean()),
+        **({} if trace.tree is None else {"mean_tree_nodes": float(trace.tree.count.mean())}),
+        "first_token_accepted_share": trace.meta["first_token_accepted_share"],
+        "distinct_trigram_share": trace.meta["distinct_trigram_share"],
+        "time_over_generation": elapsed_ratio(trace),
+    }
+    if json:
+        print_json(document)
+    else:
+        rows = [[k, f"{v:.3f}" if isinstance(v, float) else str(v)] for k, v in document.items()]
+        print_table("recorded", ["", "value"], rows)

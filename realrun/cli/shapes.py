@@ -1,0 +1,165 @@
+"""The commands on public model shapes with random weights: `shapes`, `cost-grid`, `scripted`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim.cli.console import MAX_SEED, print_json, print_table, progress_bar
+
+DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
+DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")]
+ReducedOption = Annotated[bool, typer.Option("--reduced", help="The same architecture at toy size, to try it out.")]
+MinutesOption = Annotated[float | None, typer.Option(help="Stop in good order after this time.", min=0.01)]
+SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def shapes(json: JsonOption = False) -> None:
+    """List the public model shapes that cost-grid and scripted know."""
+    from realrun.pairs.shapes import DRAFTERS, SHAPES, kv_bytes_per_token, parameter_count, shape_config
+
+    rows: list[dict[str, Any]] = []
+    for name in SHAPES:
+        config = shape_config(name)
+        rows.append(
+            {
+                "shape": name,
+                "role": "drafter" if name in DRAFTERS else "target",
+                "parameters": parameter_count(config),
+                "layers": int(config.num_hidden_layers),
+                "vocabulary": int(config.vocab_size),
+                "cache_bytes_per_token": kv_bytes_per_token(config),
+            }
+        )
+    if json:
+        print_json({"shapes": rows})
+        return
+    table = [
+        [r["shape"], r["role"], f"{r['parameters'] / 1e9:.2f} B", str(r["layers"]), f"{r['vocabulary']:,}",
+         f"{r['cache_bytes_per_token'] / 1024:.0f} KiB"]
+        for r in rows
+    ]  # fmt: skip
+    print_table("shapes", ["shape", "role", "parameters", "layers", "vocabulary", "cache per token, bf16"], table)
+
+
+def cost_grid(
+    shape: Annotated[str, typer.Argument(help="A shape; `realrun shapes` lists them.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
+    tokens: Annotated[str | None, typer.Option(help="New tokens per pass. Default: 16 sizes from 1 to 256.")] = None,
+    contexts: Annotated[str | None, typer.Option(help="Cached tokens. Default: 128 to 32k, doubling.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Sequences. Default: 1 to 64, doubling.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed passes per point.", min=2)] = 10,
+    device: DeviceOption = "cuda",
+    dtype: DtypeOption = "bfloat16",
+    reduced: ReducedOption = False,
+    minutes: MinutesOption = None,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Time a model shape's passes over new tokens, context and batch.
+
+    `specsim replay --cost TARGET_GRID --draft-cost DRAFTER_GRID --batch B` prices a trace with two of them.
+
+    Example: realrun cost-grid llama-3.1-8b --out 8b.json --batches 1,8 --minutes 5
+    """
+    from realrun.profiling.cost_grid import BATCHES, CONTEXTS, TOKENS, Axes, run_cost_grid
+    from specsim.files import write_json
+
+    axes = Axes(
+        _numbers("--tokens", tokens, TOKENS),
+        _numbers("--contexts", contexts, CONTEXTS),
+        _numbers("--batches", batches, BATCHES),
+    )
+    with progress_bar() as report:
+        document = run_cost_grid(
+            shape,
+            axes=axes,
+            repeats=repeats,
+            device=device,
+            dtype=dtype,
+            smoke=reduced,
+            seed=seed,
+            minutes=minutes,
+            progress=report,
+        )
+    write_json(document, out)
+    if json:
+        print_json(document)
+        return
+    table: list[list[str]] = []
+    for batch, times in zip(document["batches"], document["median_s"], strict=True):
+        for context, row in zip(document["contexts"], times, strict=True):
+            table.append([str(batch), str(context), *("-" if t is None else f"{1000 * t:.3f}" for t in row)])
+    columns = ["batch", "context", *(f"{n} tokens" for n in document["tokens"])]
+    print_table(f"{document['model']}: milliseconds per pass", columns, table)
+
+
+def scripted(
+    target: Annotated[str, typer.Argument(help="Target shape; `realrun shapes` lists them.", show_default=False)],
+    draft: Annotated[str, typer.Argument(help="Drafter shape.", show_default=False)],
+    trace: Annotated[Path, typer.Argument(help="Trace that says what is accepted.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
+    context: Annotated[int, typer.Option(help="Tokens of random text before every prompt.", min=0)] = 0,
+    trials: Annotated[int, typer.Option(help="Configurations to try per policy.", min=1)] = 100,
+    repeats: Annotated[int, typer.Option(help="Runs of every sequence.", min=1)] = 3,
+    device: DeviceOption = "cuda",
+    dtype: DtypeOption = "bfloat16",
+    reduced: ReducedOption = False,
+    minutes: MinutesOption = None,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Predicted against measured speedup at true shapes, with acceptance scripted by a trace.
+
+    Weights are random, all compute is real; what is accepted, and what a policy sees of each
+    drafted token, is read from the trace. Policies are tuned on one half of it, run on the other.
+    """
+    from realrun.validation.scripted import run_scripted
+    from specsim.files import write_json
+    from specsim.trace.files import read_trace
+
+    with progress_bar() as report:
+        document = run_scripted(
+            target,
+            draft,
+            read_trace(trace),
+            context=context,
+            trials=trials,
+            repeats=repeats,
+            device=device,
+            dtype=dtype,
+            smoke=reduced,
+            seed=seed,
+            minutes=minutes,
+            progress=report,
+        )
+    write_json(document, out)
+    if json:
+        print_json(document)
+        return
+    rows = [
+        [r["label"], r["role"], f"{r['predicted']['estimate']:.3f}", f"{r['measured']['estimate']:.3f}",
+         f"{r['error_percent']:+.1f}", f"{r['rounds_identical_percent']:.2f}", f"{r['tau']:.2f}",
+         f"{100 * r['oracle_regret']:.1f} %"]
+        for r in document["rows"]
+    ]  # fmt: skip
+    columns = ["policy", "settings", "predicted", "measured", "error %", "rounds identical %", "tau", "regret"]
+    print_table(f"{document['target']} + {document['drafter']}, context {context}", columns, rows)
+    print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
+    if document["done"]["stopped_early"]:
+        done = document["done"]
+        print(f"out of time: {done['sequence_runs']} of {done['sequence_runs_asked']} sequence runs were made")
+
+
+def _numbers(option: str, text: str | None, default: Any) -> list[int]:
+    from specsim.errors import InputError
+
+    if text is None:
+        return list(default)
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text!r} is no list of whole numbers; write for example 1,8,64") from None

@@ -1,0 +1,111 @@
+"""The command `typical`: MEDUSA's typical acceptance against loss-free decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from realrun.cli.options import (
+    CountOption,
+    DeviceOption,
+    DrafterOption,
+    DraftOption,
+    DtypeOption,
+    JsonOption,
+    PromptsOption,
+    SeedOption,
+    TargetOption,
+    ThreadsOption,
+    TokensOption,
+    load,
+    load_prompts,
+)
+from specsim.cli.console import parse_settings, print_json, print_table, progress_bar
+
+
+def typical(
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    drafter: DrafterOption = "medusa-1",
+    prompts: PromptsOption = None,
+    count: CountOption = 36,
+    max_new_tokens: TokensOption = 128,
+    temperature: Annotated[float, typer.Option(help="Temperature of sampling and of the rule.")] = 0.7,
+    epsilons: Annotated[str | None, typer.Option(help="Thresholds, comma-separated. Default: 0.01 to 0.25.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The rule's second threshold. Default: sqrt(epsilon).")] = None,
+    policy: Annotated[str, typer.Option(help="Tree policy that says what is drafted.")] = "sparse_tree",
+    set_: Annotated[
+        list[str], typer.Option("--set", help="A setting of it, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    out: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    json: JsonOption = False,
+) -> None:
+    """Speed and quality of typical acceptance over its threshold, with greedy and sampled decoding beside it.
+
+    Speed is tokens per target pass, quality the target's log-likelihood of the output. Typical acceptance
+    is lossy: what it writes is not what the target would have written.
+    """
+    from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
+    from specsim.files import write_json
+    from specsim.policy.base import build_policy
+    from specsim.policy.registry import find_policies
+    from specsim.tuning.space import shortened
+
+    settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed)
+    (kind,) = find_policies([policy]).values()
+    pair = load(target, draft, device, dtype, threads, "none", drafter)
+    cut: dict[str, Any] = shortened(kind, pair.deepest) if pair.deepest else {}
+    chosen = build_policy(kind, {**cut, **parse_settings(set_)})
+    with progress_bar() as report:
+        document = compare_typical(
+            pair,
+            load_prompts(pair, prompts, count),
+            chosen,
+            settings,
+            lambda done, total: report("decode", done, total),
+        )
+    if out is not None:
+        write_json(document, out)
+    if json:
+        print_json(document)
+        return
+
+    def interval(values: dict[str, float]) -> str:
+        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
+
+    rows = [
+        [
+            f"{arm['arm']}, epsilon {arm['epsilon']:g}, delta {arm['delta']:.3g}" if "epsilon" in arm else arm["arm"],
+            interval(arm["acceleration_rate"]),
+            interval(arm["log_likelihood_nats"]),
+            interval(arm["log_likelihood_at_temperature_nats"]),
+            f"{arm['distinct_trigram_share']:.3f}",
+        ]
+        for arm in document["arms"]
+    ]
+    columns = [
+        "acceptance",
+        "tokens per target pass",
+        "nats per token",
+        f"at temperature {temperature:g}",
+        "distinct trigrams",
+    ]
+    title = f"{document['drafter']}, {chosen.name}, {document['prompts']} prompts, 95 % intervals"
+    print_table(title, columns, rows)
+
+
+def _thresholds(text: str | None) -> tuple[float, ...]:
+    from specsim.errors import InputError
+
+    if text is None:
+        return ()
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--epsilons {text!r} is no list of numbers; write for example 0.05,0.1,0.2") from None

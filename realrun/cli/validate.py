@@ -1,0 +1,145 @@
+"""`realrun validate`: predicted against measured speedup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from realrun.cli.options import (
+    CountOption,
+    DepthOption,
+    DeviceOption,
+    DrafterOption,
+    DraftOption,
+    DtypeOption,
+    JsonOption,
+    Kernels,
+    KernelsOption,
+    Mode,
+    ModeOption,
+    OverwriteOption,
+    PredictorOption,
+    PromptsOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TokensOption,
+    TopPOption,
+    TreeNodesOption,
+    TreeWidthOption,
+    load,
+    load_prompts,
+)
+from specsim.cli.console import print_json, print_table, progress_bar
+
+
+def validate(
+    out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
+    target: TargetOption = "lab",
+    draft: DraftOption = "lab",
+    drafter: DrafterOption = "model",
+    predictor: PredictorOption = "auto",
+    prompts: PromptsOption = None,
+    count: CountOption = 36,
+    max_new_tokens: TokensOption = 128,
+    depth: DepthOption = 16,
+    tree_nodes: TreeNodesOption = 0,
+    tree_width: TreeWidthOption = 10,
+    mode: ModeOption = Mode.gumbel,
+    temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 1.0,
+    policy: Annotated[
+        list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    also: Annotated[
+        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
+    ] = [],  # noqa: B006
+    trials: Annotated[int, typer.Option(help="Configurations tried per policy.", min=1)] = 100,
+    repeats: Annotated[int, typer.Option(help="Timed runs of every hold-out prompt and policy.", min=1)] = 3,
+    tuning_share: Annotated[float, typer.Option(help="Share of the prompts to tune on.")] = 0.5,
+    max_error: Annotated[
+        float | None, typer.Option(help="Exit with 1 if the median absolute error exceeds this many percent.")
+    ] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    kernels: KernelsOption = Kernels.auto,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
+) -> None:
+    """The main job: record, profile, tune every policy offline, predict, really decode, compare.
+
+    With --tree-nodes trees are recorded and profiled too, and tree policies join the chains.
+    A trace that is already in the output folder and was made with the same settings is
+    used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
+    """
+    from realrun.decode.sampling import Choice
+    from realrun.lm.kernels import use_kernels
+    from realrun.recording.record import RecordSettings
+    from realrun.validation.run import Settings, run_main_job
+    from specsim.policy.registry import POLICIES, find_policies
+
+    settings = Settings(
+        record=RecordSettings(
+            depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p), tree_nodes, tree_width
+        ),
+        kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
+        trials=trials,
+        repeats=repeats,
+        tuning_share=tuning_share,
+        seed=seed,
+        overwrite=overwrite,
+    )
+    pair = load(target, draft, device, dtype, threads, predictor, drafter)
+    with use_kernels(kernels.value), progress_bar() as report:
+        document = run_main_job(pair, load_prompts(pair, prompts, count), settings, out, report)
+    if json:
+        print_json(document)
+    else:
+        _print_validation(document, out)
+    if max_error is not None and not document["median_abs_error_percent"] <= max_error:
+        raise typer.Exit(1)
+
+
+def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-arg]
+    def interval(values: dict[str, float]) -> str:
+        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
+
+    rows = [["autoregressive", "baseline", "1.000", "1.000", *[""] * 4]]
+    for row in document["rows"]:
+        rows.append(
+            [
+                row["label"],
+                row["role"],
+                interval(row["predicted"]),
+                interval(row["measured"]),
+                f"{row['error_percent']:+.1f}",
+                "approximate" if document["approximate"] else f"{row['rounds_identical_percent']:.2f}",
+                f"{row['tau']:.2f}",
+                f"{100 * row['oracle_regret']:.1f} %",
+            ]
+        )
+    columns = [
+        "policy",
+        "settings",
+        "predicted speedup",
+        "measured speedup",
+        "error %",
+        "rounds identical %",
+        "tau",
+        "regret",
+    ]
+    title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
+    print_table(title, columns, rows)
+    if document["skipped"]:
+        print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
+    best = document["best"]
+    print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
+    print(
+        f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below the measured best {best['measured']}"
+    )
+    print(f"report: {out / 'report.html'}")

@@ -1,0 +1,1 @@
+"""The one loop of real decoding: propose, verify, commit."""

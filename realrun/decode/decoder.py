@@ -1,0 +1,294 @@
+"""The one loop of real decoding: propose -> verify -> commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from realrun.decode.chain_verify import Verifier, verifier_for
+from realrun.decode.draft import Draft, KeepDrafting, Uniforms, layout, params_of
+from realrun.decode.rounds import Decoded, Round
+from realrun.decode.sampling import Choice
+from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
+from realrun.lm.cached import CachedLM
+from realrun.lm.clock import device_clock
+from realrun.lm.open import open_lm
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.tree.base import TreePolicy
+from specsim.rng import uniform
+
+
+class Drafter(Protocol):
+    """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
+
+    kind: str
+    # Whether `begin` and `commit` are to be given the target's last state [d_T] at the position
+    # that produced the newest output token (None before there is one); `prepare` decides.
+    wants_target_hidden: bool
+
+    def prepare(
+        self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()
+    ) -> None: ...
+
+    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
+
+    def propose(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        keep: KeepDrafting,
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> Draft: ...
+
+    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
+
+
+@runtime_checkable
+class TreeDrafter(Drafter, Protocol):
+    """Proposes trees as well: `prepare_tree` after `prepare`, then `propose_tree` and `commit_tree` in turn."""
+
+    def prepare_tree(self, policy: TreePolicy, length: int) -> None: ...
+
+    def propose_tree(
+        self,
+        tokens: Sequence[int],
+        limit: int,
+        policy: TreePolicy,
+        state: Any,
+        uniforms: Uniforms,
+        choice: Choice,
+        sequence: int,
+        position: int,
+    ) -> tuple[Draft, Any]: ...
+
+    def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
+
+
+class Decoder:
+    """Decodes sequences with one target, with or without a drafter.
+
+    The autoregressive baseline is this very loop with nothing drafted.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel | CachedLM,
+        drafter: Drafter,
+        eos_token_ids: Sequence[int],
+        choice: Choice,
+        verifier: Verifier | None = None,
+        tree_verifier: TreeVerifier | None = None,
+    ):
+        self.target = target if isinstance(target, CachedLM) else open_lm(target)
+        self.drafter = drafter
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.choice = choice
+        self.verifier = verifier or verifier_for(choice)
+        self.tree_verifier = tree_verifier or tree_verifier_for(choice)
+        self.clock = device_clock(self.target.device)
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        policy: Policy | None,
+        *,
+        sequence: int = 0,
+        seed: int = 0,
+        state: Any = None,
+    ) -> Decoded:
+        """Decode one prompt; policy None is the autoregressive baseline.
+
+        state : what the policy's state was after the sequence before, where it carries one
+        (`Policy.carries_state`); else the policy starts anew. Stops after
+        max_new_tokens, or at an end-of-text token, which is emitted. Raises InputError for
+        an empty prompt or one that leaves no room for the output.
+        """
+        self._check(prompt, max_new_tokens)
+        self._prepare(len(prompt) + max_new_tokens, max_new_tokens, policy, sequence)
+        start = self.clock()
+        tokens = list(prompt)
+        self.target.reset()
+        self.target.prefill(tokens[:-1])
+        if policy is not None:
+            self.drafter.begin(tokens[:-1], self.produced_by(-1))
+        prefill_s = self.clock() - start
+        if policy is not None and (state is None or not policy.carries_state):
+            state = policy.initial_state(policy.params)
+        rounds: list[Round] = []
+        end = len(prompt) + max_new_tokens
+        deepest = 0 if policy is None else policy.deepest
+        while len(tokens) < end:
+            t = len(tokens) - len(prompt)
+            limit = min(deepest, end - len(tokens) - 1)
+            state, _ = self.round(tokens, t, limit, policy, state, sequence, seed, rounds)
+            if tokens[-1] in self.eos_token_ids:
+                break
+        return Decoded(tokens[len(prompt) :], rounds, prefill_s, state)
+
+    def round(
+        self,
+        tokens: list[int],
+        t: int,
+        limit: int,
+        policy: Policy | None,
+        state: Any,
+        sequence: int,
+        seed: int,
+        rounds: list[Round],
+    ) -> tuple[Any, Draft]:
+        """One round of at most `limit` levels: extends `tokens` and `rounds`; the policy's new state and the draft."""
+        if isinstance(policy, TreePolicy):
+            return self._tree_round(tokens, t, limit, policy, state, sequence, seed, rounds)
+        assert policy is None or isinstance(policy, ChainPolicy)
+        start = self.clock()
+        draft = Draft()
+        if limit > 0 and policy is not None:
+            decide, params = policy.keep_drafting, policy.params
+
+            def keep(step: Step, depth: int) -> bool:
+                nonlocal state
+                proceed, state = decide(state, params, step, depth, uniform(seed, sequence, t, depth))
+                return bool(proceed)
+
+            draft = self.drafter.propose(tokens, limit, keep, self.choice, sequence, t)
+        proposed = self.clock()
+        logits = self.target.forward([tokens[-1], *draft.tokens])
+        emitted = self.verifier(logits, draft, self.choice, sequence, t)
+        verified = self.clock()
+        drafted = len(draft.tokens)
+        accepted = len(emitted) - 1
+        target_hidden = self.produced_by(accepted)
+        for index, token in enumerate(emitted):
+            if token in self.eos_token_ids:
+                emitted = emitted[: index + 1]
+                accepted = min(accepted, len(emitted))
+                break
+        tokens.extend(emitted)
+        self.target.truncate(len(tokens) - 1)
+        if policy is not None and drafted:
+            self.drafter.commit(len(tokens) - 1, target_hidden)
+            state = policy.update(state, policy.params, drafted, accepted)
+        rounds.append(
+            Round(
+                t=t,
+                drafted=drafted,
+                accepted=accepted,
+                verified=drafted,
+                last=accepted,
+                draft_s=proposed - start - draft.policy_s,
+                policy_s=draft.policy_s,
+                verify_s=verified - proposed,
+                other_s=self.clock() - verified,
+            )
+        )
+        return state, draft
+
+    def _tree_round(
+        self,
+        tokens: list[int],
+        t: int,
+        limit: int,
+        policy: TreePolicy,
+        state: Any,
+        sequence: int,
+        seed: int,
+        rounds: list[Round],
+    ) -> tuple[Any, Draft]:
+        """`round` of a tree; a plain step of the target where nothing is drafted or all of it is dropped.
+
+        verify_s holds the compaction of the target's cache as well: it takes the longer, the larger the tree.
+        """
+        drafter, target = self.drafter, self.target
+        assert isinstance(drafter, TreeDrafter)
+        start = self.clock()
+        draft = Draft()
+        if limit > 0:
+
+            def uniforms(level: int) -> float:
+                return float(uniform(seed, sequence, t, level))
+
+            draft, state = drafter.propose_tree(tokens, limit, policy, state, uniforms, self.choice, sequence, t)
+        proposed = self.clock()
+        depth = 0
+        if draft.tokens:
+            depths, visible = layout(np.array(draft.parents))
+            depth = int(depths[-1])  # nodes are in level order
+            logits = target.forward_nodes([tokens[-1], *draft.tokens], depths.tolist(), torch.from_numpy(visible))
+        else:
+            logits = target.forward(tokens[-1:])
+        path, own_token = self.tree_verifier(logits, draft, self.choice, sequence, t)
+        emitted = [*(draft.tokens[node] for node in path), own_token]
+        for index, token in enumerate(emitted):
+            if token in self.eos_token_ids:
+                emitted, path = emitted[: index + 1], path[: index + 1]
+                break
+        cached = path[: len(emitted) - 1]  # the token emitted last is the next pending one
+        target_hidden = self.produced_by(path[-1] + 1 if path else 0)
+        if draft.tokens:
+            target.keep_nodes([0, *(node + 1 for node in cached)])
+        verified = self.clock()
+        tokens.extend(emitted)
+        nodes = [draft.nodes[node] for node in path]
+        if draft.drafted:
+            drafter.commit_tree(nodes[: len(cached)], target_hidden)
+            state = policy.update(state, params_of(policy), depth, len(path))
+        elif drafter.wants_target_hidden:  # another token is pending, though nothing was drafted
+            drafter.commit(len(tokens) - 1, target_hidden)
+        rounds.append(
+            Round(
+                t=t,
+                drafted=draft.drafted,
+                accepted=len(path),
+                verified=len(draft.tokens),
+                last=path[-1] + 1 if path else 0,
+                draft_s=proposed - start - draft.policy_s,
+                policy_s=draft.policy_s,
+                verify_s=verified - proposed,
+                other_s=self.clock() - verified,
+            )
+        )
+        return state, draft
+
+    def produced_by(self, row: int) -> torch.Tensor | None:
+        """The target's last state at this row of its last pass, if the drafter wants it and there was one."""
+        hidden = self.target.hidden if self.target.keep_hidden else None
+        return None if hidden is None else hidden[row]
+
+    def _prepare(self, length: int, max_new_tokens: int, policy: Policy | None, sequence: int) -> None:
+        """What a sequence needs and no clock should see: noise, room in the caches, graphs."""
+        positions, model = max_new_tokens + 1, self.target.model
+        self.choice.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
+        if isinstance(policy, TreePolicy):
+            largest = policy.most_nodes + 1
+            self.target.warm(range(1, largest + 1), length + largest)
+        else:
+            longest = 0 if policy is None else min(policy.deepest, max_new_tokens - 1)
+            self.target.warm(range(1, longest + 2), length)
+        if policy is not None:
+            self.drafter.prepare(length, self.choice, sequence, positions, policy.features)
+        if isinstance(policy, TreePolicy):
+            if not isinstance(self.drafter, TreeDrafter):
+                raise InputError(f"policy {policy.name} drafts trees, this drafter chains only; choose another policy")
+            self.drafter.prepare_tree(policy, length)
+        self.target.keep_hidden = policy is not None and self.drafter.wants_target_hidden
+
+    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        if not prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens}; ask for at least 1")
+        if len(prompt) + max_new_tokens > self.target.max_positions:
+            raise InputError(
+                f"prompt of {len(prompt)} and output of {max_new_tokens} tokens exceed the model's "
+                f"{self.target.max_positions} positions; shorten one of them"
+            )

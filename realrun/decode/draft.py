@@ -1,0 +1,70 @@
+"""What a drafter proposes for one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import numba as nb
+import numpy as np
+import torch
+
+from specsim.policy.chain.base import Step
+from specsim.policy.tree.base import TreePolicy
+
+Siblings = Literal["iid", "without_replacement", "top_k"]
+KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth from 1)
+
+
+@dataclass
+class Draft:
+    """What a drafter proposes for one round; a chain is a path in a tree.
+
+    tokens, parents : [k], the parent of node i is node parents[i], or -1 for the pending token
+    steps : [k], features of each token; of a chain only
+    probs : [k] of [V], the distribution each was drawn from; in rejection mode only
+    siblings : how the children of one node were drafted, which decides how they may be judged
+    policy_s : seconds spent in the policy; step_s : seconds of each draft step or pass
+    drafted : nodes drafted, of which a tree's tokens are those to verify
+    nodes : [k], each token's index in the drafted tree, the root being 0; of a tree only
+    level_nodes : nodes that each draft pass ingested; of a tree only
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    probs: list[torch.Tensor] = field(default_factory=list)
+    siblings: Siblings = "iid"
+    step_s: list[float] = field(default_factory=list)
+    policy_s: float = 0.0
+    drafted: int = 0
+    nodes: list[int] = field(default_factory=list)
+    level_nodes: list[int] = field(default_factory=list)
+
+
+Uniforms = Callable[[int], float]  # of the decision about each level
+
+
+@lru_cache(maxsize=64)
+def params_of(policy: TreePolicy) -> tuple[Any, ...]:
+    """The policy's params, made once: those of a static tree are its whole shape."""
+    return policy.params
+
+
+@nb.njit(cache=True)
+def layout(parents):  # type: ignore[no-untyped-def]
+    """Of a tree of nodes 0 .. n - 1 below a root: depths [n + 1] and, bool [n + 1, n + 1], whom each sees; root first.
+
+    parents : int [n], of earlier nodes or, -1, the root
+    """
+    size = len(parents) + 1
+    depths, visible = np.zeros(size, np.int64), np.zeros((size, size), np.bool_)
+    visible[0, 0] = True
+    for node in range(1, size):
+        above = parents[node - 1] + 1
+        depths[node] = depths[above] + 1
+        visible[node, : above + 1] = visible[above, : above + 1]
+        visible[node, node] = True
+    return depths, visible

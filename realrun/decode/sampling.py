@@ -1,0 +1,258 @@
+"""How a token is chosen from logits: greedy, by Gumbel noise, or by rejection sampling.
+
+argmax(log p + g) with Gumbel noise g is an exact sample of p. As g depends only on (seed,
+sequence, output position, token), the target's choice at a position does not depend on
+who drafted, which makes replay exact at temperature > 0. The drafter uses the same noise,
+so that it often agrees with the target.
+
+Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts somewhat more often: the
+drafter samples its own tokens, and `realrun.decode.chain_verify` accepts them with probability p/q.
+Each of its draws is a uniform keyed by what it is for, sequence, round and depth.
+
+Temperature, then top-p, make of the logits the distribution that is sampled from, the
+target's and the drafter's alike; features (probability, confidence, entropy) are those of
+that distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+import speckernels
+from realrun.decode.gumbel import _BLOCK, gumbel_noise
+from realrun.lm import kernels
+from speckernels.ops.draft_statistics import MAX_TOP_K
+from specsim.errors import InputError
+from specsim.rng import uniform
+
+Mode = Literal["greedy", "gumbel", "rejection"]
+Stream = Literal["draft", "judge", "last", "couple"]  # what a uniform of rejection sampling is for
+
+
+_STREAMS: tuple[Stream, ...] = ("draft", "judge", "last", "couple")
+
+
+@lru_cache(maxsize=64)
+def _stream_seed(seed: int, stream: Stream) -> int:
+    """A 63-bit seed of this stream's own."""
+    words = np.random.SeedSequence((seed, _STREAMS.index(stream))).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Greedy decoding, or sampling at a temperature, by Gumbel noise or rejection sampling.
+
+    top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
+        reaches it (Holtzman et al. 2020); 1 keeps all. Greedy ignores it, as the temperature.
+    """
+
+    mode: Mode = "greedy"
+    temperature: float = 1.0
+    seed: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("greedy", "gumbel", "rejection"):
+            raise InputError(f"decoding mode {self.mode!r} is unknown; known: greedy, gumbel, rejection")
+        if self.mode != "greedy" and not 0 < self.temperature < 100:
+            raise InputError(f"temperature={self.temperature} is outside (0, 100); use greedy for 0")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p={self.top_p} is outside (0, 1]; 1 keeps every token")
+
+    def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Make a sequence's noise ahead of the clock, for logits [n, vocab] of this device and type."""
+        if self.mode == "gumbel":
+            for start in range(0, positions, _BLOCK):
+                gumbel_noise(self.seed, sequence, start, 1, vocab, device, _compared_in(dtype))
+        elif self.mode == "rejection":
+            self.uniform("last", sequence, 0, 0)  # the first call in a process compiles it
+
+    def statistics(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+        """The token chosen after each row of logits [n, V], and how sure the row is of it: [n, 4].
+
+        Rows belong to output positions position, position + 1, ... Columns: token, its
+        probability, the largest probability, entropy in nats; all of the distribution that is
+        sampled from, in at least float32. One tensor, so that one copy brings everything to
+        the host. Greedy and Gumbel only; rejection sampling draws in `draft`.
+        """
+        logits = self._within_nucleus(logits)
+        noise = self._noise(logits, sequence, range(position, position + len(logits)))
+        temperature = self._temperature
+        if lean(logits):
+            return lean_statistics(logits, noise, temperature)
+        return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
+
+    def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+        """The tokens of `statistics`, int64 [n]."""
+        return self.tokens_at(logits, sequence, range(position, position + len(logits)))
+
+    def tokens_at(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor:
+        """The token chosen after each row of logits [n, V], int64 [n]; row i is for output position positions[i]."""
+        noise = self._noise(logits, sequence, positions)
+        if lean(logits):
+            return _argmax(self.warped(logits), noise)
+        logits, temperature = self._within_nucleus(logits), self._temperature
+        return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, 0].long()
+
+    def candidates(
+        self, logits: torch.Tensor, sequence: int, positions: Sequence[int], width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `width` siblings below each row of logits [n, V], in order: tokens int64 [n, w] and probs [n, w].
+
+        Row i is for output position positions[i]; w is `width`, or V if that is less. With q the
+        distribution that is sampled from and g the noise of the position (0 but in Gumbel mode),
+        siblings are ordered by log q + g, lowest index first at ties, so that the first is the
+        token that a chain drafts, and a sibling's prob is softmax(log q + g): as the target chooses by the
+        same noise, this says how likely it chooses the sibling, and q does not.
+        """
+        scores = self.warped(logits)
+        noise = self._noise(logits, sequence, positions) if self.mode == "gumbel" else None
+        return top_tokens(scores if noise is None else scores + noise, width)
+
+    def draft(
+        self, logits: torch.Tensor, sequence: int, position: int, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Statistics [1, 4] of the depth-th token (from 1) of the round at `position`, from logits [1, V].
+
+        With it, in rejection mode, the distribution [1, V] that the token was drawn from.
+        """
+        if self.mode != "rejection":
+            return self.statistics(logits, sequence, position + depth - 1), None
+        probs = self.probs(logits)
+        return describe(probs, draw(probs, [self.uniform("draft", sequence, position, depth)])), probs
+
+    def probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """The distribution [n, V] that is sampled from, in at least float32."""
+        return self.warped(logits).softmax(-1)
+
+    def warped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of `probs`: at the temperature, -inf outside the nucleus, in at least float32."""
+        return _scaled(self._within_nucleus(logits), self._temperature)
+
+    def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
+        """A uniform in (0, 1) for token `depth` of the round at `position`, shared with no other stream or place."""
+        return float(uniform(_stream_seed(self.seed, stream), sequence, position, depth))
+
+    def _within_nucleus(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits with -inf outside the nucleus."""
+        if self.mode == "greedy" or self.top_p == 1.0:
+            return logits
+        return logits.masked_fill(~nucleus(_scaled(logits, self.temperature).softmax(-1), self.top_p), -torch.inf)
+
+    @property
+    def _temperature(self) -> float:
+        return 1.0 if self.mode == "greedy" else self.temperature
+
+    def _noise(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor | None:
+        """The noise [n, V] of the rows' positions, None for none."""
+        assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
+        if self.mode == "greedy":
+            return None
+        vocab, dtype = logits.shape[1], _compared_in(logits.dtype)
+
+        def noise(start: int, count: int) -> torch.Tensor:
+            return gumbel_noise(self.seed, sequence, start, count, vocab, logits.device, dtype)
+
+        if isinstance(positions, range):
+            return noise(positions.start, len(positions))
+        # Nodes of a level share their position.
+        parts = [noise(at, 1).expand(len([*rows]), -1) for at, rows in groupby(positions)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form. top_p is left out where it cuts nothing, as in traces from before it was known."""
+        values = {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
+        return values if self.top_p == 1.0 else {**values, "top_p": self.top_p}
+
+
+def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of each row's largest scores [n, V], falling, lowest index first at ties, and their softmax(scores).
+
+    Both [n, w], where w is `width`, or V if that is less. Scores are finite or -inf.
+    """
+    vocabulary = scores.shape[1]
+    width = min(width, vocabulary)
+    if not lean(scores) and width <= MAX_TOP_K:
+        # Kernels give no token for -inf; this far down, the probability is 0 all the same.
+        statistics = speckernels.draft_statistics(scores.clamp(min=-1e30), top_k=width)
+        return statistics.top_ids, statistics.top_probs.clamp(max=1)  # one rounding above it otherwise
+    best, tokens = scores.topk(min(width + 1, vocabulary), dim=-1)
+    tokens = tokens[:, :width]
+    if bool((best[:, 1:] == best[:, :-1]).any()):  # topk leaves open which of equals it takes
+        tokens = torch.stack(
+            [_top_of_row(row, least, width) for row, least in zip(scores, best[:, width - 1], strict=True)]
+        )
+    return tokens, scores.softmax(-1).gather(-1, tokens)
+
+
+def _top_of_row(scores: torch.Tensor, least: torch.Tensor, width: int) -> torch.Tensor:
+    """The tokens of `top_tokens` for one row [V], `least` being its width-th largest score."""
+    tokens = torch.cat([(scores > least).nonzero()[:, 0], (scores == least).nonzero()[:width, 0]])
+    return tokens[scores[tokens].argsort(descending=True, stable=True)][:width]
+
+
+def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """bool [n, V]: the fewest most probable tokens of each row with mass >= top_p; lowest index first at ties."""
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+    ranked = ranked.double()
+    kept = ranked.cumsum(-1) - ranked < top_p
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def draw(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """A token int64 [n] for each row of weights [n, V], which need not sum to 1, from its uniform [n]: by inversion."""
+    return draw_each(weights, [[u] for u in uniforms])[:, 0]
+
+
+def draw_each(weights: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Tokens int64 [n, w], independent draws from each row of weights [n, V] by its uniforms [n, w]."""
+    cumulative = weights.double().cumsum(-1)
+    at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, at, right=True).clamp(max=weights.shape[-1] - 1)
+
+
+def describe(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The columns of `Choice.statistics` [n, 4] for tokens [n] drawn from probs [n, V]."""
+    entropy = torch.special.entr(probs).sum(-1)
+    prob = probs.gather(-1, tokens[:, None])[:, 0]
+    return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
+
+
+def lean_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    """speckernels.draft_statistics of logits, finite or -inf, in fewer calls: the first four columns.
+
+    At a small model on a CPU the operation would take as long as a good part of a draft step.
+    """
+    scaled = _scaled(logits, temperature)
+    return describe(scaled.softmax(-1), _argmax(scaled, noise))
+
+
+def lean(logits: torch.Tensor) -> bool:
+    """Whether plain torch calls do the work: on a CPU, unless kernels were named."""
+    return logits.device.type == "cpu" and not kernels.named()
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits.to(_compared_in(logits.dtype))
+    if temperature == 1.0:
+        return logits
+    # Divided as speckernels.draft_statistics does: by a number, torch would multiply by its reciprocal on a GPU.
+    on_cpu = logits.device.type == "cpu"
+    return logits / (temperature if on_cpu else torch.full((), temperature, dtype=logits.dtype, device=logits.device))
+
+
+def _argmax(scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    return (scaled if noise is None else scaled + noise).argmax(-1)
+
+
+def _compared_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which logits of this type are compared."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

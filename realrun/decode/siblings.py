@@ -1,0 +1,74 @@
+"""Drafting the children of a node in rejection mode: by chance, or the most probable tokens.
+
+How they are drafted decides how they may be judged (`realrun.decode.tree_verify.reject_tree`). With
+one child each, `iid` draws the very tokens of a chain (`Choice.draft`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from realrun.decode.draft import Siblings
+from realrun.decode.sampling import Choice, draw, draw_each
+
+UNUSED = 0.5  # in the place of the uniform of a child that nobody asked for
+
+
+class Drawn(NamedTuple):
+    """Children of n nodes.
+
+    tokens : int64 [n, w], in the order drafted, -1 beyond a node's own width
+    probs : [n, w], their probability in the draft's distribution; 0 beyond
+    rows : [n, V], the distribution that each node's children were drawn from, which belongs into
+        `Draft.probs`, the same one for all children of a node
+    """
+
+    tokens: torch.Tensor
+    probs: torch.Tensor
+    rows: torch.Tensor
+
+
+def draw_siblings(
+    logits: torch.Tensor,
+    kind: Siblings,
+    widths: Sequence[int],
+    choice: Choice,
+    sequence: int,
+    position: int,
+    first_node: int,
+) -> Drawn:
+    """Draft widths[i] children from row i of the drafter's logits [n, V], in the round at `position`.
+
+    kind : "iid" draws each from the draft's distribution q, tokens may repeat;
+        "without_replacement" draws each from what its earlier siblings left of q, and where nothing is left gives
+        a token that verification passes over. "top_k" draws nothing: see `Choice.candidates`
+    first_node : number in the drafted tree of the first child of the first row; the others
+        follow in level order. A child's uniform is keyed by its number, so every run repeats it.
+
+    The columns are as many as the largest width, or V if that is less.
+    """
+    columns = min(max(widths), logits.shape[1])
+    beyond = torch.arange(columns) >= torch.tensor(widths)[:, None]
+    beyond = beyond.to(logits.device)
+    rows = choice.probs(logits)
+    first = [first_node + before for before in accumulate(widths, initial=0)]
+    uniforms = [
+        [choice.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
+        for node, width in zip(first, widths, strict=False)
+    ]
+    tokens = draw_each(rows, uniforms) if kind == "iid" else _draw_without_replacement(rows, uniforms)
+    probs = rows.gather(-1, tokens)
+    return Drawn(tokens.masked_fill(beyond, -1), probs.masked_fill(beyond, 0.0), rows)
+
+
+def _draw_without_replacement(rows: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Tokens int64 [n, w], each drawn from what those before it left of its row [n, V]."""
+    tokens = []
+    for column in zip(*uniforms, strict=True):
+        tokens.append(draw(rows, column))
+        rows = rows.scatter(-1, tokens[-1][:, None], 0.0)
+    return torch.stack(tokens, dim=1)

@@ -1,0 +1,284 @@
+"""Verification of a draft tree: which path of it becomes output, and the token after it.
+
+A verifier is given the target's logits [k + 1, V], row 0 after the pending token and row i + 1 after
+node i of the draft, and returns the accepted nodes, from the top down and numbered as in
+`Draft.tokens`, with the target's own token after the last of them.
+
+On a CPU, where nothing has to be copied from a device, only rows on the accepted path are
+looked at: the others may be sixty, and take longer than a draft pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Protocol, get_args
+
+import torch
+
+import speckernels
+from realrun.decode.draft import Draft, Siblings
+from realrun.decode.sampling import Choice, draw, lean
+from specsim.errors import InputError
+
+Accepted = tuple[list[int], int]  # path, token
+
+
+class TreeVerifier(Protocol):
+    """Judges a draft tree by the target's logits.
+
+    lossy : whether the output may differ from the target's own, in law or, if greedy, in tokens
+    """
+
+    lossy: ClassVar[bool]
+
+    def __call__(
+        self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int
+    ) -> Accepted: ...
+
+
+@dataclass(frozen=True)
+class MatchTree:
+    """Accept each node that is the target's own choice after its accepted parent; greedy or Gumbel, loss-free.
+
+    Of several deepest accepted nodes, which siblings of the same token allow, that of lowest
+    index ends the path, as in speckernels.greedy_verify.
+    """
+
+    lossy: ClassVar[bool] = False
+
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
+        tokens, parents = draft.tokens, draft.parents
+        positions = [position]  # of the token after each row
+        for parent in parents:
+            positions.append(positions[parent + 1] + 1)
+        chosen: Callable[[int], int]
+        if lean(logits):
+            chosen = cache(lambda row: int(choice.tokens(logits[row : row + 1], sequence, positions[row])))
+        else:
+            chosen = choice.tokens_at(logits, sequence, positions).tolist().__getitem__
+        path = longest_path(parents, lambda node: tokens[node] == chosen(parents[node] + 1))
+        return path, chosen(path[-1] + 1 if path else 0)
+
+
+@dataclass(frozen=True)
+class RejectTree:
+    """Multi-branch rejection sampling by the rule that fits how the siblings were drafted; loss-free.
+
+    iid : SpecInfer (Miao et al. 2024, arXiv:2305.09781, Algorithm 2)
+    without_replacement : Sequoia (Chen et al. 2024, arXiv:2402.12374, Algorithm 2)
+    top_k : draw from the target, and see whether the token is among the children
+
+    On chains this is `realrun.decode.chain_verify`, draw for draw. Raises InputError for a draft that could bias
+    the output: drawn siblings without their distributions, siblings that were not drawn with
+    some, and drawn siblings of which some were left out after they were drawn. Whether a node is
+    left out must not depend on its own token, and where the most probable nodes are kept it does.
+    """
+
+    lossy: ClassVar[bool] = False
+
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
+        check_siblings(draft)
+
+        def judge(node: int) -> float:
+            return choice.uniform("judge", sequence, position, node + 1)
+
+        last = choice.uniform("last", sequence, position, 0)
+        if lean(logits):
+            return walk(draft, lambda row: choice.probs(logits[row : row + 1])[0], judge, last)
+        return reject_by_kernel(draft, choice.probs(logits), [*map(judge, range(len(draft.tokens))), last])
+
+
+@dataclass(frozen=True)
+class TypicalAcceptance:
+    """Accept each node with p(token) > min(epsilon, delta exp(-H)) after its accepted parent. Lossy.
+
+    p is the target's distribution at the choice's temperature, H its entropy in nats. The
+    longest path is taken, and the token after it is greedy, so the output follows neither the
+    target's distribution nor its greedy text. Only greedy choices, the rule's limit as the temperature falls
+    to 0, are loss-free: they are judged by `match_tree`.
+
+    MEDUSA (Cai et al. 2024, arXiv:2401.10774), section 3.3.1, where the token accepted without condition
+    is here the one that ended the round before. The paper names no epsilon; 0.09 is that of
+    its released code.
+
+    delta : sqrt(epsilon) if None, as in the paper's section 4.3.2
+    """
+
+    epsilon: float = 0.09
+    delta: float | None = None
+    lossy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"{name}={value} of typical acceptance is no threshold; give a number of at least 0")
+
+    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
+        if choice.mode == "greedy":
+            return match_tree(logits, draft, choice, sequence, position)
+        delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
+        if not lean(logits):
+            warped = choice.warped(logits)
+            stats = speckernels.draft_statistics(warped)
+            judged_by = (warped[None], stats.logsumexp[None].float(), stats.entropy_nats[None].float())
+            thresholds = (self.epsilon, delta)
+            tree = kernel_tree(draft, logits.device)
+            return read(speckernels.typical_acceptance(*tree, *judged_by, stats.token[None], *thresholds))
+
+        @cache
+        def after(row: int) -> tuple[torch.Tensor, float]:
+            """The target's probabilities at this row, and the least that is accepted."""
+            probs = choice.probs(logits[row : row + 1])[0].double()
+            return probs, min(self.epsilon, delta * math.exp(-float(torch.special.entr(probs).sum())))
+
+        def accepts(node: int) -> bool:
+            probs, least = after(draft.parents[node] + 1)
+            return float(probs[draft.tokens[node]]) > least
+
+        path = longest_path(draft.parents, accepts)
+        return path, int(logits[path[-1] + 1 if path else 0].argmax())
+
+
+match_tree = MatchTree()
+reject_tree = RejectTree()
+
+
+def tree_verifier_for(choice: Choice) -> TreeVerifier:
+    """The loss-free verifier of this way of choosing tokens."""
+    return reject_tree if choice.mode == "rejection" else match_tree
+
+
+def longest_path(parents: Sequence[int], accepts: Callable[[int], bool]) -> list[int]:
+    """The way to the deepest accepted node, of several to that of lowest index; nodes follow their parents.
+
+    accepts : asked of children of the pending token and of accepted nodes only
+    """
+    depth = {-1: 0}
+    for node, parent in enumerate(parents):
+        if parent in depth and accepts(node):
+            depth[node] = depth[parent] + 1
+    node = max(depth, key=depth.__getitem__)  # the first of the deepest
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def check_siblings(draft: Draft) -> None:
+    """Refuse a draft whose parts do not agree on how its siblings were drafted."""
+    kind, tokens, probs = draft.siblings, len(draft.tokens), len(draft.probs)
+    if kind not in get_args(Siblings):
+        raise InputError(f"siblings {kind!r} of a draft are unknown; known: {', '.join(get_args(Siblings))}")
+    if kind == "top_k" and probs:
+        raise InputError(
+            f"a draft of top_k siblings carries {probs} distributions, but such siblings are not drawn; "
+            "give the kind that they were drafted by, or leave its probs empty"
+        )
+    if kind != "top_k" and probs != tokens:
+        raise InputError(
+            f"a draft of {kind} siblings carries {probs} distributions for {tokens} tokens; give the one "
+            "that each was drawn from, or call siblings that were not drawn top_k"
+        )
+    if kind != "top_k" and draft.drafted > tokens:
+        raise InputError(
+            f"{draft.drafted - tokens} of {draft.drafted} nodes of a draft of {kind} siblings were left out of its "
+            "verification, which biases the output; verify all of them or draft top_k siblings"
+        )
+
+
+def walk(
+    draft: Draft,
+    target_probs: Callable[[int], torch.Tensor],
+    judge: Callable[[int], float],
+    last: float,
+) -> Accepted:
+    """speckernels.tree_rejection in plain calls and in float64.
+
+    target_probs : the target's distribution [V] at a row; judge : the uniform of a node, last :
+        that of the last token
+    """
+    path: list[int] = []
+    at = -1
+    while True:
+        children = [node for node, parent in enumerate(draft.parents) if parent == at]
+        target = target_probs(at + 1).double()
+        accepted, rest = judge_children(draft, children, target, judge)
+        if accepted is None:
+            # Distributions that differ by rounding alone may leave nothing.
+            return path, int(draw((rest if rest.any() else target)[None], [last]))
+        path.append(at := accepted)
+
+
+def judge_children(
+    draft: Draft, children: Sequence[int], target: torch.Tensor, judge: Callable[[int], float]
+) -> tuple[int | None, torch.Tensor]:
+    """The first of one node's children to be accepted, if any, and what those before it left of the target's [V].
+
+    See speckernels.tree_rejection for the rules. Tokens that cannot have been drafted are passed
+    over: of probability 0 in the draft, or without replacement drawn before.
+    """
+    rest = target
+    offered = draft.probs[children[0]].double() if children and draft.siblings != "top_k" else None
+    for child in children:
+        token = draft.tokens[child]
+        if offered is None:
+            if judge(child) * float(rest.sum()) < float(rest[token]):
+                return child, rest
+            rest = without(rest, token)
+        elif (prob := float(offered[token])) > 0:
+            total, total_offered = float(rest.sum()) or 1.0, float(offered.sum())
+            if judge(child) * prob / total_offered < float(rest[token]) / total:
+                return child, rest
+            rest = (rest / total - offered / total_offered).clamp(min=0)
+            if draft.siblings == "without_replacement":
+                offered = without(offered, token)
+    return None, rest
+
+
+def without(weights: torch.Tensor, token: int) -> torch.Tensor:
+    """Weights [V] with none for this token."""
+    weights = weights.clone()
+    weights[token] = 0
+    return weights
+
+
+def reject_by_kernel(draft: Draft, target_probs: torch.Tensor, uniforms: Sequence[float]) -> Accepted:
+    """`walk` by speckernels.tree_rejection, in float32, for target_probs [k + 1, V].
+
+    uniforms : [k + 1], of each node and of the last token
+    """
+    device = target_probs.device
+    offered = None
+    if draft.siblings != "top_k":
+        # By parent, whose children share their distribution; what stands at leaves does not matter.
+        drawn_from = {parent + 1: probs for parent, probs in zip(draft.parents, draft.probs, strict=True)}
+        rows = [drawn_from.get(row, target_probs[row]) for row in range(len(target_probs))]
+        offered = torch.stack([row.float() for row in rows])[None]
+    verified = speckernels.tree_rejection(
+        *kernel_tree(draft, device),
+        offered,
+        target_probs[None].float(),
+        torch.tensor([[0.0, *uniforms]], dtype=torch.float64, device=device),  # the root is not judged
+        speckernels.SiblingKind[draft.siblings],
+    )
+    return read(verified)
+
+
+def kernel_tree(draft: Draft, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and parents [1, k + 1] as the kernels number them: the pending token, which is not judged, is node 0."""
+    parents = [-1, *(parent + 1 for parent in draft.parents)]
+    return (
+        torch.tensor([[0, *draft.tokens]], device=device),
+        torch.tensor([parents], dtype=torch.int32, device=device),
+    )
+
+
+def read(verified: speckernels.Verified) -> Accepted:
+    """The kernels' result for one tree, by one copy to the host."""
+    path, emitted = torch.stack([verified.path[0].long(), verified.emitted[0]]).tolist()
+    nodes = [node - 1 for node in path if node > 0]
+    return nodes, emitted[len(nodes)]

@@ -1,0 +1,163 @@
+"""EESD's acceptance predictor theta_M (Eq. 5), folded: how likely the target takes the token just drafted.
+
+    theta_M(t, i) = sigmoid(W_p [W^{min(i, 10)} H^T ; H^D])
+
+H^T is the target's last state at the position that produced the pending token, H^D the
+draft model's at the position that produced the i-th drafted token (ERRATA A12); both after
+the final norm. Nothing stands between the two matrices, so W_p W^i is one vector per depth,
+and a score costs one product with H^D: that is exact, and all that is kept here. The
+standardisation of the training inputs and a bias, which the paper does not mention, fold
+in as one number per depth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from realrun.lm.cached import CachedLM
+from specsim.errors import InputError
+
+FILE = "predictor.safetensors"
+FORMAT = "specsim-predictor-1"
+MAX_MATRICES = 10  # the paper's; later depths share the last
+TENSORS = ("target_weight", "draft_weight", "bias")
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """The folded predictor of one pair. M matrices, target states of size d_T, draft states of size d_D.
+
+    target_weight : [M, d_T], W_p W^i of depth i = 1..M; draft_weight : [d_D]; bias : [M]
+    facts : whose it is ("fingerprint", "target", "drafter") and how it was trained
+    """
+
+    target_weight: torch.Tensor
+    draft_weight: torch.Tensor
+    bias: torch.Tensor
+    facts: dict[str, Any]
+
+    def cast(self, device: torch.device, dtype: torch.dtype) -> Predictor:
+        """On this device, to compute in float64 for models of that type and in float32 for others."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return replace(self, **{name: getattr(self, name).to(device, wide) for name in TENSORS})
+
+    def after(self, target_hidden: torch.Tensor | None) -> RoundScorer:
+        """The scorer of drafts after these states of the target, H^T [n, d_T]; None stands for one row of zeros."""
+        if target_hidden is None:
+            return RoundScorer(self.bias[None], self.draft_weight)
+        hidden = target_hidden.to(self.bias.dtype)
+        return RoundScorer(torch.addmm(self.bias, hidden, self.target_weight.T), self.draft_weight)
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of the weights."""
+        parts = [getattr(self, name).double().cpu().numpy().tobytes() for name in TENSORS]
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+    def check(self, target: Any, draft: Any, fingerprint: str) -> None:
+        """InputError unless it was trained on this pair; target and draft as in `realrun.pairs.pair.Pair`."""
+        ours = (self.target_weight.shape[1], len(self.draft_weight))
+        theirs = tuple(int(model.config.get_text_config().hidden_size) for model in (target, draft))
+        if ours != theirs:
+            raise InputError(
+                f"the predictor reads states of sizes {ours[0]} and {ours[1]}, target and draft have {theirs[0]} and "
+                f"{theirs[1]}; train one with `realrun train predictor`"
+            )
+        if self.facts["fingerprint"] != fingerprint:
+            raise InputError(
+                f"the predictor was trained on other weights ({self.facts['target']} and {self.facts['drafter']}, "
+                f"{self.facts['fingerprint']}; these are {fingerprint}); train one with `realrun train predictor`"
+            )
+
+
+class Scorer(Protocol):
+    """What a drafter shows its states to."""
+
+    def __call__(self, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
+        """Scores [m] of the tokens that rounds begin .. begin + m - 1 drafted at this depth, from 1.
+
+        draft_hidden : [m, d_D], H^D
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class RoundScorer:
+    """theta_M in (0, 1) with the target's part done: target_logits [n, M] of n rounds, draft_weight [d_D]."""
+
+    target_logits: torch.Tensor
+    draft_weight: torch.Tensor
+
+    def __call__(self, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
+        logits = self.target_logits[begin : begin + len(draft_hidden), min(depth, self.target_logits.shape[1]) - 1]
+        return torch.addmv(logits, draft_hidden.to(logits.dtype), self.draft_weight).sigmoid_()
+
+
+def save_predictor(predictor: Predictor, path: Path) -> None:
+    """Write a predictor as one safetensors file in float32, atomically; its facts are JSON in the header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    tensors = {name: getattr(predictor, name).float().cpu().contiguous() for name in TENSORS}
+    try:
+        save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(predictor.facts)})
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_predictor(path: Path) -> Predictor:
+    """Read what `save_predictor` wrote; a folder stands for the file in it. InputError says what is wrong."""
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"predictor {file} does not exist; train one with `realrun train predictor`")
+    again = "train it again with `realrun train predictor`"
+    try:
+        with safe_open(file, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            if metadata.get("format") != FORMAT or set(handle.keys()) != set(TENSORS):
+                raise InputError(f"{file} is no predictor that this program reads ({FORMAT}); {again}")
+            tensors = {name: handle.get_tensor(name) for name in TENSORS}
+        facts = json.loads(metadata["facts"])
+    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
+        raise InputError(f"predictor {file} is damaged ({error!r}); {again}") from None
+    matrices, draft = tensors["target_weight"], tensors["draft_weight"]
+    if matrices.ndim != 2 or draft.ndim != 1 or tensors["bias"].shape != matrices.shape[:1]:
+        raise InputError(f"predictor {file} has weights whose shapes do not fit; {again}")
+    if not isinstance(facts, dict) or not {"fingerprint", "target", "drafter"} <= set(facts):
+        raise InputError(f"predictor {file} does not say whose it is; {again}")
+    return Predictor(**tensors, facts=facts)
+
+
+@torch.inference_mode()
+def producing_states(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
+    """H^T of a round at every output position t, [T, d_T], from one teacher-forced pass of the target.
+
+    The pending token of round t was produced by the state one token before it; a prompt of
+    one token leaves none for t = 0, and zeros stand for it.
+    """
+    hidden = last_states(model, [*prompt, *output][: len(prompt) + len(output) - 1])
+    none = hidden.new_zeros(1, hidden.shape[1])
+    return torch.cat([none, hidden])[len(prompt) - 1 : len(prompt) + len(output) - 1]
+
+
+@torch.inference_mode()
+def last_states(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """The states [n, d] that the model's head reads after each token, by the library's own pass."""
+    lm = CachedLM(model)
+    lm.keep_hidden = True
+    lm.forward(tokens)
+    assert lm.hidden is not None
+    return lm.hidden

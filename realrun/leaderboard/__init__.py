@@ -1,0 +1,1 @@
+"""All drafters of a target ranked at costs measured side by side."""

@@ -1,0 +1,259 @@
+"""`realrun leaderboard` from end to end: every drafter with its best policies, at equal cost accounting.
+
+The same prompts and the same split for all; costs measured in turn, with one autoregressive time
+(`realrun.leaderboard.costs`); policies tuned on one part of the prompts, one of each role taken by what it
+reaches there; all of them ranked by their replay on the other part, and really decoded on it in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from realrun.leaderboard.costs import PLAIN, Costs
+from realrun.leaderboard.measure import Arm, Measured, measure
+from realrun.leaderboard.rows import ADAPTIVE, FIXED, TREE, Entry, about, median_error, replays, role_of, rows
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.provenance import device_name
+from realrun.recording.record import RecordSettings
+from realrun.validation.run import MIN_PROMPT_TOKENS, prompt_digest, recorded_trace
+from speckernels import backend_for
+from specsim.cost.contexts import context_range
+from specsim.cost.profile import ProfileCost
+from specsim.errors import InputError
+from specsim.files import write_json
+from specsim.leaderboard.leaderboard import leaderboard
+from specsim.policy.base import Policy, build_policy
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+
+Progress = Callable[[str, int, int], None]
+SLICES = 2  # of the costs before policies are tuned; another follows every repeat of decoding
+SETTINGS, DECODED = "settings.json", "decoded"
+RESERVED = (PLAIN, DECODED)  # names of folders that no drafter can have
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the job.
+
+    record : depth and trees are cut to what each drafter can do
+    kinds : policies to tune; repeats : timed runs of every prompt and policy, 0 to predict only
+    """
+
+    record: RecordSettings
+    kinds: tuple[type[Policy], ...]
+    trials: int = 100
+    repeats: int = 3
+    tuning_share: float = 0.5
+    seed: int = 0
+
+
+def run_leaderboard(
+    pairs: Mapping[str, Pair],
+    plain: Pair,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    out: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Record, measure, tune, rank and decode; the result as written to leaderboard.json.
+
+    pairs : by the name that the drafter has on the board; plain : the target with a drafter that leaves its pass
+    alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
+    """
+    if settings.record.choice.mode == "rejection":
+        raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    if shortest < MIN_PROMPT_TOKENS:
+        raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
+    _claim(out, _identity(pairs, prompts, settings), [*pairs, PLAIN], overwrite=overwrite)
+    traces = {
+        name: recorded_trace(
+            pair,
+            prompts,
+            _within(pair, settings.record),
+            out / name / "trace",
+            lambda done, total, name=name: progress(f"{name}: record", done, total),  # type: ignore[misc]
+        )
+        for name, pair in pairs.items()
+    }
+    ranges = np.array([context_range(trace) for trace in traces.values()])
+    costs = Costs(
+        pairs,
+        plain,
+        out,
+        contexts=sorted({int(c) for c in np.linspace(ranges[:, 0].min(), ranges[:, 1].max(), 4).round()}),
+        depth=settings.record.depth,
+        trees=settings.record.tree is not None,
+        choice=settings.record.choice,
+        seed=settings.seed,
+    )
+
+    def slice_of_costs(repeats: int) -> None:
+        costs.measure(SLICES + repeats, lambda done, total: progress("costs", done, total))
+
+    slice_of_costs(0)
+    tuned = {
+        name: _tuned(name, trace, costs.models()[name], settings, out / name / "tuned.json", progress)
+        for name, trace in traces.items()
+    }
+    entries = [entry for name in traces for entry in tuned[name][0]]
+    tuning, held = split_sequences(next(iter(traces.values())), tuning_share=settings.tuning_share, seed=settings.seed)
+    holdouts = {name: trace.select(held) for name, trace in traces.items()}
+    measured: list[Measured] | None = None
+    if settings.repeats:
+        expected = replays(entries, holdouts, costs.models(), settings.seed)
+        arms = [Arm(PLAIN, PLAIN)] + [
+            Arm(e.key, e.drafter, e.policy, r, holdouts[e.drafter]) for e, r in zip(entries, expected, strict=True)
+        ]
+        measured = measure(
+            {PLAIN: plain, **pairs},
+            arms,
+            [prompts[sequence] for sequence in held.tolist()],
+            next(iter(holdouts.values())),
+            out / DECODED,
+            repeats=settings.repeats,
+            seed=settings.seed,
+            after=slice_of_costs,
+            progress=lambda done, total: progress("decode", done, total),
+        )
+    slice_of_costs(settings.repeats)  # there already, unless a start before this one ended in between
+    board = rows(entries, pairs, plain, holdouts, costs.models(), measured, settings.seed)
+    document = {
+        "kind": "specsim-drafter-leaderboard",
+        "version": 1,
+        **about(pairs, plain, holdouts, costs),
+        "sequences": {"tuning": len(tuning), "holdout": len(held)},
+        "rows": board,
+        "skipped": [{"drafter": name, **one} for name in traces for one in tuned[name][1]],
+        "median_abs_error_percent": median_error(board),
+        "options": {
+            "trials": settings.trials,
+            "repeats": settings.repeats,
+            "tuning_share": settings.tuning_share,
+            "seed": settings.seed,
+        },
+    }
+    write_json(document, out / "leaderboard.json")
+    from specsim.report.drafters import write_drafters_report, write_drafters_table  # matplotlib is slow to load
+
+    write_drafters_table(out / "leaderboard.csv", document)
+    write_drafters_report(out / "report.html", document)
+    return document
+
+
+def _within(pair: Pair, settings: RecordSettings) -> RecordSettings:
+    """What this drafter can be recorded with."""
+    return settings if pair.trees else dataclasses.replace(settings, tree_nodes=0)
+
+
+def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Settings) -> dict[str, Any]:
+    """What must be the same where a job goes on."""
+    first, record = next(iter(pairs.values())), settings.record
+    return {
+        "drafters": {name: pair.fingerprint for name, pair in pairs.items()},
+        "device": device_name(first.device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "kernels": backend_for(first.device),
+        "decoding": record.choice.as_dict(),
+        "max_new_tokens": record.max_new_tokens,
+        "depth": record.depth,
+        "trees": None if record.tree is None else record.tree._asdict(),
+        "prompts": prompt_digest(prompts),
+        "policies": [kind.name for kind in settings.kinds],
+        "trials": settings.trials,
+        "tuning_share": settings.tuning_share,
+        "seed": settings.seed,
+    }
+
+
+def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwrite: bool) -> None:
+    """Make the folder this job's, or find that it is; InputError if it is another's."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder as --out")
+    path = out / SETTINGS
+    if path.is_file() and overwrite:
+        for name in (DECODED, *names, *json.loads(path.read_text())["drafters"]):
+            shutil.rmtree(out / name, ignore_errors=True)
+        path.unlink()
+    if not path.is_file():
+        if out.is_dir() and any(out.iterdir()):
+            raise InputError(f"{out} holds other files than a leaderboard's; give another --out")
+        write_json(identity, path)
+        return
+    found = json.loads(path.read_text())
+    for key, value in identity.items():
+        if found.get(key) != value:
+            raise InputError(
+                f"{out} was made with {key}={json.dumps(found.get(key))}, asked for {json.dumps(value)}; pass "
+                "--overwrite or another --out"
+            )
+
+
+def _tuned(
+    name: str, trace: Trace, cost: ProfileCost, settings: Settings, path: Path, progress: Progress
+) -> tuple[list[Entry], list[dict[str, str]]]:
+    """The best policy of each role on the tuning prompts, and (policy, reason) of those that do not fit."""
+    if not path.is_file():
+        (board,) = leaderboard(
+            {f"{name}: tune": trace},
+            [cost],
+            kinds=settings.kinds,
+            trials=settings.trials,
+            tuning_share=settings.tuning_share,
+            seeds=1,
+            seed=settings.seed,
+            sensitivity=False,
+            progress=progress,
+        )
+        write_json(board.as_dict(), path)
+    document, kinds = json.loads(path.read_text()), {kind.name: kind for kind in settings.kinds}
+    best: dict[str, Entry] = {}
+    for row in document["rows"]:
+        kind = kinds[row["policy"]]
+        role = role_of(kind)
+        if role not in best or row["train_speedup"] > best[role].train_speedup:
+            policy = build_policy(kind, row["params"])
+            best[role] = Entry(name, role, row["label"], policy, row["train_speedup"])
+    return [best[role] for role in (FIXED, ADAPTIVE, TREE) if role in best], document["skipped"]
+
+
+def named(drafters: str | None, target: str) -> dict[str, str]:
+    """Names on the board of the drafters that were asked for: a folder's own name, else the drafter's."""
+    from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP
+    from specsim.errors import InputError
+
+    if drafters is None:
+        if target != LAB:
+            raise InputError(
+                f"name the drafters of {target}: --drafters model,{LOOKUP},FOLDER,... with folders of `realrun train`"
+            )
+        return {
+            name: name
+            for name in ("model", *LAB_DRAFTERS, LOOKUP)
+            if name not in LAB_DRAFTERS or (LAB_WEIGHTS / name).exists()
+        }
+    found: dict[str, str] = {}
+    for given in (part.strip() for part in drafters.split(",") if part.strip()):
+        name = Path(given).name
+        if name in RESERVED:
+            raise InputError(f"a drafter cannot be called {name} here; rename its folder")
+        if name in found:
+            raise InputError(f"two drafters are called {name}; give each once, and folders of different names")
+        found[name] = given
+    if not found:
+        raise InputError(f"--drafters {drafters!r} names none; write for example model,{LOOKUP}")
+    return found

@@ -1,0 +1,173 @@
+"""The rows of `realrun leaderboard`: one policy of one drafter each, predicted and measured against one baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from realrun.leaderboard.costs import Costs
+from realrun.leaderboard.measure import Measured
+from realrun.pairs.drafter_files import weights_digest
+from realrun.pairs.pair import Pair
+from realrun.provenance import provenance
+from speckernels import backend_for
+from specsim.cost.profile import ProfileCost
+from specsim.leaderboard.leaderboard import PARTS
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.space_k import SpaceK
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.intervals import paired_difference, ratio_interval
+from specsim.speedup.prediction import summarise
+from specsim.trace.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+FIXED, ADAPTIVE, TREE = "fixed K", "adaptive chain", "tree"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The best policy of one role with one drafter, as tuned; train_speedup : on the tuning prompts."""
+
+    drafter: str
+    role: str
+    label: str
+    policy: Policy
+    train_speedup: float
+
+    @property
+    def key(self) -> str:
+        """Its name among all entries."""
+        return f"{self.drafter}: {self.role}"
+
+
+def role_of(kind: type[Policy]) -> str:
+    """What a policy of this kind is compared as."""
+    if issubclass(kind, TreePolicy):
+        return TREE
+    return FIXED if kind in (FixedK, SpaceK) else ADAPTIVE
+
+
+def replays(
+    entries: Sequence[Entry], holdouts: Mapping[str, Trace], costs: Mapping[str, ProfileCost], seed: int
+) -> list[Replay]:
+    """Each entry's replay on the held-out prompts, with the draws of the real runs."""
+    found = []
+    for entry in entries:
+        trace = holdouts[entry.drafter]
+        table = compile_for(trace, costs[entry.drafter], entry.policy)
+        found.append(replay(trace, entry.policy, table, seed=seed, log=True))
+    return found
+
+
+def rows(
+    entries: Sequence[Entry],
+    pairs: Mapping[str, Pair],
+    plain: Pair,
+    holdouts: Mapping[str, Trace],
+    costs: Mapping[str, ProfileCost],
+    measured: Sequence[Measured] | None,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """The board's rows, by predicted speedup.
+
+    A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write
+    more or less than the plain one, and in low precision another pass of the same target may, too.
+    """
+    found = replays(entries, holdouts, costs, seed)
+    own = next((name for name in holdouts if not has_own_target(pairs[name], plain)), next(iter(holdouts)))
+    baseline_s = next(r.autoregressive_s for e, r in zip(entries, found, strict=True) if e.drafter == own)
+    seconds = [r.speculative_s * baseline_s / r.autoregressive_s for r in found]
+    leader = int(np.argmin([s.sum() for s in seconds]))
+    most = {name: max(e.train_speedup for e in entries if e.drafter == name) for name in holdouts}
+    board = []
+    for at in np.argsort([s.sum() for s in seconds], kind="stable").tolist():
+        entry, replayed = entries[at], found[at]
+        predicted = summarise(replayed)
+        behind = None if at == leader else paired_difference(baseline_s, seconds[leader], seconds[at])
+        spent = replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
+        board.append(
+            {
+                "label": f"{entry.drafter}, {entry.label}",
+                "drafter": entry.drafter,
+                "role": entry.role,
+                "policy": entry.policy.name,
+                "form": entry.label,
+                "settings": str(entry.policy).removeprefix(entry.policy.name)[1:-1],
+                "params": entry.policy.settings,
+                "own_target": has_own_target(pairs[entry.drafter], plain),
+                "best_of_drafter": entry.train_speedup == most[entry.drafter],
+                "speedup": ratio_interval(baseline_s, seconds[at]).as_dict(),
+                "leader_minus_this": None if behind is None else behind.as_dict(),
+                "tied_with_leader": behind is not None and not behind.separated,
+                "train_speedup": entry.train_speedup,
+                **{key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm")},
+                "token_seconds": dict(zip(PARTS, spent.tolist(), strict=True)),
+                "sequence_seconds": seconds[at].tolist(),
+                **_measured(seconds[at], baseline_s, measured, at),
+            }
+        )
+    return board
+
+
+def _measured(seconds: Floats, baseline_s: Floats, measured: Sequence[Measured] | None, at: int) -> dict[str, Any]:
+    """What really decoding the entry of this number gave; the baseline is the first that was measured."""
+    if measured is None:
+        return dict.fromkeys(("measured", "error_percent", "rounds_identical_percent", "output_identical_percent"))
+    baseline, own = measured[0], measured[1 + at]
+    wanted = baseline.tokens[-1]
+    found = ratio_interval(baseline.seconds_for(wanted), own.seconds_for(wanted))
+    assert own.rounds_identical is not None and own.output_identical is not None
+    return {
+        "measured": found.as_dict(),
+        "error_percent": (float(baseline_s.sum() / seconds.sum()) / found.estimate - 1) * 100,
+        "rounds_identical_percent": 100 * own.rounds_identical,
+        "output_identical_percent": 100 * own.output_identical,
+    }
+
+
+def has_own_target(pair: Pair, plain: Pair) -> bool:
+    """Whether the drafter came with a target of its own, tuned with it."""
+    return pair.target is not plain.target and weights_digest(pair.target) != weights_digest(plain.target)
+
+
+def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace], costs: Costs) -> dict[str, Any]:
+    """What was compared, and how fast the plain target is alone."""
+    models, documents = costs.models(), costs.documents()
+    first = next(iter(holdouts.values()))
+    table = compile_for(first, models[next(iter(holdouts))])
+    return {
+        "target": plain.target_name,
+        "device": plain.device.type,
+        "dtype": str(plain.dtype).removeprefix("torch."),
+        "decoding": first.meta["decoding"],
+        "environment": {**provenance(plain.device, plain.dtype), "kernels": backend_for(plain.device)},
+        "output_tokens": int(first.output_tokens.sum()),
+        "autoregressive_token_seconds": float(table.autoregressive_s.mean()),
+        "slices": costs.least,
+        "drafters": [
+            {
+                "name": name,
+                "kind": pair.kind,
+                "facts": pair.drafter_facts,
+                "trees": holdouts[name].tree is not None,
+                "own_target": has_own_target(pair, plain),
+                "depth": holdouts[name].depth,
+                "first_token_accepted_share": float((holdouts[name].match_len > 0).mean()),
+                "step_ratio": compile_for(holdouts[name], models[name]).step_ratio,
+                "contexts": documents[name]["contexts"],
+            }
+            for name, pair in pairs.items()
+        ],
+    }
+
+
+def median_error(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    errors = [abs(row["error_percent"]) for row in rows if row["error_percent"] is not None]
+    return float(np.median(errors)) if errors else None

@@ -1,0 +1,1 @@
+"""One model and its cache."""

@@ -1,0 +1,136 @@
+"""A target whose lower layers can run ahead of verification, for drafters that share them.
+
+The first N layers (`split`) and the others are two stacks. A drafter runs the lower one over the
+pending token and those it drafts; their states after layer N are kept, so that verification
+runs the upper layers alone, over all of them, and all layers only for what the drafter never
+fed (EESD: the newest token; ERRATA A13). With N = 0 nothing is shared but the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import open_pieces
+
+FIRST_ROOM = 256  # rows of states that the buffer holds at first
+
+
+class SplitTarget(CachedLM):
+    """CachedLM in two stacks. Of the lower one, slots behind the `length` cached tokens may be taken already:
+
+    ahead : the tokens, the pending one first, that a drafter has fed to the lower layers
+    nodes_ahead : tree nodes behind those, in the order in which they were fed
+    states : [room, d], what the lower layers gave in each of their slots
+    row_nodes : for the next pass over a tree, which of the nodes ahead each row but the first is, -1 for none
+    """
+
+    def __init__(self, model: PreTrainedModel, split: int):
+        self.pieces = open_pieces(model)
+        layers = model.model.layers
+        self.split = split
+        self.lower, self.upper = self.pieces.stack(layers[:split]), self.pieces.stack(layers[split:])
+        self.norm, self.head = model.model.norm, model.get_output_embeddings()
+        self.states = torch.empty(0, int(model.config.hidden_size), dtype=model.dtype, device=model.device)
+        super().__init__(model)
+
+    def reset(self) -> None:
+        self.length = self.nodes = 0
+        self.hidden = None
+        self._forget_ahead()
+
+    def feed_ahead(self, tokens: Sequence[int]) -> None:
+        """Run the lower layers over the next tokens, behind those that are ahead."""
+        start = self.length + len(self.ahead)
+        end = start + len(tokens)
+        self._check_room(end, end)
+        self._run_lower(tokens, start, slice(start, end), self.pieces.causal_mask(len(tokens), end))
+        self.ahead += tokens
+
+    def feed_nodes_ahead(self, tokens: Sequence[int], positions: Sequence[int], visible: torch.Tensor) -> None:
+        """Run the lower layers over tree nodes behind the pending token; visible [n, nodes_ahead + n], as ever."""
+        assert len(self.ahead) == 1
+        start = self.length + 1 + self.nodes_ahead
+        at = torch.tensor(positions, device=self.device)
+        self._run_lower(tokens, start, at, self.pieces.tree_mask(visible, start + len(tokens)))
+        self.nodes_ahead += len(tokens)
+
+    def keep_nodes(self, path: Sequence[int]) -> None:
+        slots, start = [self._row_slots[row] for row in path], self.length
+        if slots != [*range(start, start + len(path))]:
+            self.lower.move(slots, start)
+            self.states[start : start + len(path)] = self.states[torch.tensor(slots, device=self.device)]
+        super().keep_nodes(path)
+
+    def finish(self, x: torch.Tensor, keep: int) -> torch.Tensor:
+        """Logits after the last `keep` rows of what the last layer gave, or all if 0."""
+        hidden = self.pieces.normed(x[-keep:] if keep else x, self.norm)
+        if self.keep_hidden:
+            self.hidden = hidden
+        return self.pieces.logits(hidden, self.head)
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        start, n, known = self.length, len(tokens), len(self.ahead)
+        assert self.ahead == [*tokens[:known]], "the target is to verify other tokens than were drafted"
+        end = start + n
+        mask = self.pieces.causal_mask(n, end)
+        if known < n:
+            own = mask if known == 0 else self.pieces.causal_mask(n - known, end)
+            self._run_lower(tokens[known:], start + known, slice(start + known, end), own)
+        x = self.upper.run(self.states[start:end], start, slice(start, end), mask)
+        self._forget_ahead()
+        return self.finish(x, keep)
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
+        start, n = self.length, len(tokens)
+        positions = torch.tensor([start + depth for depth in depths], device=self.device)
+        mask = self.pieces.tree_mask(visible, start + n)
+        if not self.ahead:
+            self._row_slots = [*range(start, start + n)]
+            self._run_lower(tokens, start, positions, mask)
+            return self.finish(self.upper.run(self.states[start : start + n], start, positions, mask), keep=0)
+        fed = [0, *(self.row_nodes or [-1] * (n - 1))]
+        used = len(self.ahead) + self.nodes_ahead
+        missing = [row for row in range(n) if fed[row] < 0]
+        place = [node + (row > 0) for row, node in enumerate(fed)]  # of each row among the slots behind the cached ones
+        for row in missing:
+            place[row] = used
+            used += 1
+        if missing:
+            seen = torch.zeros(len(missing), used, dtype=torch.bool)
+            seen[:, place] = visible[missing]
+            first = start + used - len(missing)
+            at = positions[torch.tensor(missing, device=self.device)]
+            self._run_lower([tokens[row] for row in missing], first, at, self.pieces.tree_mask(seen, start + used))
+        self._row_slots = [start + slot for slot in place]
+        x = self.states[torch.tensor(self._row_slots, device=self.device)]
+        x = self.upper.run(x, start, positions, mask)
+        return self.finish(x, keep=0)
+
+    def _run_lower(
+        self, tokens: Sequence[int], start: int, positions: slice | torch.Tensor, mask: torch.Tensor | None
+    ) -> None:
+        x = self.lower.run(self.pieces.embed(tokens), start, positions, mask)
+        end, have = start + len(tokens), len(self.states)
+        if end > have:
+            self.states = F.pad(self.states, (0, 0, 0, max(end, 2 * have, FIRST_ROOM) - have))
+        self.states[start:end] = x
+
+    def _forget_ahead(self) -> None:
+        self.ahead: list[int] = []
+        self.nodes_ahead = 0
+        self.row_nodes: list[int] | None = None
+
+    def _check_trees(self) -> None:
+        """All models that come in pieces can do it."""
+
+    def _crop(self, end: int) -> None:
+        self._forget_ahead()
+
+    def _move_nodes(self, path: Sequence[int]) -> None:
+        self.upper.move([self.length + node for node in path], self.length)

@@ -1,0 +1,1 @@
+"""Targets with their drafters and tokenizers, from disk or by shape; prompts."""

@@ -1,0 +1,102 @@
+"""Prompts: the lab's, those of studies, or a user's JSON Lines file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from realrun.pairs.library_text import Split, docstring_spans, library_files
+from specsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's domain and its token ids."""
+
+    domain: str
+    tokens: list[int]
+
+
+def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
+    """Prompts of a file with one {"text": ..., "domain": ...} per line; domain is optional."""
+    if not path.is_file():
+        raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON text may hold other line separators
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text ({error}); save it as UTF-8") from None
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            text, domain = row["text"], str(row.get("domain", "all"))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise InputError(f'{path}:{number} is no {{"text": ...}} object; mend the line') from None
+        tokens = tokenizer(text)["input_ids"] if isinstance(text, str) else []
+        if not tokens:
+            raise InputError(f"{path}:{number}: the prompt is empty; give some text")
+        prompts.append(Prompt(domain, tokens))
+    if not prompts:
+        raise InputError(f"{path} holds no prompt; add one JSON object per line")
+    return prompts[:limit]
+
+
+def lab_prompts(
+    tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64, split: Split = "held_out"
+) -> list[Prompt]:
+    """Prompts from library files, held-out ones unless told: program code, documentation prose, and tests.
+
+    Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module
+    (code) or of a test file (tests), or 40 % into a long docstring (prose). One prompt a
+    file, files spread evenly over the split. Some distributions of Python leave
+    the test files out; the other domains then share the count.
+    """
+    pools: dict[str, list[str]] = {"code": [], "prose": [], "tests": []}
+    for source in library_files(split):
+        text = source.text
+        line_end = text.find("\n", len(text) // 2) + 1
+        spans = docstring_spans(text)
+        if source.is_test:
+            pools["tests"].append(text[:line_end])
+        elif spans and len(pools["prose"]) <= len(pools["code"]):
+            start, end = spans[len(spans) // 2]
+            pools["prose"].append(text[: start + (end - start) * 2 // 5])
+        else:
+            pools["code"].append(text[:line_end])
+    usable: dict[str, list[list[int]]] = {}
+    for domain, contexts in sorted(pools.items()):
+        cut = [tokenizer(context[-prompt_tokens * 16 :])["input_ids"][-prompt_tokens:] for context in contexts]
+        usable[domain] = [tokens for tokens in cut if len(tokens) == prompt_tokens]
+    usable = {domain: kept for domain, kept in usable.items() if kept}
+    prompts: list[Prompt] = []
+    for number, (domain, kept) in enumerate(usable.items()):
+        wanted = count // len(usable) + (number < count % len(usable))
+        if len(kept) < wanted:
+            raise InputError(
+                f"the library's {split} files give {len(kept)} prompts of domain {domain}, {wanted} were asked "
+                f"for; ask for fewer prompts"
+            )
+        stride = len(kept) / max(wanted, 1)
+        prompts.extend(Prompt(domain, kept[int(i * stride)]) for i in range(wanted))
+    if not prompts:
+        raise InputError(f"the library has no {split} source files; give prompts with --prompts")
+    return prompts
+
+
+def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
+    """Prompts that end at line ends spread evenly over each held-out library file, as many per file as needed."""
+    files = library_files("held_out")
+    cuts = -(-count // len(files)) + 1
+    prompts = []
+    for number in range(1, cuts + 1):
+        for source in files:
+            end = source.text.find("\n", len(source.text) * number // (cuts + 1)) + 1
+            tokens = tokenizer(source.text[:end][-16 * prompt_tokens :])["input_ids"][-prompt_tokens:]
+            if len(tokens) == prompt_tokens:
+                prompts.append(Prompt("tests" if source.is_test else "code", tokens))
+    return prompts[:count]

@@ -1,0 +1,53 @@
+"""Pairs of public shapes with random weights, and a vocabulary for them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from realrun.pairs.pair import Pair, find_dtype
+from realrun.pairs.shapes import random_model, shape_config
+from specsim.errors import InputError
+
+
+class _Vocabulary:
+    """All that timing needs of a tokenizer: its size."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def vocabulary(pair: Pair) -> int:
+    """The pair's common vocabulary size."""
+    sizes = [int(model.config.vocab_size) for model in (pair.target, pair.draft)]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"{pair.target_name} has {sizes[0]} tokens in its vocabulary, {pair.draft_name} has {sizes[1]}; "
+            "choose a drafter with the target's vocabulary"
+        )
+    return sizes[0]
+
+
+def random_pair(
+    target: str,
+    draft: str,
+    *,
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    positions: int | None = None,
+    smoke: bool = False,
+    seed: int = 0,
+) -> Pair:
+    """Two shapes of `realrun.pairs.shapes` with random weights; `positions` as there, smoke for reduced ones."""
+    configs = [shape_config(name, positions=positions, smoke=smoke) for name in (target, draft)]
+    whole = [shape_config(name).vocab_size for name in (target, draft)]
+    if whole[0] != whole[1]:  # reduced vocabularies are all alike
+        raise InputError(f"{target} and {draft} have vocabularies of {whole[0]} and {whole[1]} tokens; choose a pair")
+    models = [random_model(c, device, find_dtype(dtype), seed + number) for number, c in enumerate(configs)]
+    tokenizer = cast(PreTrainedTokenizerBase, _Vocabulary(configs[0].vocab_size))
+    suffix = " (reduced)" if smoke else ""
+    return Pair(models[0], models[1], tokenizer, target + suffix, draft + suffix, ())

@@ -1,0 +1,215 @@
+"""True shapes of public models, for runs without their weights.
+
+Time does not depend on what a dense model has learned, only on its shape. These
+configurations have the published shapes; `random_model` fills one with noise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from realrun.pairs.pair import find_device
+from specsim.errors import InputError
+
+INIT_STD = 0.02  # of every weight matrix; with norms of 1 the largest shapes stay far below float16's limit
+REDUCED_LAYERS, REDUCED_HEADS, REDUCED_HEAD_DIM, REDUCED_VOCAB = 2, 4, 16, 384
+
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **other: Any) -> LlamaConfig:
+    """Llama 2's vocabulary and rotary base unless `other` says so."""
+    values: dict[str, Any] = {
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        **other,
+    }
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        **values,
+    )
+
+
+def _llama3(*shape: int, factor: float, **other: Any) -> LlamaConfig:
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return _llama(*shape, vocab_size=128256, max_position_embeddings=131072, rope_parameters=rope, **other)
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    )
+
+
+# Targets. Shapes as in each model's published config.json.
+TARGETS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama-2-7b": lambda: _llama(4096, 11008, 32, 32, 32),  # Touvron et al. 2023; Vicuna-7B v1.5 too
+    "llama-2-13b": lambda: _llama(5120, 13824, 40, 40, 40),  # Vicuna-13B v1.5 too
+    "llama-2-70b": lambda: _llama(8192, 28672, 80, 64, 8),
+    "llama-3.1-8b": lambda: _llama3(4096, 14336, 32, 32, 8, factor=8.0),
+    "qwen3-8b": lambda: _qwen3(4096, 12288, 36, 32, 8, tied=False),
+    # LLaMA-33B, MEDUSA Table 1's largest model.
+    "vicuna-33b": lambda: _llama(6656, 17920, 60, 52, 52, max_position_embeddings=2048, rms_norm_eps=1e-6),
+}
+
+# Drafters, each with the vocabulary of its targets.
+DRAFTERS: dict[str, Callable[[], PretrainedConfig]] = {
+    # AdaEDL section 4.1's 115M drafter, made by direct alignment: 4 layers, hidden 1024, 8 heads,
+    # intermediate 2816 (Goel et al. 2024, arXiv:2403.00858, appendix).
+    "llama-2-drafter-115m": lambda: _llama(1024, 2816, 4, 8, 8),
+    # One decoder layer of the target's shape with the target's embedding and head: EDD (section 3.1) and
+    # its baselines VDM and EAGLE. EDD's cross-attention and EAGLE's input projection (2 hidden x hidden)
+    # are left out.
+    "one-layer-7b": lambda: _llama(4096, 11008, 1, 32, 32),
+    "one-layer-13b": lambda: _llama(5120, 13824, 1, 40, 40),
+    # Vanilla SD in EESD's Tables 1 to 3: Vicuna-68M, of LLaMA-68M's shape (Miao et al. 2023, SpecInfer),
+    # and TinyLLaMA-1.1B (Zhang et al. 2024), also the drafter of AdaEDL's Figure 4.
+    "llama-68m": lambda: _llama(768, 3072, 2, 12, 12, max_position_embeddings=2048, rms_norm_eps=1e-6),
+    "tinyllama-1.1b": lambda: _llama(2048, 5632, 22, 32, 4, max_position_embeddings=2048),
+    # LLaMA-160M (Miao et al. 2023, SpecInfer), a usual drafter of Llama 2 in later work.
+    "llama-160m": lambda: _llama(768, 3072, 12, 12, 12, max_position_embeddings=2048, rms_norm_eps=1e-6),
+    # The smallest sisters of the newer targets.
+    "llama-3.2-1b": lambda: _llama3(2048, 8192, 16, 32, 8, factor=32.0, tie_word_embeddings=True),
+    "qwen3-0.6b": lambda: _qwen3(1024, 3072, 28, 16, 8, tied=True),
+}
+SHAPES = {**TARGETS, **DRAFTERS}
+
+
+def shape_config(name: str, *, positions: int | None = None, smoke: bool = False) -> PretrainedConfig:
+    """The configuration of that name; InputError names the known ones.
+
+    positions : stretch the model to at least so many positions. Its time per pass does not depend on that
+    limit, so long contexts can be timed on a shape published with a short one.
+    smoke : the reduced shape instead
+    """
+    if name not in SHAPES:
+        raise InputError(f"shape {name!r} is unknown; known: {', '.join(SHAPES)}")
+    config = SHAPES[name]()
+    if positions is not None:
+        config.max_position_embeddings = max(positions, config.max_position_embeddings)
+    return reduced(config) if smoke else config
+
+
+def reduced(config: PretrainedConfig) -> PretrainedConfig:
+    """The same architecture so small that it runs anywhere: two layers at most, width 64.
+
+    Keeps tied weights, rotary kind and, up to 4, the query heads per key-value head.
+    """
+    groups = min(config.num_attention_heads // config.num_key_value_heads, REDUCED_HEADS)
+    small = {
+        "vocab_size": REDUCED_VOCAB,
+        "hidden_size": REDUCED_HEADS * REDUCED_HEAD_DIM,
+        "intermediate_size": 2 * REDUCED_HEADS * REDUCED_HEAD_DIM,
+        "num_hidden_layers": min(REDUCED_LAYERS, config.num_hidden_layers),
+        "num_attention_heads": REDUCED_HEADS,
+        "num_key_value_heads": REDUCED_HEADS // groups,
+        "head_dim": REDUCED_HEAD_DIM,
+    }
+    values = {**config.to_dict(), **small}
+    for derived in ("layer_types", "max_window_layers", "model_type"):  # follow from the others
+        values.pop(derived, None)
+    return type(config)(**values)
+
+
+@torch.inference_mode()
+def random_model(config: PretrainedConfig, device: str | torch.device, dtype: torch.dtype, seed: int) -> Any:
+    """A model of this shape with normal weights and norms of 1, made on the device itself.
+
+    No copy passes through the host's memory. Raises InputError when the device is not here or its
+    memory too small.
+    """
+    device = find_device(device)
+    need, free = weight_bytes(config, dtype), free_bytes(device)
+    if need > free:
+        raise InputError(
+            f"{parameter_count(config) / 1e9:.1f} billion parameters need {need / 1e9:.0f} GB on {device}, "
+            f"{free / 1e9:.0f} GB are free; choose a smaller shape"
+        )
+    model = _on_meta(config, dtype).to_empty(device=device)
+    model.tie_weights()  # to_empty gives each of two tied weights its own memory
+    generator = torch.Generator(device).manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, INIT_STD, generator=generator)
+        else:
+            parameter.fill_(1.0)
+    # Rotary frequencies are computed when a module is made, and a meta device computes nothing.
+    with torch.device(device):
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval().requires_grad_(False)
+
+
+def _on_meta(config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def parameter_count(config: PretrainedConfig) -> int:
+    """Parameters of a model of this shape; tied ones count once."""
+    return sum(parameter.numel() for parameter in _on_meta(config, torch.float32).parameters())
+
+
+def weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes that the weights fill."""
+    return parameter_count(config) * dtype.itemsize
+
+
+def pass_weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of weights that one decoding pass must read: all but an embedding table of which it reads rows.
+
+    Over the memory bandwidth, this is the floor of a pass's time.
+    """
+    table = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return weight_bytes(config, dtype) - table * dtype.itemsize
+
+
+def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of keys and values that one cached token of one sequence fills, over all layers."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a device, in bytes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def describe(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """A shape in numbers, for result files."""
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return {
+        "architecture": config.model_type,
+        **{key: getattr(config, key) for key in (*keys, "vocab_size", "max_position_embeddings")},
+        "parameters": parameter_count(config),
+        "weight_bytes": weight_bytes(config, dtype),
+        "pass_weight_bytes": pass_weight_bytes(config, dtype),
+        "kv_bytes_per_token": kv_bytes_per_token(config, dtype),
+    }

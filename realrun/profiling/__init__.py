@@ -1,0 +1,1 @@
+"""What rounds cost on this machine."""

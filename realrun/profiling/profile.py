@@ -1,0 +1,176 @@
+"""Measure what every part of a round costs on this machine, through the real loop.
+
+For each context length, rounds of every draft length and, if asked, trees of many sizes are
+run in shuffled order with scripted acceptance, so that the same code is timed that decodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.masks import masked_passes, masked_table
+from realrun.profiling.rounds import ScriptedVerifier, _measure_round, _measure_score
+from realrun.profiling.trees import (
+    PASSES,
+    Samples,
+    ScriptedTreeVerifier,
+    measure_tree_round,
+    tree_sizes,
+    tree_table,
+    warm_trees,
+)
+from realrun.provenance import provenance
+from speckernels import backend_for
+from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION
+from specsim.errors import InputError
+
+WARMUP_ROUNDS = 3
+AUTOREGRESSIVE_BURST = 4
+
+
+@torch.inference_mode()
+def profile(
+    pair: Pair,
+    *,
+    contexts: Sequence[int],
+    depth: int = 16,
+    repeats: int = 40,
+    choice: Choice | None = None,
+    seed: int = 0,
+    tree_tokens: int = 65,
+    samples: Samples | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
+
+    contexts : cached tokens before a round, increasing. Text is random, for prompt lookup
+    repetitive: time does not depend on it otherwise. depth : places of a draft whose steps are
+    measured, in tokens, where the drafter goes so far. tree_tokens : largest tree, the pending
+    token included; 0 for no trees, as for drafters that have none. samples : those of earlier
+    slices of the same profile, to which this one's are added: on a machine that drifts, slices
+    spread over a job tell more than one long measurement. Raises InputError for contexts that
+    do not fit the models.
+    """
+    target, drafter = open_drafter(pair, ())
+    decoder = Decoder(target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
+    target.keep_hidden = drafter.wants_target_hidden
+    depth = min(depth, drafter.deepest or depth)
+    if repeats < 2:
+        raise InputError(f"repeats={repeats}; give at least 2")
+    sizes = tree_sizes(tree_tokens if pair.trees else 0)
+    deepest = max(depth, min(PASSES, drafter.deepest or PASSES)) if sizes else depth
+    _check(contexts, deepest, min(decoder.target.max_positions, drafter.lm.max_positions))
+    longest = contexts[-1] + deepest + 2
+    drafter.prepare(longest, decoder.choice, 0, deepest + 1)
+    warm_trees(decoder, sizes, range(1, depth + 2), longest)
+    rng = np.random.default_rng(seed)
+    vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
+    samples = defaultdict(list) if samples is None else samples
+    for done, context in enumerate(contexts):
+        tokens = rng.integers(1, vocab, context + 1).tolist()
+        if pair.kind == "lookup":  # it drafts only what the text repeats
+            tokens = tokens[:1] * len(tokens)
+        decoder.target.reset()
+        decoder.target.prefill(tokens[:-1])
+        drafter.begin(tokens[:-1], decoder.produced_by(-1))
+        for repeat in range(repeats + WARMUP_ROUNDS):
+            thrown_away: Samples = defaultdict(list)
+            kept = samples if repeat >= WARMUP_ROUNDS else thrown_away
+            # Of a tree: nodes of its draft passes, and tokens verified.
+            trees = [*zip(sizes, rng.permutation(sizes).tolist(), strict=True)]
+            masked = masked_passes(depth) if pair.kind == "space" else []
+            # Each is run twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
+            for job in rng.permutation(depth + 1 + len(trees) + len(masked)).tolist():
+                size = job - len(trees)
+                if size < 0:
+                    level_nodes, verified = trees[job]
+                    for into in (thrown_away, kept):
+                        measure_tree_round(decoder, tokens, context, level_nodes, verified, rng, into)
+                elif size == 0:  # autoregressive steps follow one another, in caches that no drafter has used
+                    _measure_round(decoder, tokens, context, 0, 0, rng, thrown_away)
+                    for _ in range(AUTOREGRESSIVE_BURST):
+                        _measure_round(decoder, tokens, context, 0, 0, rng, kept)
+                elif size > depth:
+                    masks, drafted = masked[size - depth - 1]
+                    for into in (thrown_away, kept):
+                        _measure_round(decoder, tokens, context, drafted, 0, rng, into, masks)
+                else:  # the draft cache lacks one token more after a fully accepted draft
+                    for into in (thrown_away, kept):
+                        _measure_round(decoder, tokens, context, size, (size + repeat) % 2, rng, into)
+            if pair.predictor is not None:
+                _measure_score(decoder, tokens, context, depth, rng, kept)
+        if progress:
+            progress(done + 1, len(contexts))
+    decoding = decoder.choice.as_dict()
+    return _document(samples, list(contexts), depth, drafter.deepest, sizes, repeats, pair, seed, decoding)
+
+
+def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
+    if not contexts or list(contexts) != sorted(set(contexts)) or contexts[0] < 2:
+        raise InputError(f"contexts {list(contexts)} must increase and start at 2 tokens or more; mend the list")
+    if contexts[-1] + depth + 2 > positions:
+        raise InputError(
+            f"context {contexts[-1]} and depth {depth} exceed the models' {positions} positions; shorten them"
+        )
+
+
+def _document(
+    samples: Samples,
+    contexts: list[int],
+    depth: int,
+    deepest: int | None,
+    sizes: list[int],
+    repeats: int,
+    pair: Pair,
+    seed: int,
+    decoding: dict[str, Any],
+) -> dict[str, Any]:
+    def tables(q: float) -> dict[str, Any]:
+        def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
+            return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
+
+        first = over_contexts("draft", 0, 1)
+        behind = over_contexts("draft", 1, 1) if samples["draft", 1, 1, contexts[0]] else first
+        trees = {"tree": tree_table(samples, contexts, sizes, depth, q, deepest)} if sizes else {}
+        if pair.kind == "space":
+            trees = {"tree": masked_table(samples, contexts, depth, q)}
+        return {
+            "draft_step": [over_contexts("draft", 0, place).tolist() for place in range(1, depth + 1)],
+            # A difference of medians may be negative by noise, a time may not.
+            "catch_up": np.maximum(behind - first, 0.0).tolist(),
+            "verify": [over_contexts("verify", n).tolist() for n in range(1, depth + 2)],
+            "autoregressive": over_contexts("autoregressive").tolist(),
+            "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
+            "round_overhead": float(np.quantile(samples["overhead"], q)),
+            # To be added to the draft steps of policies that read the score, and of no others.
+            "score_step": max(0.0, float(np.quantile(samples["score"], q))) if samples["score"] else 0.0,
+            **trees,
+        }
+
+    return {
+        "kind": PROFILE_KIND,
+        "version": PROFILE_VERSION,
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "drafter_kind": pair.kind,
+        "drafter_facts": pair.drafter_facts,
+        "decoding": decoding,
+        "kernels": backend_for(pair.device),
+        "contexts": contexts,
+        "repeats": repeats,
+        "seed": seed,
+        "median_s": tables(0.5),
+        "p25_s": tables(0.25),
+        "p75_s": tables(0.75),
+        "provenance": provenance(pair.device, pair.dtype),
+    }

@@ -1,0 +1,1 @@
+"""Dense recording: every position at once."""

@@ -1,0 +1,148 @@
+"""Record a dense trace: decode once, then ask the drafter at every position at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.drafters.acceptance_predictor import producing_states
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.provenance import provenance
+from realrun.recording.chain import Columns
+from realrun.recording.open import open_dense
+from realrun.recording.trees import Trees, TreeSize
+from speckernels import backend_for
+from specsim.errors import InputError
+from specsim.speedup.formulas import distinct_trigrams
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import MAX_NODES, record_from_nodes
+
+MAX_WIDTH = 256  # children recorded of a node
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What to record. Lengths in tokens.
+
+    tree_nodes : nodes of every position's tree, at most; 0 records no trees
+    tree_width : children of a node that a tree may hold, at most
+    """
+
+    depth: int = 16
+    max_new_tokens: int = 128
+    choice: Choice = Choice()
+    tree_nodes: int = 0
+    tree_width: int = 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depth <= 64:
+            raise InputError(f"depth={self.depth} is outside [1, 64]; choose a depth inside")
+        if self.tree_nodes and not self.depth <= self.tree_nodes <= MAX_NODES:
+            raise InputError(
+                f"tree_nodes={self.tree_nodes} is neither 0 nor in [{self.depth}, {MAX_NODES}], from the depth to "
+                "the most that a trace holds; choose a number inside, or 0 for no trees"
+            )
+        if not 1 <= self.tree_width <= MAX_WIDTH:
+            raise InputError(f"tree_width={self.tree_width} is outside [1, {MAX_WIDTH}]; choose a width inside")
+        if self.tree_nodes and self.choice.mode == "rejection":
+            raise InputError(
+                f"tree_nodes={self.tree_nodes} with rejection sampling: trees are recorded in greedy and Gumbel "
+                "mode only; choose one of these, or 0 for no trees"
+            )
+
+    @property
+    def tree(self) -> TreeSize | None:
+        """How much of the trees to record, None for no trees."""
+        return TreeSize(self.tree_nodes, self.tree_width) if self.tree_nodes else None
+
+
+def record(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: RecordSettings,
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Decode every prompt with the target alone and record the drafter densely, with trees if asked for.
+
+    The depth is cut to what the drafter can draft. In rejection mode the target judges the
+    drafts as well (`realrun.recording.rejection`).
+    """
+    if settings.tree is not None and not pair.trees:
+        raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
+    target, drafter = open_drafter(pair)
+    decoder = Decoder(target, drafter, pair.eos_token_ids, settings.choice)
+    settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
+    dense = open_dense(pair, settings.choice)
+    room = min(target.max_positions, drafter.lm.max_positions)
+    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
+    if longest > room:
+        raise InputError(
+            f"longest prompt, output and depth make {longest} tokens, the models have {room} positions; shorten them"
+        )
+    predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
+    outputs: list[npt.NDArray[np.int64]] = []
+    columns: list[Columns] = []
+    generate_s = dense_s = 0.0
+    for sequence, prompt in enumerate(prompts):
+        start = decoder.clock()
+        decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
+        generated = decoder.clock()
+        scorer = None
+        if predictor is not None:
+            scorer = predictor.after(producing_states(pair.target, prompt.tokens, decoded.tokens))
+        columns.append(
+            dense(prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence, scorer, settings.tree)
+        )
+        dense_s += decoder.clock() - generated
+        generate_s += generated - start
+        outputs.append(np.asarray(decoded.tokens))
+        if progress:
+            progress(sequence + 1, len(prompts))
+    lengths = [len(output) for output in outputs]
+    arrays: dict[str, Any] = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
+    if settings.tree is not None:
+        trees = Trees(*(arrays.pop(f"tree_{name}") for name in Trees._fields))
+        arrays["tree"] = record_from_nodes(**trees._asdict(), width=settings.tree.width)
+    meta = {
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "drafter_kind": pair.kind,
+        "drafter_facts": pair.drafter_facts,
+        "weights": pair.fingerprint,
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
+        "decoding": settings.choice.as_dict(),
+        "depth": settings.depth,
+        "tree": None if settings.tree is None else settings.tree._asdict(),
+        "eos_token_id": list(pair.eos_token_ids),
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "device": pair.device.type,
+        "kernels": backend_for(pair.device),
+        "distinct_trigram_share": distinct_trigrams(outputs),
+        "first_token_accepted_share": float((arrays["match_len"] > 0).mean()),
+        "record_seconds": {"generate": generate_s, "dense": dense_s},
+        "provenance": provenance(pair.device, pair.dtype),
+    }
+    return Trace(
+        meta=meta,
+        sequence_id=np.arange(len(prompts)),
+        domain=np.array([prompt.domain for prompt in prompts], dtype=np.str_),
+        prompt_tokens=np.array([len(prompt.tokens) for prompt in prompts]),
+        budget_tokens=np.full(len(prompts), settings.max_new_tokens),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        **arrays,
+    )
+
+
+def elapsed_ratio(trace: Trace) -> float:
+    """Seconds of decoding and dense recording over seconds of decoding alone."""
+    seconds = trace.meta["record_seconds"]
+    return float((seconds["generate"] + seconds["dense"]) / seconds["generate"])

@@ -1,0 +1,1 @@
+"""The acceptance predictor of Cali-TS."""

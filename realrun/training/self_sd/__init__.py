@@ -1,0 +1,1 @@
+"""Self-SD's search for the sublayers to skip."""

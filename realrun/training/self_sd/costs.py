@@ -1,0 +1,82 @@
+"""What rounds cost with sublayers skipped, by rounds of the real loop.
+
+A candidate's step is interpolated between four that are measured: with all sublayers, without the
+MLPs, without attention, and without both. On a machine that others use too, one measured after the other
+would differ by what else ran; so all are run in turn, in shuffled order, within every repeat.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.self_sd import SkippingLM
+from realrun.lm.skipped_layers import Skips
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import AUTOREGRESSIVE_BURST, WARMUP_ROUNDS
+from realrun.profiling.rounds import ScriptedVerifier, _measure_round
+from realrun.profiling.trees import Samples
+
+Line = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+
+
+@torch.inference_mode()
+def measure_costs(
+    pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, choice: Choice, seed: int, progress: Progress
+) -> Line:
+    """Medians at the least and the largest context, in cached tokens.
+
+    draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention
+        is skipped, second: all MLPs; rounds : all other costs, as in a cost profile
+    """
+    target, drafter = open_drafter(pair, ())
+    assert isinstance(drafter, DraftModel) and isinstance(drafter.lm, SkippingLM)
+    decoder = Decoder(target, drafter, (), choice, ScriptedVerifier())
+    everything, nothing = frozenset(range(len(pair.target.model.layers))), frozenset[int]()
+    sets = [Skips(attention, mlp) for attention in (nothing, everything) for mlp in (nothing, everything)]
+    measured = [max(2, contexts[0]), max(3, contexts[0] + 1, contexts[1])]
+    drafter.prepare(measured[1] + depth + 2, choice, 0, depth + 2)
+    rng = np.random.default_rng(seed)
+    kept: list[Samples] = [defaultdict(list) for _ in sets]
+    for done, context in enumerate(measured):
+        tokens = rng.integers(1, min(int(pair.target.config.vocab_size), len(pair.tokenizer)), context + 1).tolist()
+        target.reset()
+        target.prefill(tokens[:-1])
+        drafter.begin(tokens[:-1])
+        # Drafts of the longest length tell of draft steps; for verification, what costs least to draft will do.
+        jobs = [(number, depth) for number in range(len(sets))] + [(3, size) for size in range(depth)]
+        for repeat in range(WARMUP_ROUNDS + repeats):
+            for job in rng.permutation(len(jobs)).tolist():
+                number, size = jobs[job]
+                drafter.lm.skips = sets[number]
+                into: Samples = kept[number] if repeat >= WARMUP_ROUNDS else defaultdict(list)
+                _measure_round(decoder, tokens, context, size, 0, rng, defaultdict(list))  # for warmth
+                for _ in range(1 if size else AUTOREGRESSIVE_BURST):
+                    _measure_round(decoder, tokens, context, size, 0, rng, into)
+            progress("costs", done * (WARMUP_ROUNDS + repeats) + repeat + 1, 2 * (WARMUP_ROUNDS + repeats))
+
+    def median(samples: Samples, *key: Any) -> list[float]:
+        return [float(np.median(samples[(*key, context)])) for context in measured]
+
+    steps = [[median(samples, "draft", 0, place) for place in range(1, depth + 1)] for samples in kept]
+    rest = kept[3]
+    return {
+        "contexts": [contexts[0], measured[1]],
+        "draft_step": [steps[:2], steps[2:]],
+        "rounds": {
+            "catch_up": [0.0, 0.0],
+            "verify": [median(rest, "verify", tokens) for tokens in range(1, depth + 2)],
+            "autoregressive": median(rest, "autoregressive"),
+            "policy_step": float(np.median(rest["policy"])) if depth > 1 else 0.0,
+            "round_overhead": float(np.median(rest["overhead"])),
+        },
+    }

@@ -1,0 +1,290 @@
+"""Self-SD's set of skipped sublayers, found by Bayesian optimisation (Draft & Verify, section 3.2).
+
+The target decodes calibration prompts once. A candidate set is then recorded densely on these
+texts and replayed under every draft length K; it is worth the speedup of the best. Costs are measured
+once, with and without all attention and all MLP sublayers, and linear in how many of either are
+left. Nothing is decoded for a candidate, unless the objective is the measured tokens/s.
+
+Departures from the paper, which maximises tokens/s with a Gaussian process over a relaxed [0, 1] for
+every sublayer, at a fixed stopping threshold: the predicted speedup at the best K, which no other job on
+the machine disturbs; Optuna's tree-structured Parzen estimator, made for choices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Choice
+from realrun.drafters.self_sd import SkippingLM
+from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.drafter_files import describe_target, save_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.provenance import provenance
+from realrun.recording.target_cache import shared_columns
+from realrun.training.self_sd.costs import measure_costs
+from realrun.training.self_sd.suggest import Sublayer, sublayers, suggest
+from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.errors import InputError
+from specsim.files import write_json
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.speedup.prediction import predict
+from specsim.trace.trace import Trace
+from specsim.tuning.evaluate import evaluate_many
+from specsim.tuning.journal import Journal
+
+JOURNAL, REPORT = "search.jsonl", "search.json"
+LEAST_REPEATS = 2
+Progress = Callable[[str, int, int], None]
+Line = dict[str, Any]
+Objective = Literal["predicted", "measured"]
+
+
+@dataclass(frozen=True)
+class SelfSDSettings:
+    """How to search. Lengths in tokens.
+
+    trials : sets tried
+    depth : longest draft
+    objective : "predicted", the simulator's speedup under the best fixed K, or "measured", tokens/s of really
+        decoding the prompts with that K
+    temperature : of the calibration text; 0 is greedy
+    keep_ends : layers at either end of the target of which nothing is skipped
+    cost_repeats : rounds of every length in which costs are measured
+    """
+
+    trials: int = 200
+    max_new_tokens: int = 64
+    depth: int = 8
+    objective: Objective = "predicted"
+    temperature: float = 0.0
+    keep_ends: int = 0
+    cost_repeats: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "max_new_tokens", "depth"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} of a search for skipped sublayers is {getattr(self, name)}; give at least 1")
+        if self.objective not in get_args(Objective):
+            raise InputError(f"objective {self.objective!r} is unknown; known: {', '.join(get_args(Objective))}")
+        if self.keep_ends < 0:
+            raise InputError(f"keep_ends={self.keep_ends}; give 0 or more layers")
+        if self.cost_repeats < LEAST_REPEATS:
+            raise InputError(f"cost_repeats={self.cost_repeats}; give at least {LEAST_REPEATS}")
+        _ = self.choice  # refuses a bad temperature
+
+    @property
+    def choice(self) -> Choice:
+        return Choice("gumbel", self.temperature, self.seed) if self.temperature else Choice()
+
+
+def train_self_sd(
+    pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Search, write OUT/drafter.safetensors and OUT/search.json, which is also returned.
+
+    pair : its target alone counts. What OUT holds of an earlier run with the same settings is used: killed
+    at any moment, a second call goes on with the same trials; it may ask for more of them. Raises
+    InputError for a folder of another search, no prompts, too long ones, or nothing left to skip.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder as --out")
+    pair = replace(pair, draft=pair.target, kind="self-sd", split=0, predictor=None)
+    choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
+    _check_lengths(pair, prompts, settings)
+    journal = Journal(out / JOURNAL, _plan(pair, prompts, settings))
+    try:
+        texts = _calibration(pair, prompts, settings, journal, progress)
+        contexts = (min(len(p) for p, _ in texts) - 1, max(len(p) + len(o) for p, o in texts) - 2)
+        how = (settings.depth, settings.cost_repeats, settings.choice, settings.seed)
+        costs = journal.batch(partial(measure_costs, pair, contexts, *how, progress))
+        search = Search(pair, texts, settings, costs)
+        trials = _search(search, choices, settings, journal, progress)
+    finally:
+        journal.close()
+    best = max(trials, key=lambda trial: trial["value"])  # the first of equals
+    skips = Skips(frozenset(best["attention"]), frozenset(best["mlp"]))
+    prediction = predict(search.record(skips), FixedK(best["k"]), search.cost(skips), seed=settings.seed)
+    facts = {
+        "target": describe_target(pair.target, pair.target_name),
+        **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
+        "prediction": prediction.as_dict(),
+        "settings": asdict(settings),
+        "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in texts)},
+        "costs": search.cost_facts(skips),
+        "warnings": search.warnings(),
+        "provenance": provenance(pair.device, pair.dtype),
+    }
+    path = save_drafter(out, "self-sd", {}, facts)
+    document = {**facts, "best": best, "trials": trials, "drafter": str(path)}
+    write_json({**document, "drafter": path.name}, out / REPORT)
+    return document
+
+
+class Search:
+    """What candidates are tried on: calibration texts (prompt, output) and measured costs."""
+
+    def __init__(self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: Line):
+        self.pair, self.texts, self.settings, self.costs = pair, texts, settings, costs
+        self.split = SplitTarget(pair.target, split=0)
+        self.layers = len(pair.target.model.layers)
+
+    def try_out(self, skips: Skips, really: bool = True) -> Line:
+        """A trial: the set, the best K, what it is worth; really : decode if that is the objective."""
+        trace, cost, depth = self.record(skips), self.cost(skips), self.settings.depth
+        tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], trace, cost, jobs=1)
+        k = 1 + int(np.argmin(tried.seconds))
+        trial = {
+            **skips.in_order,
+            "k": k,
+            "first_token_accepted_share": float((trace.match_len > 0).mean()),
+            "predicted_speedup": float(tried.baseline_s / tried.seconds[k - 1]),
+        }
+        if really and self.settings.objective == "measured":
+            trial["tokens_per_s"] = self.tokens_per_s(skips, k)
+        return {**trial, "value": trial.get("tokens_per_s", trial["predicted_speedup"])}
+
+    def record(self, skips: Skips) -> Trace:
+        """The dense trace of this candidate."""
+        settings, lm = self.settings, SkippingLM(self.split, skips)
+        recorded = [
+            shared_columns(lm, prompt, output, settings.depth, settings.choice, sequence, ranks=False)
+            for sequence, (prompt, output) in enumerate(self.texts)
+        ]
+        columns: dict[str, Any] = {name: np.concatenate([c[name] for c in recorded]) for name in recorded[0]}
+        lengths = [len(output) for _, output in self.texts]
+        return Trace(
+            meta={"drafter_kind": "self-sd", "eos_token_id": list(self.pair.eos_token_ids)},
+            sequence_id=np.arange(len(lengths)),
+            domain=np.full(len(lengths), "calibration"),
+            prompt_tokens=np.array([len(prompt) for prompt, _ in self.texts]),
+            budget_tokens=np.full(len(lengths), settings.max_new_tokens),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            **columns,
+        )
+
+    def cost(self, skips: Skips) -> ProfileCost:
+        """What rounds of this candidate cost."""
+        step: Any = np.array(self.costs["draft_step"])
+        for skipped in skips:
+            share = len(skipped) / self.layers
+            step = (1 - share) * step[0] + share * step[1]
+        return profile_from_json(
+            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step}}, JOURNAL
+        )
+
+    def cost_facts(self, skips: Skips) -> Line:
+        """Mean costs in seconds, those of one sublayer where nothing else is skipped."""
+        ((full, no_mlp), (no_attention, neither)) = np.mean(self.costs["draft_step"], axis=(2, 3)).tolist()
+        rounds = self.costs["rounds"]
+        return {
+            "draft_step_s": float(self.cost(skips).draft_step_s.mean()),
+            "full_step_s": full,
+            "attention_s": (full - no_attention) / self.layers,
+            "mlp_s": (full - no_mlp) / self.layers,
+            "ends_s": neither,
+            **{f"{name}_s": float(np.mean(rounds[name])) for name in ("autoregressive", "verify", "round_overhead")},
+        }
+
+    def warnings(self) -> list[str]:
+        """What shows that the costs cannot be right, a sentence each."""
+        found = []
+        facts, nothing = self.cost_facts(NOTHING), self.try_out(NOTHING, really=False)["predicted_speedup"]
+        if nothing > 1:  # each of its draft steps is an autoregressive step, and verification comes on top
+            found.append(
+                f"with nothing skipped the measured costs predict a speedup of {nothing:.2f}, which cannot be above 1; "
+                "other work disturbed them: search again in a new folder on a quieter machine"
+            )
+        if min(facts["attention_s"], facts["mlp_s"]) <= 0:
+            found.append(
+                "skipping all sublayers of a kind made measured draft steps slower; other work disturbed them: search "
+                "again in a new folder on a quieter machine"
+            )
+        return found
+
+    def tokens_per_s(self, skips: Skips, k: int) -> float:
+        """Of really decoding all texts with this draft length."""
+        pair, settings = replace(self.pair, skips=skips), self.settings
+        decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.choice)
+        decoder.decode(self.texts[0][0], min(8, settings.max_new_tokens), FixedK(k))  # for warmth
+        runs = [
+            decoder.decode(prompt, settings.max_new_tokens, FixedK(k), sequence=sequence)
+            for sequence, (prompt, _) in enumerate(self.texts)
+        ]
+        return sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
+
+
+def _search(
+    search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, journal: Journal, progress: Progress
+) -> list[Line]:
+    """All trials, those of an earlier run first."""
+    trials: list[Line] = []
+    known: dict[Skips, Line] = {}
+    progress("search", 0, settings.trials)
+    while len(trials) < settings.trials:
+
+        def find() -> Line:
+            skips = suggest(choices, trials, settings.seed)
+            return known.get(skips) or search.try_out(skips)
+
+        trial = journal.batch(find)
+        known[Skips(frozenset(trial["attention"]), frozenset(trial["mlp"]))] = trial
+        trials.append(trial)
+        progress("search", len(trials), settings.trials)
+    return trials
+
+
+def _calibration(
+    pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, journal: Journal, progress: Progress
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, what the target writes after it)."""
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.choice)
+    texts = []
+    for sequence, prompt in enumerate(prompts):
+
+        def find(prompt: Prompt = prompt, sequence: int = sequence) -> Line:
+            decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
+            return {"output": decoded.tokens}
+
+        texts.append((prompt.tokens, journal.batch(find)["output"]))
+        progress("decode", sequence + 1, len(prompts))
+    return texts
+
+
+def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> None:
+    if not prompts:
+        raise InputError("a search for skipped sublayers needs calibration prompts; give at least 1")
+    room = int(pair.target.config.max_position_embeddings)
+    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth + 2
+    if longest > room:
+        raise InputError(
+            f"longest prompt, output and draft make {longest} tokens, the target has {room} positions; shorten them"
+        )
+
+
+def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Mapping[str, Any]:
+    """All that decides a trial, beside the clock; a search may be asked for more trials later."""
+    tokens = json.dumps([prompt.tokens for prompt in prompts]).encode()
+    return {
+        "search": "self-sd",
+        "target": describe_target(pair.target, pair.target_name),
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "device": pair.device.type,
+        "eos_token_ids": list(pair.eos_token_ids),
+        "prompts": hashlib.sha256(tokens).hexdigest()[:16],
+        **{name: value for name, value in asdict(settings).items() if name != "trials"},
+        "libraries": {"optuna": version("optuna")},
+    }

@@ -1,0 +1,264 @@
+"""The main job: tune every policy offline, predict, really decode, compare."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Choice
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.provenance import provenance
+from speckernels import backend_for
+from specsim.cost.profile import ProfileCost
+from specsim.errors import InputError
+from specsim.fitting.fit import learns
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.checks import check_covered, check_replayable
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup import formulas as metrics
+from specsim.speedup.intervals import Estimate, ratio_interval
+from specsim.speedup.prediction import Ladder, Prediction, ladder, least_seconds, summarise
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from specsim.tuning.variants import forms, label, settle
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy to validate and where its settings come from: tuned, fitted, default or fixed_k."""
+
+    policy: Policy
+    role: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy: what was predicted and what was measured on the same sequences."""
+
+    candidate: Candidate
+    replayed: Replay
+    predicted: Prediction
+    measured: Estimate
+    ladder: Ladder
+    speculative_s: npt.NDArray[np.float64]  # measured, per sequence
+    runs: list[Decoded]  # the last run of every sequence
+    measured_tau: float
+    overhead: float  # mean seconds of a round over those of an autoregressive step, measured
+    measured_v_d: float
+    rounds_identical: float | None  # None where the replay draws its own acceptance
+    output_identical: float | None
+
+    @property
+    def acceleration_over_overhead(self) -> float:
+        """Speedup by MEDUSA's relation: tokens per round, over what a round costs in autoregressive steps.
+
+        It differs from `measured` in two things alone: it takes the mean of a sequence's repeats and
+        not their median, and does not correct for an output that is longer or shorter than the baseline's.
+
+        Reference: Cai et al. 2024, arXiv:2401.10774, section 4.
+        """
+        return self.measured_tau / self.overhead
+
+    @property
+    def error_percent(self) -> float:
+        return (self.predicted.speedup.estimate / self.measured.estimate - 1) * 100
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All rows, with the hold-out trace and the measured baseline behind them."""
+
+    rows: list[Row]
+    train: Trace
+    holdout: Trace
+    profile: ProfileCost
+    autoregressive_s: npt.NDArray[np.float64]
+    environment: dict[str, Any]
+    seed: int
+    skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
+
+    @property
+    def median_abs_error_percent(self) -> float:
+        return float(np.median([abs(row.error_percent) for row in self.rows]))
+
+
+def candidates(
+    train: Trace,
+    cost: ProfileCost,
+    *,
+    kinds: Sequence[type[Policy]] | None = None,
+    trials: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`.
+
+    With it the (policy, reason) of those that trace or costs cannot serve.
+    """
+    found: list[Candidate] = []
+    served, skipped = forms(train, POLICIES.values() if kinds is None else kinds, cost)
+    for done, (kind, variant) in enumerate(served):
+        role = "tuned" if variant.tuned else "fixed_k" if kind is FixedK else "fitted" if learns(kind) else "default"
+        try:
+            policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
+            check_replayable(train, policy)
+            check_covered(train, policy, compile_for(train, cost, policy))
+            if all(policy != candidate.policy for candidate in found):
+                found.append(Candidate(policy, role))
+        except InputError as error:  # such as a tree larger than those profiled
+            skipped.append((label(kind, variant), str(error)))
+        if progress:
+            progress("tune", done + 1, len(served))
+    if not found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+        raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
+    return found, skipped
+
+
+def validate(
+    pair: Pair,
+    trace: Trace,
+    prompts: Sequence[Prompt],
+    cost: ProfileCost,
+    *,
+    kinds: Sequence[type[Policy]] | None = None,
+    trials: int = 100,
+    repeats: int = 3,
+    tuning_share: float = 0.5,
+    seed: int = 0,
+    reprofile: Callable[[], ProfileCost] | None = None,
+    progress: Progress | None = None,
+) -> Validation:
+    """Tune on one part of the trace, then decode the hold-out prompts for real.
+
+    Every prompt is decoded by the baseline and by every policy, in an order shuffled
+    anew each time. Policies are tuned under `cost`; `reprofile`, if given, is called after
+    every repeat and returns the profile refined by what it measured, and predictions use its
+    last answer, since a shared machine drifts. A sequence's time is the median of its
+    repeats. prompts[i] must be the prompt of the trace's sequence i. kinds : policies to
+    compare, default all.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats={repeats}; give at least 1")
+    choice = Choice(**trace.meta["decoding"])
+    tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
+    train, holdout = trace.select(tuning), trace.select(held)
+    chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    arms: list[Policy | None] = [None, *(candidate.policy for candidate in chosen)]
+    for arm in arms:  # compile and warm up before the clock counts
+        decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
+    seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+    runs: dict[tuple[int, int], Decoded] = {}
+    counts = np.zeros((len(arms), 3), dtype=np.int64)  # rounds, drafted, accepted
+    emitted_tokens = np.zeros(len(arms), dtype=np.int64)
+    order = np.random.default_rng(seed)
+    total = repeats * len(held) * len(arms)
+    done = 0
+    for repeat in range(repeats):
+        if trace.approximate:  # one text says little of a replay that averages over outcomes
+            decoder.choice = replace(choice, seed=choice.seed + repeat)
+        states: dict[int, Any] = {}  # of policies that carry theirs from sequence to sequence
+        for index, sequence in enumerate(held.tolist()):
+            for arm_number in order.permutation(len(arms)).tolist():
+                decoded = decoder.decode(
+                    prompts[sequence].tokens,
+                    int(trace.budget_tokens[sequence]),
+                    arms[arm_number],
+                    sequence=int(trace.sequence_id[sequence]),
+                    seed=seed,
+                    state=states.get(arm_number),
+                )
+                states[arm_number] = decoded.state
+                seconds[arm_number, index].append(decoded.seconds)
+                runs[arm_number, index] = decoded
+                counts[arm_number] += [
+                    len(decoded.rounds),
+                    *np.sum([(r.drafted, r.accepted) for r in decoded.rounds], 0),
+                ]
+                emitted_tokens[arm_number] += len(decoded.tokens)
+                done += 1
+                if progress:
+                    progress("decode", done, total)
+        if reprofile is not None:
+            cost = reprofile()
+
+    def arm_seconds(arm_number: int) -> npt.NDArray[np.float64]:
+        """Seconds per sequence, for as many tokens as the baseline emitted there.
+
+        In low precision an output may differ from the baseline's, in length too.
+        """
+        spent = np.array([np.median(seconds[arm_number, i]) for i in range(len(held))])
+        emitted = np.array([len(runs[arm_number, i].tokens) for i in range(len(held))])
+        wanted = np.array([len(runs[0, i].tokens) for i in range(len(held))])
+        return np.asarray(spent * wanted / emitted)
+
+    def round_seconds(arm_number: int) -> float:
+        """Mean over the rounds of all repeats."""
+        return float(np.sum([seconds[arm_number, i] for i in range(len(held))]) / counts[arm_number, 0])
+
+    baseline_s = arm_seconds(0)
+    kinds_run = [type(candidate.policy) for candidate in chosen]
+    oracle_s = least_seconds(holdout, kinds_run, compile_for(holdout, cost), seed=seed)
+    rows = []
+    for number, candidate in enumerate(chosen, start=1):
+        table = compile_for(holdout, cost, candidate.policy)
+        replayed = replay(holdout, candidate.policy, table, seed=seed, log=True)
+        own_s = arm_seconds(number)
+        own_runs = [runs[number, i] for i in range(len(held))]
+        rows.append(
+            Row(
+                candidate=candidate,
+                replayed=replayed,
+                predicted=summarise(replayed, oracle_s),
+                measured=ratio_interval(baseline_s, own_s),
+                ladder=ladder(holdout, candidate.policy, cost, seed=seed),
+                speculative_s=own_s,
+                runs=own_runs,
+                measured_tau=float(emitted_tokens[number] / counts[number, 0]),
+                overhead=round_seconds(number) / round_seconds(0),
+                measured_v_d=float(metrics.draft_precision(counts[number, 2], counts[number, 1])),
+                rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
+                output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
+            )
+        )
+    environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
+    return Validation(rows, train, holdout, cost, baseline_s, environment, seed, skipped)
+
+
+def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
+    """Share of replayed rounds that the real run did just so: t, drafted and accepted tokens.
+
+    Of a tree policy also the nodes verified, and which of them was accepted last.
+    """
+    assert replayed.log is not None
+    trees = isinstance(replayed.policy, TreePolicy)
+    same = 0
+    for index, run in enumerate(runs):
+        expected = {tuple(row[1:]) for row in replayed.log[replayed.log[:, 0] == index].tolist()}
+        same += len(expected & set(run.tree_log() if trees else run.log()))
+    return same / len(replayed.log)
+
+
+def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:
+    """Share of sequences whose real output equals the recorded one, token for token."""
+    same = 0
+    for index, run in enumerate(runs):
+        recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        same += recorded == run.tokens
+    return same / len(runs)

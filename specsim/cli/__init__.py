@@ -1,0 +1,1 @@
+"""The `specsim` command line, a thin skin over the package."""

@@ -1,0 +1,191 @@
+"""`specsim leaderboard`: tune and rank policies on recorded traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
+from specsim.leaderboard.document import as_document, trace_names, write_results
+from specsim.report.page import range_text, value_text
+
+
+def leaderboard(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(help="Trace folders, made by `realrun record`.", metavar="TRACE...", show_default=False),
+    ],
+    cost: Annotated[
+        list[Path],
+        typer.Option(
+            help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or with --draft-cost the target\'s cost '
+            "grid. One for all traces, or repeated, one for each in their order.",
+            show_default=False,
+        ),
+    ],
+    draft_cost: DraftCostOption = None,
+    batch: BatchOption = None,
+    policy: Annotated[
+        list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
+    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    also: Annotated[
+        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
+    ] = [],  # noqa: B006
+    max_draft: Annotated[
+        str,
+        typer.Option(
+            help="Longest drafts in tokens, comma-separated; a board for each. Default: as deep as recorded.",
+            show_default=False,
+        ),
+    ] = "",
+    trials: Annotated[int, typer.Option(help="Configurations to try per policy.", min=1)] = 100,
+    tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
+    seeds: Annotated[int, typer.Option(help="Replays to average over where a policy draws.", min=1)] = 5,
+    sensitivity: Annotated[
+        bool, typer.Option(help="Vary each tuned setting over its range, to see what it is worth.")
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for leaderboard.json, leaderboard.csv and report.html.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Threads; default one per core. The answer is the same.", min=1)
+    ] = None,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Tune every policy on one part of each trace, rank them on the other.
+
+    A row is a policy in one form: tuned, with its threshold static or moving, or with an
+    engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval;
+    "behind", the leader's speedup less the row's, and "=" where these sequences cannot tell
+    the two apart; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
+    their harmonic mean; tau, output tokens per target pass; the mean number of drafted tokens
+    that a round verified, with the middle 80 % of rounds; regret, the time beyond that of the
+    oracle, which knows what will be accepted.
+
+    What a trace cannot serve (a column not recorded, another kind of drafter) is listed with
+    the reason. With several traces a combined ranking follows: geometric mean of the speedups,
+    and mean rank.
+
+    Example: specsim leaderboard TRACE --cost profile.json --also my_policy.py --out board
+    """
+    from specsim.errors import InputError
+    from specsim.leaderboard.leaderboard import leaderboard as run
+    from specsim.policy.registry import POLICIES, find_policies
+    from specsim.trace.files import read_trace
+
+    kinds = find_policies([*(policy or POLICIES), *also])
+    try:
+        depths = [int(part) for part in max_draft.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"--max-draft {max_draft!r} is no list of whole numbers; write for example 3,7,16") from None
+    models = [read_costs(path, draft_cost, batch) for path in cost]
+    named = dict(zip(trace_names(traces), map(read_trace, traces), strict=True))
+    with progress_bar() as report:
+        boards = run(
+            named,
+            models,
+            kinds=list(kinds.values()),
+            max_drafts=depths,
+            trials=trials,
+            tuning_share=tuning_share,
+            seeds=seeds,
+            seed=seed,
+            sensitivity=sensitivity,
+            jobs=jobs or -1,
+            progress=report,
+        )
+    options = {
+        "cost": ", ".join(path.name for path in cost),
+        "draft_cost": draft_cost.name if draft_cost else None,
+        "batch": batch,
+        "trials": trials,
+        "tuning_share": tuning_share,
+        "seeds": seeds,
+        "seed": seed,
+    }
+    document = as_document(boards, {key: value for key, value in options.items() if value is not None})
+    if out is not None:
+        write_results(out, document)
+    if json:
+        print_json(document)
+        return
+    for board in document["boards"]:
+        print_board(board)
+    for group in document["combined"]:
+        rows = [
+            [one["label"], f"{one['speedup']:.3f}", f"{one['mean_rank']:.1f}", ", ".join(map(str, one["ranks"]))]
+            for one in group["standings"]
+        ]
+        title = f"all {len(traces)} traces, drafts up to {group['max_draft']}"
+        print_table(title, ["policy", "geometric mean speedup", "mean rank", "ranks"], rows)
+    if out is not None:
+        print(f"{out / 'report.html'} shows all of it")
+
+
+def print_board(board: Mapping[str, Any]) -> None:
+    """One board as tables: the ranking, what was skipped, what the settings are worth."""
+    title = (
+        f"{board['trace']}: drafts up to {board['max_draft']}, tuned on {board['sequences']['tuning']} sequences, "
+        f"ranked on {board['sequences']['holdout']} others"
+    )
+    if board["approximate"]:
+        title += " (approximate: rejection sampling)"
+    columns = [
+        "policy",
+        "speedup [95 % interval]",
+        "behind",
+        "",
+        "v_d",
+        "r_d",
+        "HM",
+        "tau",
+        "verified",
+        "regret",
+        "settings",
+    ]
+    rows = [["oracle", _interval(board["oracle"]), *[""] * 7, "0.0 %", ""]]
+    placed = [_cells(row) for row in board["rows"]]
+    ahead = sum(row["speedup"]["estimate"] >= 1 for row in board["rows"])
+    placed.insert(ahead, ["autoregressive", "1.000", *[""] * 5, "1.00", *[""] * 3])
+    print_table(title, columns, rows + placed)
+    cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in board["rows"] if row["truncated_share"]]
+    if cut:
+        print(f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}")
+    if board["skipped"]:
+        print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
+    if board["sensitivity"]:
+        worth = sorted(board["sensitivity"], key=lambda one: -one["spread_percent"])
+        lines = [
+            [one["label"], one["setting"], value_text(one["tuned"]), f"{one['spread_percent']:.1f} %", range_text(one)]
+            for one in worth
+        ]
+        print_table(
+            "worth of a setting: how much slower the worst value in its range is than the best",
+            ["policy", "setting", "tuned to", "worth", "within 1 % of the best"],
+            lines,
+        )
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    behind, q = row["leader_minus_this"], row["draft_tokens_quantiles"]
+    return [
+        row["label"],
+        _interval(row["speedup"]),
+        f"{behind['difference']['estimate']:.3f}" if behind else "",
+        "=" if row["tied_with_leader"] else "",
+        *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
+        f"{row['tau']:.2f}",
+        f"{row['mean_draft_tokens']:.2f} ({q['0.1']}-{q['0.9']})",
+        f"{100 * row['oracle_regret']:.1f} %",
+        row["settings"],
+    ]
+
+
+def _interval(value: Mapping[str, float]) -> str:
+    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"

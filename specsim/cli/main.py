@@ -1,0 +1,34 @@
+"""The `specsim` command: replay and tune on a recorded trace. Needs no torch."""
+
+from __future__ import annotations
+
+import typer
+
+from specsim.cli.acceptance import acceptance
+from specsim.cli.console import run
+from specsim.cli.info import data, info, policies
+from specsim.cli.leaderboard import leaderboard
+from specsim.cli.replay import replay
+from specsim.cli.tree import tree
+from specsim.cli.tune import tune
+
+app = typer.Typer(
+    help="Simulate speculative decoding: replay a recorded trace under any policy, tune it, rank them all.\n\n"
+    "Traces come from `realrun record`, costs from `realrun profile`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data, name="data")
+app.add_typer(acceptance, name="acceptance")
+app.add_typer(tree, name="tree")
+
+
+for _command in (replay, tune, leaderboard, policies, info):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    run(app)

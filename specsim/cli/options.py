@@ -1,0 +1,51 @@
+"""Arguments and options that the `specsim` commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim.cli.console import MAX_SEED
+
+if TYPE_CHECKING:
+    from specsim.cost.model import CostModel
+
+TraceArgument = Annotated[Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)]
+PolicyOption = Annotated[
+    str,
+    typer.Option(help="Policy: a name that `specsim policies` lists, or a FILE.py of your own.", show_default=False),
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
+]
+CostOption = Annotated[
+    Path,
+    typer.Option(
+        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or with --draft-cost the target\'s cost grid.',
+        show_default=False,
+    ),
+]
+DraftCostOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The drafter's cost grid; FILE:MODEL names one of a campaign's profile.json.", show_default=False
+    ),
+]
+BatchOption = Annotated[int | None, typer.Option(help="Batch size of the cost grids; default 1.", min=1)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
+
+
+def read_costs(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
+    """The cost model that --cost, --draft-cost and --batch name."""
+    from specsim.cost.grid import read_grid_pair
+    from specsim.cost.profile import read_cost
+    from specsim.errors import InputError
+
+    if draft_cost is not None:
+        return read_grid_pair(cost, draft_cost, batch=batch or 1)
+    if batch is not None:
+        raise InputError("--batch belongs to cost grids; give the drafter's with --draft-cost")
+    return read_cost(cost)

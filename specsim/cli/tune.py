@@ -1,0 +1,229 @@
+"""`specsim tune`: search a policy's settings on one part of a trace, report on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specsim.cli.console import parse_settings, print_json, print_table, progress_bar
+from specsim.cli.options import (
+    BatchOption,
+    CostOption,
+    DraftCostOption,
+    JsonOption,
+    PolicyOption,
+    SeedOption,
+    SetOption,
+    TraceArgument,
+    read_costs,
+)
+
+if TYPE_CHECKING:
+    from specsim.speedup.prediction import Prediction
+    from specsim.tuning.crossval import CrossValidation
+    from specsim.tuning.search import Reference, TuneResult
+
+
+class SearchKind(StrEnum):
+    """How `tune` searches."""
+
+    grid = "grid"
+    race = "race"
+    optuna = "optuna"
+
+
+def tune(
+    trace: TraceArgument,
+    policy: PolicyOption,
+    cost: CostOption,
+    draft_cost: DraftCostOption = None,
+    batch: BatchOption = None,
+    set_: SetOption = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    search: Annotated[
+        SearchKind | None,
+        typer.Option(
+            help="grid: an even grid, every point on all sequences. race: many points on few sequences, the poor "
+            "ones dropped as sequences are added; a tenth of the work. optuna: Optuna's TPE. "
+            "Default: optuna for up to 500 trials where it is installed, else race.",
+            show_default=False,
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Configurations to try.", min=1)] = 100,
+    tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            help="Cross-validate: tune N times, each time report on another Nth of the sequences. The settings "
+            "given then come from all sequences, the hold-out figures from the N folds.",
+            metavar="N",
+            min=2,
+            show_default=False,
+        ),
+    ] = None,
+    storage: Annotated[
+        Path | None,
+        typer.Option(
+            help="Journal of the search. Run the same command again after a kill, and it goes on from there; "
+            "with --folds each fold has its own, FILE.1 and so on.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Threads; default one per core. The answer is the same.", min=1)
+    ] = None,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Find a policy's best settings on one part of the trace, report them on the other.
+
+    Settings given with --set are held fixed. Beside the result stand the autoregressive
+    baseline, the policy's default settings, the best fixed K, and the runner-up of the search,
+    each with the difference in speedup, paired over sequences. A warning says where the data
+    cannot tell them from the tuned policy. Ctrl-C ends the search with the best so far; a second
+    one ends the command.
+
+    Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
+    """
+    from specsim.policy.registry import make_policy
+    from specsim.trace.files import read_trace
+    from specsim.trace.split import split_sequences
+    from specsim.tuning.crossval import cross_validate, fold_sequences
+    from specsim.tuning.search import tune as run_tune
+
+    fixed = {key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()}
+    kind = type(make_policy(policy))
+    whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
+    how: dict[str, Any] = {
+        "fixed": fixed,
+        "search": search.value if search else None,
+        "trials": trials,
+        "seed": seed,
+        "jobs": jobs,
+    }
+    if folds is not None:
+        fold_sequences(whole, folds, seed=seed)  # names a bad number before any work
+    with progress_bar() as report:
+        if folds is None:
+            tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
+            result = run_tune(
+                kind,
+                whole.select(tuning),
+                whole.select(held),
+                model,
+                storage=storage,
+                progress=lambda done, total: report("tune", done, total),
+                **how,
+            )
+            show_tuned(result, f"{len(tuning)} sequences", f"{len(held)} others", json=json)
+            return
+        final = run_tune(
+            kind,
+            whole,
+            whole,
+            model,
+            storage=storage,
+            compare=False,
+            progress=lambda done, total: report("all sequences", done, total),
+            **how,
+        )
+        folded = cross_validate(
+            kind,
+            whole,
+            model,
+            folds=folds,
+            storage=storage,
+            progress=lambda done, total: report("folds", done, total),
+            **how,
+        )
+    show_folded(final, folded, json=json)
+
+
+def show_tuned(result: TuneResult, tuned_on: str, reported_on: str, *, json: bool) -> None:
+    """Print a result with what it was compared with."""
+    if json:
+        print_json(result.as_dict())
+        return
+    title = f"{result.best.name}: {result.trials} trials on {tuned_on}, reported on {reported_on}"
+    speedup = f"{result.train.speedup.estimate:.3f}"
+    _print(title + _aside(result), speedup, result.holdout, result.references)
+    _print_warnings(result.warnings)
+
+
+def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> None:
+    """Print settings tuned on all sequences with the cross-validated estimate of what they are worth."""
+    if json:
+        document = {
+            **final.as_dict(),
+            "holdout": {**folded.estimate.as_dict(), "params": final.best.settings},
+            "references": {name: one.as_dict() for name, one in folded.references.items()},
+            "warnings": list(folded.warnings),
+            "interrupted": final.interrupted or folded.interrupted,
+            "folds": [fold.as_dict() for fold in folded.folds],
+        }
+        print_json(document)
+        return
+    sequences = sum(fold.sequences for fold in folded.folds)
+    title = f"{final.best.name}: {final.trials} trials on all sequences, cross-validated in {len(folded.folds)} folds"
+    if folded.interrupted:
+        title += f" of {sequences} sequences (interrupted)"
+    speedup = f"{final.train.speedup.estimate:.3f}"
+    _print(title + _aside(final), speedup, folded.estimate, folded.references, str(final.best))
+    rows = [
+        [
+            str(number),
+            str(fold.sequences),
+            f"{fold.train_speedup:.3f}",
+            f"{fold.holdout_speedup:.3f}",
+            str(fold.found.best),
+        ]
+        for number, fold in enumerate(folded.folds, start=1)
+    ]
+    print_table("folds", ["fold", "sequences", "tuning speedup", "hold-out speedup", "policy"], rows)
+    _print_warnings(folded.warnings)
+
+
+def _aside(result: TuneResult) -> str:
+    parts = [result.search]
+    if result.work < 1:
+        parts.append(f"{100 * result.work:.0f} % of brute force's work")
+    if result.refused:
+        parts.append(f"{result.refused} refused")
+    if result.interrupted:
+        parts.append("interrupted, best so far")
+    return f" ({', '.join(parts)})"
+
+
+def _print(
+    title: str,
+    train_speedup: str,
+    tuned: Prediction,
+    references: Mapping[str, Reference],
+    policy: str | None = None,
+) -> None:
+    from specsim.tuning.search import CALLED
+
+    regret = "" if tuned.oracle_regret is None else f"{100 * tuned.oracle_regret:.1f} %"
+    rows = [
+        ["autoregressive", "", "1.000", *[""] * 4],
+        ["tuned", train_speedup, str(tuned.speedup), "", f"{tuned.tau:.2f}", regret, policy or str(tuned.policy)],
+    ]
+    for name, one in references.items():
+        other = one.prediction
+        regret = "" if other.oracle_regret is None else f"{100 * other.oracle_regret:.1f} %"
+        gain = str(one.comparison.difference)
+        label = CALLED[name].removeprefix("the ")
+        rows.append([label, "", str(other.speedup), gain, f"{other.tau:.2f}", regret, str(other.policy)])
+    if tuned.approximate:
+        title += "; approximate: rejection sampling"
+    columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", "regret", "policy"]
+    print_table(title, columns, rows)
+
+
+def _print_warnings(warnings: tuple[str, ...]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}")

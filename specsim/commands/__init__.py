@@ -1,1 +1,0 @@
-"""The `specsim` commands that fill a file each, and the options they share."""

@@ -1,0 +1,1 @@
+"""Cost models, from two constants to measured grids, and the table that they compile to."""

@@ -1,0 +1,32 @@
+"""The contexts that a trace's rounds meet, and what its tokens cost one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.table import CostTable
+from specsim.trace.trace import Trace
+
+
+def autoregressive_seconds(trace: Trace, table: CostTable) -> npt.NDArray[np.float64]:
+    """Seconds per sequence [S] to emit the same tokens one by one."""
+    context = np.arange(context_range(trace)[1] + 1)
+    step_s = table.autoregressive_s[context >> table.bucket_bits]
+    elapsed_s = np.concatenate([[0.0], np.cumsum(step_s)])
+    first = trace.prompt_tokens - 1
+    result: npt.NDArray[np.float64] = elapsed_s[first + trace.output_tokens] - elapsed_s[first]
+    return result
+
+
+def context_range(trace: Trace) -> tuple[int, int]:
+    """Smallest and largest context, in cached tokens, that a replay looks up."""
+    return int(trace.prompt_tokens.min()) - 1, int((trace.prompt_tokens + trace.output_tokens).max()) - 2
+
+
+def context_share(trace: Trace, table: CostTable) -> npt.NDArray[np.float64]:
+    """Share of the trace's positions in every column of the table [B], by which its costs are averaged."""
+    context = np.repeat(trace.prompt_tokens - 1, trace.output_tokens) + trace.position
+    columns = len(table.catch_up_s)
+    counts = np.bincount(context >> table.bucket_bits, minlength=columns)[:columns]
+    return np.asarray(counts / len(context), dtype=np.float64)

@@ -1,0 +1,227 @@
+"""Cost from measured grids of true model shapes: one grid for the target, one for the drafter.
+
+A grid says how long a pass over n new tokens takes behind a context, at a batch size. Between
+measured points:
+
+- batch: never interpolated; it must be one that was measured.
+- n tokens: the running maximum over the measured n (noise must not make a longer pass look
+  cheaper), then linear, so time never falls as n grows.
+- context: linear.
+
+Whatever lies outside the grid, or next to a point that was left out of it, is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.model import CostModel, Seconds
+from specsim.cost.profile import GRID_KIND
+from specsim.errors import InputError
+
+GRID_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GridCost:
+    """One model's measured passes.
+
+    model : its name, also in error messages; device, dtype : where and how it ran
+    batches : int [B]; contexts : int [C], cached tokens per sequence; tokens : int [T], new
+        tokens per sequence; each increasing
+    median_s : [B, C, T], seconds for the whole batch; NaN where the point was left out
+    missing : [B, C, T], why a point was left out, or ""
+    """
+
+    model: str
+    device: str
+    dtype: str
+    batches: npt.NDArray[np.int64]
+    contexts: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    median_s: Seconds
+    missing: npt.NDArray[np.str_]
+
+    def pass_s(self, batch: int, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """Seconds of one pass over n_tokens new tokens per sequence, behind context cached ones.
+
+        Raises InputError outside the grid.
+        """
+        row = self._batch_row(batch)
+        left, right, share = self._bracket(self.tokens, np.array(float(n_tokens)), "passes over", "new tokens")
+        rising = np.fmax.accumulate(self.median_s[row], axis=1)
+        rising[np.isnan(self.median_s[row])] = np.nan
+        by_context = rising[:, left] + (rising[:, right] - rising[:, left]) * share  # [C]
+        asked = np.asarray(context, dtype=np.float64)
+        first, second, shares = self._bracket(self.contexts, asked, "contexts of", "tokens")
+        found = by_context[first] + (by_context[second] - by_context[first]) * shares
+        if np.isnan(found).any():
+            self._refuse(row, n_tokens, asked, {int(left), int(right)}, {*np.ravel(first), *np.ravel(second)})
+        return found
+
+    def whole_tokens(self, batch: int) -> int:
+        """Most new tokens up to which no point of this batch was left out."""
+        whole = ~np.isnan(self.median_s[self._batch_row(batch)]).any(axis=0)  # [T]
+        first_gap = len(whole) if whole.all() else int(whole.argmin())
+        return int(self.tokens[first_gap - 1]) if first_gap else 0
+
+    def _batch_row(self, batch: int) -> int:
+        if batch not in self.batches:
+            known = ", ".join(map(str, self.batches))
+            raise InputError(f"cost grid of {self.model} has batch sizes {known}, asked for {batch}; choose one")
+        return int(np.flatnonzero(self.batches == batch)[0])
+
+    def _bracket(
+        self, grid: npt.NDArray[np.int64], asked: npt.NDArray[np.float64], what: str, unit: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Seconds]:
+        """Indices of the grid points around each value, and its share of the way between them.
+
+        A value that lies on a point is bracketed by that point alone, so it needs no neighbour.
+        """
+        if asked.size and not (asked.min() >= grid[0] and asked.max() <= grid[-1]):  # also catches NaN
+            raise InputError(
+                f"cost grid of {self.model} covers {what} {grid[0]} to {grid[-1]} {unit}, asked for "
+                f"{asked.min():g} to {asked.max():g}; measure a larger grid"
+            )
+        right = np.searchsorted(grid, asked, side="left")
+        left = np.where(grid[right] == asked, right, right - 1)
+        share = np.where(left == right, 0.0, (asked - grid[left]) / np.maximum(grid[right] - grid[left], 1))
+        return left, right, share
+
+    def _refuse(self, row: int, n_tokens: int, asked: Seconds, columns: set[int], rows: set[int]) -> NoReturn:
+        context, column = next((c, n) for c in sorted(rows) for n in columns if np.isnan(self.median_s[row, c, n]))
+        raise InputError(
+            f"cost grid of {self.model} has no time for batch {self.batches[row]}, context {self.contexts[context]}, "
+            f"{self.tokens[column]} tokens ({self.missing[row, context, column]}), which {n_tokens} tokens at "
+            f"contexts {asked.min():g} to {asked.max():g} need; measure it"
+        )
+
+
+@dataclass(frozen=True)
+class GridPairCost(CostModel):
+    """The cost model of a target's grid and a drafter's, measured apart, at one batch size.
+
+    Times of passes alone: what a policy step, a round and an autoregressive step cost besides
+    them is given, in seconds, or nothing.
+    """
+
+    target: GridCost
+    drafter: GridCost
+    batch: int = 1
+    policy_step_s: float = 0.0
+    round_overhead_s: float = 0.0
+    autoregressive_overhead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for grid in (self.target, self.drafter):
+            grid._batch_row(self.batch)
+        ours, others = ((g.device, g.dtype) for g in (self.target, self.drafter))
+        if ours != others:
+            raise InputError(
+                f"cost grids of {self.target.model} ({', '.join(ours)}) and {self.drafter.model} "
+                f"({', '.join(others)}) were measured differently; measure both on one device in one dtype"
+            )
+        for name in ("policy_step_s", "round_overhead_s", "autoregressive_overhead_s"):
+            value = getattr(self, name)
+            if not 0 <= value < np.inf:
+                raise InputError(f"cost: {name}={value} seconds is no time; give 0 or more")
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return min(grid.whole_tokens(self.batch) for grid in (self.target, self.drafter))
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return n_tokens * self.drafter.pass_s(self.batch, 1, context)
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self.wider(2, context)
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.target.pass_s(self.batch, n_tokens, context)
+
+    def policy_step(self) -> float:
+        return self.policy_step_s
+
+    def round_overhead(self) -> float:
+        return self.round_overhead_s
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.target.pass_s(self.batch, 1, context) + self.autoregressive_overhead_s
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        return self.drafter.pass_s(self.batch, n_nodes, context) - self.drafter.pass_s(self.batch, 1, context)
+
+
+def read_grid(path: Path | str) -> GridCost:
+    """Read one model's grid, made by `realrun cost-grid`, or FILE:MODEL of a campaign's profile.json.
+
+    InputError says what is wrong with it.
+    """
+    path, model = Path(path), ""
+    if not path.is_file() and ":" in path.name:
+        name, model = path.name.split(":", 1)
+        path = path.with_name(name)
+    if not path.is_file():
+        raise InputError(f"cost grid {path} does not exist; make one with `realrun cost-grid`")
+    try:
+        data = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"cost grid {path} is no valid JSON ({error}); make it again") from None
+    grids = data.get("grids") if isinstance(data, Mapping) else None
+    if isinstance(grids, Mapping):
+        if model not in grids:
+            raise InputError(f"{path} holds the grids of {', '.join(grids)}; name one as {path}:MODEL")
+        return grid_from_json(grids[model], f"{path}:{model}")
+    return grid_from_json(data, str(path))
+
+
+def read_grid_pair(
+    target: Path | str,
+    draft: Path | str,
+    *,
+    batch: int = 1,
+    policy_step_s: float = 0.0,
+    round_overhead_s: float = 0.0,
+    autoregressive_overhead_s: float = 0.0,
+) -> GridPairCost:
+    """The cost model of two grid files."""
+    return GridPairCost(
+        read_grid(target), read_grid(draft), batch, policy_step_s, round_overhead_s, autoregressive_overhead_s
+    )
+
+
+def grid_from_json(data: Any, where: str) -> GridCost:
+    """The grid of a parsed document; InputError where it is malformed."""
+    if not isinstance(data, Mapping) or data.get("kind") != GRID_KIND:
+        raise InputError(f"{where} is no {GRID_KIND} file; make one with `realrun cost-grid`")
+    if data.get("version") != GRID_VERSION:
+        raise InputError(
+            f"cost grid {where} has version {data.get('version')}, this program reads {GRID_VERSION}; measure again"
+        )
+    try:
+        axes = [np.asarray(data[key], dtype=np.int64) for key in ("batches", "contexts", "tokens")]
+        median_s = np.asarray(data["median_s"], dtype=np.float64)  # null becomes NaN
+        reasons = np.full(median_s.shape, "not measured", dtype=object)
+        reasons[np.isfinite(median_s)] = ""
+        for entry in data["missing"]:
+            where_it_is = (np.isin(axes[i], entry[key]) for i, key in enumerate(("batch", "context", "tokens")))
+            reasons[np.ix_(*where_it_is)] = str(entry["reason"])
+        made = data["provenance"]
+        model, device, dtype = (str(name) for name in (data["model"], made["device"], made["dtype"]))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"cost grid {where} is malformed ({error!r}); measure again") from None
+    if any(a.ndim != 1 or a.size == 0 or a[0] < 0 or (np.diff(a) <= 0).any() for a in axes):
+        raise InputError(f"cost grid {where}: batches, contexts or tokens are no increasing list; measure again")
+    if median_s.shape != tuple(a.size for a in axes):
+        raise InputError(f"cost grid {where}: median_s does not fit batches x contexts x tokens; measure again")
+    if np.isinf(median_s).any() or (median_s <= 0).any():
+        raise InputError(f"cost grid {where}: a time is not positive and finite; measure again")
+    batches, contexts, tokens = axes
+    return GridCost(model, device, dtype, batches, contexts, tokens, median_s, reasons.astype(np.str_))

@@ -1,0 +1,132 @@
+"""What things cost: cost models, and the plain table that replay sees.
+
+Seconds per call at batch size 1 unless the model says otherwise. `context` is the number
+of tokens in the cache before the call (prompt plus emitted tokens, less the pending one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.errors import InputError
+
+Seconds = npt.NDArray[np.float64]
+MAX_TREE_TOKENS = 512  # that a cost table prices
+SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
+
+
+class CostModel:
+    """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden."""
+
+    @property
+    def max_tree_tokens(self) -> int:
+        """Most tokens of a tree, and nodes of a draft pass, that the model can price; 0: no trees."""
+        return 0
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """Drafting n_tokens one after another, the first step ingesting one token."""
+        raise NotImplementedError
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        """What a round's first draft step takes more where it ingests two tokens."""
+        return np.zeros(np.shape(context))
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """One target pass over the pending token and n_tokens - 1 drafted ones."""
+        raise NotImplementedError
+
+    def policy_step(self) -> float:
+        """One decision whether to draft on."""
+        return 0.0
+
+    def round_overhead(self) -> float:
+        """What a round costs besides drafting, policy and verification."""
+        return 0.0
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        """One token without speculation, by the same code path."""
+        raise NotImplementedError
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        """What a draft pass over n nodes of a tree takes beyond a chain's draft step at the same place of the round."""
+        return np.zeros(np.shape(context))
+
+    def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """One target pass over a tree of n tokens, the pending one included, and compaction of its cache."""
+        return self.verify(n_tokens, context)
+
+    def tree_policy_step(self) -> float:
+        """One decision about a level of a tree."""
+        return self.policy_step()
+
+    def tree_round_overhead(self) -> float:
+        """What a round with a tree costs besides: selection, and compaction of the draft cache, too."""
+        return self.round_overhead()
+
+
+@dataclass(frozen=True)
+class SpaceCost(CostModel):
+    """Costs of SPACE, whose drafts ride in the verification pass as mask tokens.
+
+    The pending token and each of m verified ones have a group of k masks behind them, so that a pass is a tree of
+    (m + 1)(k + 1) tokens, compaction of its cache included. Where the model knows no trees, it is a chain of as many.
+
+    k : masks of a group, the longest draft; None for as many as are verified, the least that any k costs
+    draft_steps : whether taking a candidate off the last pass and deciding about it cost what the model says; else
+        nothing, for models of another drafter
+
+    References: Yi et al. 2024, arXiv:2402.11809, Eqs. 5-7.
+    """
+
+    model: CostModel
+    k: int | None
+    draft_steps: bool = False
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.model.draft(n_tokens, context) if self.draft_steps else np.zeros(np.shape(context))
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        verified = n_tokens if self.k is None else min(n_tokens, self.k + 1)  # more is never drafted
+        tokens = verified * (verified if self.k is None else self.k + 1)
+        if tokens > 1 and self.model.max_tree_tokens:
+            return self.model.tree_verify(tokens, context)
+        return self.model.verify(tokens, context)
+
+    def policy_step(self) -> float:
+        return self.model.policy_step() if self.draft_steps else 0.0
+
+    def round_overhead(self) -> float:
+        return self.model.round_overhead()
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.model.autoregressive_step(context)
+
+
+@dataclass(frozen=True)
+class ConstantCost(CostModel):
+    """The papers' cost: one draft step or pass takes s_d, one target pass s_t, nothing else counts."""
+
+    s_d: float
+    s_t: float
+
+    def __post_init__(self) -> None:
+        for name in ("s_d", "s_t"):
+            value = getattr(self, name)
+            if not (value > 0 and np.isfinite(value)):
+                raise InputError(f"cost: {name}={value} seconds is not positive; give a positive time")
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return MAX_TREE_TOKENS
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return np.full(np.shape(context), n_tokens * self.s_d)
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return np.full(np.shape(context), self.s_t)
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return np.full(np.shape(context), self.s_t)

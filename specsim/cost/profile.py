@@ -1,0 +1,225 @@
+"""Cost files: a profile measured by `realrun profile`, or the papers' two numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.model import ConstantCost, CostModel, Seconds
+from specsim.errors import InputError
+
+PROFILE_KIND = "specsim-profile"
+PROFILE_VERSION = 2
+GRID_KIND = "specsim-cost-grid"
+
+
+@dataclass(frozen=True)
+class TreeProfile:
+    """Measured costs of trees: at these sizes, and linear in between.
+
+    sizes : int [S], increasing from 1, tokens of a tree or nodes of a draft pass
+    wider_s, verify_s : [S, C], as in `TreeTable`
+    """
+
+    sizes: npt.NDArray[np.int64]
+    wider_s: Seconds
+    verify_s: Seconds
+    policy_step_s: float
+    round_overhead_s: float
+
+    def at(self, values: Seconds, size: int) -> Seconds:
+        """[C], of [S, C]; rising with the size, since noise must not make more work look cheaper."""
+        if not 1 <= size <= self.sizes[-1]:
+            raise InputError(
+                f"cost profile covers trees of up to {self.sizes[-1]} tokens, asked for {size}; "
+                "profile again with a larger `--tree-tokens`"
+            )
+        right = int(np.searchsorted(self.sizes, size))
+        left = max(right - 1, 0)
+        share = (size - self.sizes[left]) / max(self.sizes[right] - self.sizes[left], 1)
+        rising = np.maximum.accumulate(values[: right + 1], axis=0)
+        return np.asarray(rising[left] + (rising[right] - rising[left]) * share)
+
+
+@dataclass(frozen=True)
+class ProfileCost(CostModel):
+    """A measured grid: medians per context, linear in context between grid points.
+
+    A draft step is priced by its place in the draft: the target's pass may have thrown the
+    drafter's weights out of a cache, into which they come back step by step. Verification is made
+    monotone in n_tokens (running maximum), since noise must not make a longer pass look
+    cheaper. A context or a size that was not measured is an error.
+
+    contexts : int [C], increasing
+    draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
+    verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
+    """
+
+    contexts: npt.NDArray[np.int64]
+    draft_step_s: Seconds
+    catch_up_s: Seconds
+    verify_s: Seconds
+    autoregressive_s: Seconds
+    policy_step_s: float
+    round_overhead_s: float
+    score_step_s: float = 0.0  # what a predictor's score adds to a draft step, where the policy reads it
+    tree: TreeProfile | None = None
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return 0 if self.tree is None else int(self.tree.sizes[-1])
+
+    def _along_context(self, values: Seconds, context: npt.ArrayLike) -> Seconds:
+        asked = np.asarray(context, dtype=np.float64)
+        low, high = self.contexts[0], self.contexts[-1]
+        if asked.size and not (asked.min() >= low and asked.max() <= high):  # also catches NaN
+            raise InputError(
+                f"cost profile covers contexts {low} to {high} tokens, asked for {asked.min():g} to "
+                f"{asked.max():g}; profile again with `--contexts` that cover them"
+            )
+        return np.interp(asked, self.contexts, values)
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        if not 1 <= n_tokens <= len(self.draft_step_s):
+            raise InputError(
+                f"cost profile covers drafts of 1 to {len(self.draft_step_s)} tokens, asked for {n_tokens}; "
+                "profile again with a larger `--depth`"
+            )
+        return self._along_context(self.draft_step_s[:n_tokens].sum(axis=0), context)
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self._along_context(self.catch_up_s, context)
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        if not 1 <= n_tokens <= len(self.verify_s):
+            raise InputError(
+                f"cost profile covers verification of 1 to {len(self.verify_s)} tokens, asked for "
+                f"{n_tokens}; profile again with a larger `--depth`"
+            )
+        return self._along_context(self.verify_s[:n_tokens].max(axis=0), context)
+
+    def policy_step(self) -> float:
+        return self.policy_step_s
+
+    def round_overhead(self) -> float:
+        return self.round_overhead_s
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self._along_context(self.autoregressive_s, context)
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        tree = self._trees()
+        return self._along_context(tree.at(tree.wider_s, n_nodes), context)
+
+    def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        tree = self._trees()
+        return self._along_context(tree.at(tree.verify_s, n_tokens), context)
+
+    def tree_policy_step(self) -> float:
+        return self._trees().policy_step_s
+
+    def tree_round_overhead(self) -> float:
+        return self._trees().round_overhead_s
+
+    def _trees(self) -> TreeProfile:
+        if self.tree is None:
+            raise InputError("cost profile has no trees; profile again with `--tree-tokens`")
+        return self.tree
+
+    def constant(self, context: float) -> ConstantCost:
+        """The papers' two numbers, s_d and s_t, read off this profile at one context; s_d is the mean draft step."""
+        mean_s = self._along_context(self.draft_step_s.mean(axis=0), context)
+        return ConstantCost(s_d=float(mean_s), s_t=float(self.autoregressive_step(context)))
+
+
+def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
+    """Read a profile made by `realrun profile`, or {"s_d": seconds, "s_t": seconds}."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"cost file {path} does not exist; make one with `realrun profile`")
+    try:
+        data = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"cost file {path} is no valid JSON ({error}); make it again") from None
+    if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
+        try:
+            return ConstantCost(float(data["s_d"]), float(data["s_t"]))
+        except (TypeError, ValueError) as error:  # InputError is a ValueError
+            raise InputError(f"cost file {path}: {error}; give s_d and s_t in seconds") from None
+    if isinstance(data, dict) and data.get("kind") == GRID_KIND:
+        raise InputError(
+            f"cost file {path} is a {GRID_KIND} of one model, a prediction needs the drafter's as well; "
+            "name that with --draft-cost"
+        )
+    if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
+        raise InputError(f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`")
+    if data.get("version") != PROFILE_VERSION:
+        raise InputError(
+            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
+        )
+    return profile_from_json(data, str(path))
+
+
+def with_scores(model: CostModel) -> CostModel:
+    """What rounds cost where a predictor scores every drafted token; only a profile knows the difference."""
+    if not isinstance(model, ProfileCost):
+        return model
+    return replace(model, draft_step_s=model.draft_step_s + model.score_step_s, score_step_s=0.0)
+
+
+def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
+    """The cost model of a parsed profile document; InputError where it is malformed."""
+
+    def array(values: Any) -> Seconds:
+        return np.asarray(values, dtype=np.float64)
+
+    try:
+        contexts = np.asarray(data["contexts"], dtype=np.int64)
+        median = data["median_s"]
+        trees = median.get("tree")
+        profile = ProfileCost(
+            contexts=contexts,
+            draft_step_s=array(median["draft_step"]),
+            catch_up_s=array(median["catch_up"]),
+            verify_s=array(median["verify"]),
+            autoregressive_s=array(median["autoregressive"]),
+            policy_step_s=float(median["policy_step"]),
+            round_overhead_s=float(median["round_overhead"]),
+            score_step_s=float(median.get("score_step", 0.0)),
+            tree=trees
+            and TreeProfile(
+                sizes=np.asarray(trees["sizes"], dtype=np.int64),
+                wider_s=array(trees["wider"]),
+                verify_s=array(trees["verify"]),
+                policy_step_s=float(trees["policy_step"]),
+                round_overhead_s=float(trees["round_overhead"]),
+            ),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"cost profile {where} is malformed ({error!r}); profile again") from None
+    count, tree = contexts.size, profile.tree
+    grids, vectors = [profile.draft_step_s, profile.verify_s], [profile.catch_up_s, profile.autoregressive_s]
+    numbers = [profile.policy_step_s, profile.round_overhead_s, profile.score_step_s]
+    if tree is not None:
+        sizes = tree.sizes
+        if sizes.ndim != 1 or not sizes.size or sizes[0] != 1 or (np.diff(sizes) <= 0).any():
+            raise InputError(f"cost profile {where}: sizes of trees are not an increasing list from 1; profile again")
+        if {tree.wider_s.shape, tree.verify_s.shape} != {(sizes.size, count)}:
+            raise InputError(f"cost profile {where}: an array of trees does not fit sizes x contexts; profile again")
+        grids += [tree.wider_s, tree.verify_s]
+        numbers += [tree.policy_step_s, tree.round_overhead_s]
+    if contexts.ndim != 1 or count == 0 or (np.diff(contexts) <= 0).any():
+        raise InputError(f"cost profile {where}: contexts are not an increasing list; profile again")
+    if any(a.ndim != 2 or not len(a) or a.shape[1] != count for a in grids) or any(
+        a.shape != (count,) for a in vectors
+    ):
+        raise InputError(f"cost profile {where}: an array does not fit contexts; profile again")
+    if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*grids, *vectors, np.array(numbers))):
+        raise InputError(f"cost profile {where}: a time is negative or not finite; profile again")
+    return profile

@@ -1,0 +1,85 @@
+"""The plain table of arrays that a cost model is compiled to: all that replay and cost-aware policies see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.model import MAX_TREE_TOKENS, CostModel, Seconds
+
+
+@dataclass(frozen=True)
+class TreeTable:
+    """What trees cost; columns as in `CostTable`.
+
+    wider_s : [n_max + 1, B], a draft pass over n nodes beyond a chain's step at its place (row 0 is unused)
+    verify_s : [n_max + 1, B], a target pass over a tree of n tokens (row 0 is unused)
+    """
+
+    wider_s: Seconds
+    verify_s: Seconds
+    policy_step_s: float
+    round_overhead_s: float
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """A cost model compiled to arrays. Column b covers contexts [b, b+1) x 2^bucket_bits tokens.
+
+    draft_s : [k_max + 1, B], drafting k tokens one after another (row 0 is 0)
+    catch_up_s : [B], what the first of them takes more where it ingests two tokens
+    verify_s : [n_max + 1, B], a target pass over n tokens (row 0 is unused)
+    autoregressive_s : [B]
+    tree : what trees cost, where the model can tell
+    """
+
+    bucket_bits: int
+    draft_s: Seconds
+    catch_up_s: Seconds
+    verify_s: Seconds
+    autoregressive_s: Seconds
+    policy_step_s: float
+    round_overhead_s: float
+    tree: TreeTable | None = None
+
+    @property
+    def step_ratio(self) -> float:
+        """s_d / s_t, a mean draft step's time over that of an autoregressive one."""
+        longest = len(self.draft_s) - 1
+        return float(self.draft_s[longest].mean() / longest / self.autoregressive_s.mean())
+
+
+def compile_table(
+    model: CostModel, *, max_draft_tokens: int, contexts: tuple[int, int], trees: bool = False, bucket_bits: int = 4
+) -> CostTable:
+    """Evaluate a cost model once for everything a replay over these contexts can ask."""
+    columns = (contexts[1] >> bucket_bits) + 1
+    context = np.clip((np.arange(columns) + 0.5) * 2**bucket_bits, *contexts)
+
+    def rows(cost: Callable[[int, npt.ArrayLike], Seconds], largest: int) -> Seconds:
+        return np.stack([np.full(columns, np.nan), *(cost(n, context) for n in range(1, largest + 1))])
+
+    tree = None
+    if trees and model.max_tree_tokens:
+        largest = min(model.max_tree_tokens, MAX_TREE_TOKENS)
+        tree = TreeTable(
+            wider_s=rows(model.wider, largest),
+            verify_s=rows(model.tree_verify, largest),
+            policy_step_s=model.tree_policy_step(),
+            round_overhead_s=model.tree_round_overhead(),
+        )
+    draft_s = rows(model.draft, max_draft_tokens)
+    draft_s[0] = 0.0
+    return CostTable(
+        bucket_bits=bucket_bits,
+        draft_s=draft_s,
+        catch_up_s=model.catch_up(context),
+        verify_s=rows(model.verify, max_draft_tokens + 1),
+        autoregressive_s=model.autoregressive_step(context),
+        policy_step_s=model.policy_step(),
+        round_overhead_s=model.round_overhead(),
+        tree=tree,
+    )

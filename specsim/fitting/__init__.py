@@ -1,0 +1,1 @@
+"""What policies learn from a trace and its costs before they draft."""

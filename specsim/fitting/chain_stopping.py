@@ -1,0 +1,207 @@
+"""When to stop drafting, as optimal stopping with renewal reward.
+
+Rounds renew: over a long run the time per token is the least if every round maximises
+value x tokens - seconds, the value of a token being that least time per token itself (renewal
+reward; Dinkelbach 1967 for the iteration). Within a round the state after the depth-th token
+is its signal, in bins, and the path probability: that it and all tokens before it are right.
+Signals of a round form a Markov chain, fitted where the token before is right. Gains are
+linear in the path probability but for the option to stop, so for every depth and bin there is
+a threshold on the path probability above which drafting on pays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.contexts import autoregressive_seconds, context_share
+from specsim.cost.table import CostTable
+from specsim.errors import InputError
+from specsim.fitting.chain_calibration import Calibration, Floats, Tokens
+from specsim.trace.trace import Trace
+
+NEVER = 2.0  # a threshold that no path probability reaches
+PATH_POINTS = 129  # grid of path probabilities, linear interpolation between
+PSEUDO_COUNT = 1.0  # tokens spread like the marginal, in every row of the transition matrix
+MAX_STEPS = 60  # of Dinkelbach's iteration, which converges superlinearly
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Seconds of a round's parts at an average context, the same wherever it starts.
+
+    draft_s : [k_max + 1], drafting k tokens one after another; catch_up_s, the first step's more for a token more
+    verify_s : [n_max + 1], a target pass over n tokens (entry 0 is unused)
+    """
+
+    draft_s: Floats
+    catch_up_s: float
+    verify_s: Floats
+    policy_step_s: float
+    round_overhead_s: float
+    autoregressive_s: float
+
+    def margin_s(self, depth: int) -> float:
+        """What drafting on after the depth-th token costs at least: a draft step and a longer pass."""
+        step_s = self.draft_s[depth + 1] - self.draft_s[depth]
+        return float(step_s + self.verify_s[depth + 2] - self.verify_s[depth + 1])
+
+
+def mean_cost(trace: Trace, table: CostTable) -> RoundCost:
+    """The costs of a table, averaged over the contexts of a trace's positions."""
+    share = context_share(trace, table)
+    return RoundCost(
+        draft_s=table.draft_s @ share,
+        catch_up_s=float(table.catch_up_s @ share),
+        verify_s=np.nan_to_num(table.verify_s) @ share,
+        policy_step_s=table.policy_step_s,
+        round_overhead_s=table.round_overhead_s,
+        autoregressive_s=float(autoregressive_seconds(trace, table).sum() / len(trace.token)),
+    )
+
+
+@dataclass(frozen=True)
+class SignalChain:
+    """The signal of a round's tokens in B bins, the i-th token right with chance accept[bin].
+
+    first [B] : law of the first token's bin
+    accept [B] : chance that a token in this bin is right, all before it being right
+    following [B, B] : law of the next token's bin, given this one's
+    next_accept [B] : chance that the token after one in this bin is right, if that one is
+    """
+
+    first: Floats
+    accept: Floats
+    following: Floats
+    next_accept: Floats
+
+
+def fit_chain(tokens: Tokens, model: Calibration, edges: Floats, next_model: Calibration | None = None) -> SignalChain:
+    """The chain of a calibrated score cut into bins at `edges` [B - 1].
+
+    next_model : a calibration of the next token's acceptance; absent, the chain itself foretells it
+    """
+    bins = len(edges) + 1
+    at = np.searchsorted(edges, model.score(tokens.features), side="right")
+    right = (tokens.hit & tokens.judged)[:, :-1] & tokens.within[:, 1:]
+    steps = np.zeros((bins, bins))
+    np.add.at(steps, (at[:, :-1][right], at[:, 1:][right]), 1.0)
+    overall = np.bincount(at[tokens.judged], minlength=bins) + 1e-9
+    steps += PSEUDO_COUNT * overall / overall.sum()
+    following = steps / steps.sum(axis=1, keepdims=True)
+    accept = _bin_means(at[tokens.judged], model.prob(tokens.features[tokens.judged]), bins)
+    next_accept = following @ accept
+    if next_model is not None:
+        known = tokens.judged[:, 1:]
+        next_accept = _bin_means(at[:, :-1][known], next_model.prob(tokens.features[:, :-1][known]), bins)
+    first = np.bincount(at[tokens.within[:, 0], 0], minlength=bins) + 1e-9
+    return SignalChain(first / first.sum(), accept, following, next_accept)
+
+
+def _bin_means(at: npt.NDArray[np.int64], values: Floats, bins: int) -> Floats:
+    """Mean value per bin; an empty bin takes the overall mean."""
+    count = np.bincount(at, minlength=bins)
+    overall = values.mean() if len(values) else 0.5
+    return np.where(count > 0, np.bincount(at, values, bins) / np.maximum(count, 1), overall)
+
+
+def thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int, *, lookahead: bool) -> Floats:
+    """Path probabilities [max(max_draft - 1, 1), B] from which drafting on pays, after each depth and signal."""
+    if max_draft == 1:
+        return np.full((1, len(chain.accept)), NEVER)
+    if lookahead:
+        return optimal_thresholds(chain, cost, value_s, max_draft)[0]
+    return myopic_thresholds(chain, cost, value_s, max_draft)
+
+
+def myopic_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> Floats:
+    """Path probabilities [max_draft - 1, B] from which one more token alone pays for itself.
+
+    Draft on iff path x next_accept x value > draft step + policy step + longer verification.
+    """
+    margin_s = np.array([cost.margin_s(depth) + cost.policy_step_s for depth in range(1, max_draft)])
+    return np.minimum(margin_s[:, None] / (value_s * chain.next_accept[None]), NEVER)
+
+
+def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> tuple[Floats, Floats]:
+    """Path probabilities [max_draft - 1, B] from which drafting on is best, looking ahead, and
+    what a round is worth after its first token [B], in seconds, at this value of a token.
+
+    What a round is worth counts value x its accepted tokens beyond the first less the seconds
+    beyond one draft step and its verification.
+    """
+    margins_s = np.array([cost.margin_s(depth) for depth in range(1, max_draft)])
+    thresholds = np.full((max(max_draft - 1, 0), len(chain.accept)), NEVER)
+    gain_s = _backward(
+        chain.accept, chain.following, margins_s, value_s, cost.catch_up_s, cost.policy_step_s, PATH_POINTS, thresholds
+    )
+    reached = chain.accept * (PATH_POINTS - 1)
+    low = np.minimum(reached.astype(int), PATH_POINTS - 2)
+    at = np.arange(len(chain.accept))
+    worth = gain_s[at, low] + (reached - low) * (gain_s[at, low + 1] - gain_s[at, low])
+    return thresholds, worth
+
+
+@nb.njit(cache=True)
+def _backward(accept, following, margins_s, value_s, catch_up_s, policy_step_s, points, thresholds):  # type: ignore[no-untyped-def]
+    """Gain of drafting on over stopping, backward over the depth; returns it after the first token [B, points].
+
+    catch_up_s is what a fully accepted draft costs the next round: its last token is not in the
+    draft cache. A draft stopped at path probability p pays it with chance p.
+    """
+    bins, depths = len(accept), len(margins_s)
+    path = np.linspace(0.0, 1.0, points)
+    gain_s = np.zeros((bins, points))  # at the limit there is nothing to gain
+    for d in range(depths - 1, -1, -1):
+        asked_s = (
+            policy_step_s if d + 1 < depths else 0.0
+        )  # after the next token the policy is asked, unless at the limit
+        before_s = np.zeros((bins, points))
+        for b in range(bins):
+            threshold, below = NEVER, False
+            for x in range(points - 1, -1, -1):
+                on_s = path[x] * catch_up_s - margins_s[d] - asked_s
+                for c in range(bins):
+                    reached = path[x] * accept[c]
+                    low = min(int(reached * (points - 1)), points - 2)
+                    share = reached * (points - 1) - low
+                    option_s = gain_s[c, low] + share * (gain_s[c, low + 1] - gain_s[c, low])
+                    on_s += following[b, c] * ((value_s - catch_up_s) * reached + option_s)
+                before_s[b, x] = max(on_s, 0.0)
+                if on_s >= 0.0 and not below:
+                    threshold, least_s = path[x], on_s
+                elif not below:
+                    below = True
+                    if threshold < NEVER:  # where the gain crosses zero, between two grid points
+                        threshold -= (path[x + 1] - path[x]) * least_s / (least_s - on_s)
+            thresholds[d, b] = threshold
+        gain_s = before_s
+    return gain_s
+
+
+def round_surplus_s(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> float:
+    """Expected value x tokens - seconds of a round under the best stopping, at this value of a token."""
+    _, gain_s = optimal_thresholds(chain, cost, value_s, max_draft)
+    asked_s = cost.policy_step_s if max_draft > 1 else 0.0
+    fixed_s = cost.draft_s[1] + cost.verify_s[2] + cost.round_overhead_s + asked_s
+    return float(chain.first @ ((value_s - cost.catch_up_s) * chain.accept + gain_s) + value_s - fixed_s)
+
+
+def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_draft: int) -> float:
+    """The fixed point: the value of a token at which the best round has no surplus, in seconds.
+
+    The surplus rises with the value and is convex in it, so Newton's (Dinkelbach's) steps from
+    above would need its slope; a bracketing search needs none. Raises InputError where even
+    perfect drafts take no time.
+    """
+    from scipy.optimize import brentq  # slow to import, and a replay does not need it
+
+    high = float(cost.draft_s[1] + cost.catch_up_s + cost.verify_s[2] + cost.round_overhead_s + cost.policy_step_s)
+    if not high > 0:
+        raise InputError("the cost table says that a round takes no time; give costs above 0")
+    return float(
+        brentq(lambda value_s: round_surplus_s(chain, cost, value_s, max_draft), 0.0, 2 * high, xtol=1e-9 * high)
+    )

@@ -1,0 +1,44 @@
+"""Policies as they are once they have learned what they learn from a trace and its costs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from specsim.fitting.hardware_pct import fit_hardware_pct
+from specsim.fitting.renewal_stop import fit_renewal_stop
+from specsim.fitting.static_trees import fit_optimal_tree, fit_sparse_tree
+from specsim.policy.base import Policy
+from specsim.policy.chain.renewal_stop import RenewalStop
+from specsim.policy.tree.hardware_pct import HardwarePCT
+from specsim.policy.tree.optimal_tree import OptimalTree
+from specsim.policy.tree.sparse_tree import SparseTree
+
+if TYPE_CHECKING:
+    from specsim.cost.table import CostTable
+    from specsim.trace.trace import Trace
+
+P = TypeVar("P", bound=Policy)
+FITTERS: dict[type[Policy], Callable[..., Any]] = {
+    RenewalStop: fit_renewal_stop,
+    HardwarePCT: fit_hardware_pct,
+    SparseTree: fit_sparse_tree,
+    OptimalTree: fit_optimal_tree,
+}
+
+
+def fit(kind: type[P], settings: Mapping[str, Any], train: Trace, table: CostTable) -> P:
+    """The policy with these settings and, where it learns, with what it learns on `train` under `table`.
+
+    Settings that are given are never learned again.
+    """
+    fitter = next((FITTERS[base] for base in kind.__mro__ if base in FITTERS), None)
+    policy: P = kind.fit(settings, train, table) if fitter is None else fitter(kind, settings, train, table)
+    return policy
+
+
+def learns(kind: type[Policy]) -> bool:
+    """Whether policies of this kind learn from data or costs."""
+    own = inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
+    return own or any(base in FITTERS for base in kind.__mro__)

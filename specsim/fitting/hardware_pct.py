@@ -1,0 +1,143 @@
+"""Learning HardwarePCT: calibrate nodes on the rounds that the policy starts, price them, repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specsim.fitting.tree_stopping import levels
+from specsim.policy.base import build_policy
+from specsim.policy.tree.hardware_pct import HardwarePCT
+
+if TYPE_CHECKING:
+    from specsim.cost.table import CostTable
+    from specsim.fitting.tree_calibration import Floats, Rounds, TreeCalibration
+    from specsim.fitting.tree_stopping import TreeCost
+    from specsim.trace.trace import Trace
+
+
+PASSES = 4  # of learning from the rounds of the last policy
+
+
+VALUE_STEPS = 3  # of the value of a token, in each pass
+
+
+def _limits(usual: HardwarePCT, train: Trace, table: CostTable) -> dict[str, int]:
+    """The usual width, depth and nodes, lowered to what the trace was recorded to and the costs cover."""
+    width = train.tree.width if train.tree else usual.width
+    covered = len(table.tree.verify_s) - 2 if table.tree else usual.max_nodes
+    return {
+        "width": min(usual.width, width),
+        "max_depth": min(usual.max_depth, train.depth),
+        "max_nodes": max(1, min(usual.max_nodes, covered)),
+    }
+
+
+def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
+    """Replay, calibrate on the rounds met, solve for what is worth its cost, and again; the fastest on the trace."""
+    from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
+
+    from specsim.fitting.tree_calibration import calibrate_tree, judged_nodes, rounds_of, with_ceiling
+    from specsim.fitting.tree_stopping import mean_tree_cost
+    from specsim.replay.checks import check_replayable
+    from specsim.replay.replay import replay
+
+    check_replayable(train, policy)
+    method: Any = policy.calibration
+    assert train.tree is not None
+    widest = max(1, min(policy.max_nodes, int(1 / policy.least)))
+    cost = mean_tree_cost(train, table, max_nodes=policy.max_nodes, max_expanded=widest)
+    marginal_s = IsotonicRegression().fit_transform(np.arange(policy.max_nodes), np.diff(cost.verify_s))
+    candidate = dataclasses.replace(
+        policy,
+        value_s=float(cost.verify_s[0] / 2),
+        verify_s=tuple(cost.verify_s.tolist()),
+        wider_s=(0.0, *cost.wider_s[1:].tolist()),
+        gains=tuple(float(cost.verify_s[0]) * gain for gain in policy.gains),
+        least_gain_s=(0.0, *cost.pass_s[1 : policy.max_depth].tolist()) if policy.max_depth > 1 else (0.0,),
+    )
+    best, least_s = candidate, math.inf
+    last = replay(train, candidate, table, log=True)
+    for _ in range(PASSES):
+        assert last.log is not None
+        usual = float(last.accepted.sum() / last.rounds.sum())
+        rounds = rounds_of(train, last.log, usual)
+        model = with_ceiling(calibrate_tree(judged_nodes(train, rounds), method=method), train, rounds)
+        values = model.values(train, rounds)
+        for _ in range(VALUE_STEPS):
+            value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
+            margin_s = float(marginal_s[np.minimum(last.log[:, 4], policy.max_nodes - 1)].mean())
+            candidate = _solve(candidate, train, rounds, model, values, cost, value_s, margin_s, usual)
+            last = replay(train, candidate, table, log=True)
+            if last.speculative_s.sum() < least_s:
+                best, least_s = candidate, float(last.speculative_s.sum())
+    return best
+
+
+def _solve(
+    policy: HardwarePCT,
+    train: Trace,
+    rounds: Rounds,
+    model: TreeCalibration,
+    values: Floats,
+    cost: TreeCost,
+    value_s: float,
+    margin_s: float,
+    usual: float,
+) -> HardwarePCT:
+    """The policy of this value of a token."""
+    from specsim.fitting.tree_stopping import children_gains, least_gains
+
+    assert train.tree is not None
+    edges, gains = children_gains(
+        train,
+        rounds,
+        values,
+        max_depth=policy.max_depth,
+        width=policy.width,
+        least=policy.least,
+        value_s=value_s,
+        margin_s=margin_s,
+    )
+    shape = (len(rounds.rows), policy.max_depth)
+    foretold_s, wide_s, worth_s = np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
+    levels(
+        rounds.rows,
+        train.tree.first_child,
+        values,
+        policy.width,
+        policy.least,
+        value_s,
+        cost.verify_s,
+        cost.wider_s,
+        edges,
+        gains.ravel(),
+        foretold_s,
+        wide_s,
+        worth_s,
+    )
+    return dataclasses.replace(
+        policy,
+        value_s=value_s,
+        weights=tuple(model.weights.tolist()),
+        chances=tuple(model.chances.tolist()),
+        scale=model.scale,
+        power=model.power,
+        usual=usual,
+        edges=tuple(edges.tolist()),
+        gains=tuple(gains.ravel().tolist()),
+        least_gain_s=tuple(least_gains(foretold_s, wide_s, worth_s, cost)[: policy.max_depth].tolist()),
+    )
+
+
+def fit_hardware_pct(
+    kind: type[HardwarePCT], settings: Mapping[str, Any], train: Trace, table: CostTable
+) -> HardwarePCT:
+    if "gains" in settings:
+        return build_policy(kind, settings)
+    policy = build_policy(kind, {**_limits(kind(), train, table), **settings})
+    return build_policy(kind, _learn(policy, train, table).settings)

@@ -1,0 +1,79 @@
+"""Learning RenewalStop: calibrate acceptance on the rounds that the policy starts, solve for thresholds, repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specsim.policy.base import build_policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.renewal_stop import RenewalStop
+
+if TYPE_CHECKING:
+    from specsim.cost.table import CostTable
+    from specsim.trace.trace import Trace
+
+
+BINS = 12  # of the signal
+
+
+FIRST_DRAFT = 4  # tokens; the fixed draft length whose rounds are learned from first
+
+
+VALUE_STEPS = 4  # of the value of a token, in each pass
+
+
+PASSES = 6  # of learning from the rounds of the last policy
+
+
+def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
+    """Replay, calibrate on the rounds met, solve for thresholds, and again; the fastest on the trace.
+
+    The value of a token is the time per token of the last replay: at the end, its fixed point.
+    """
+    from specsim.fitting.chain_calibration import calibrate, drafted_tokens
+    from specsim.fitting.chain_stopping import fit_chain, mean_cost, thresholds
+    from specsim.replay.checks import check_replayable
+    from specsim.replay.replay import replay
+
+    check_replayable(train, policy)
+    cost = mean_cost(train, table)
+    last = replay(train, FixedK(k=min(FIRST_DRAFT, policy.max_draft)), table, log=True)
+    best, least_s = policy, math.inf
+    for _ in range(PASSES):
+        tokens = drafted_tokens(train, last.log)
+        how: dict[str, Any] = {"signal": policy.signal, "method": policy.calibration}
+        model = calibrate(tokens.features[tokens.judged], tokens.hit[tokens.judged], **how)
+        scores = model.score(tokens.features[tokens.judged])
+        edges = np.unique(np.quantile(scores, np.linspace(0, 1, BINS + 1)[1:-1]))
+        told, right = tokens.followed()
+        next_model = calibrate(told, right, **how) if len(right) and not policy.lookahead else None
+        chain = fit_chain(tokens, model, edges, next_model)
+        for _ in range(VALUE_STEPS):
+            value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
+            limits = thresholds(chain, cost, policy.value_scale * value_s, policy.max_draft, lookahead=policy.lookahead)
+            candidate = dataclasses.replace(
+                policy,
+                value_s=value_s,
+                weights=tuple(model.weights.tolist()),
+                knots=tuple(model.knots.tolist()),
+                probs=tuple(model.probs.tolist()),
+                edges=tuple(edges.tolist()),
+                thresholds=tuple(limits.ravel().tolist()),
+            )
+            last = replay(train, candidate, table, log=True)
+        if last.speculative_s.sum() < least_s:
+            best, least_s = candidate, float(last.speculative_s.sum())
+    return best
+
+
+def fit_renewal_stop(
+    kind: type[RenewalStop], settings: Mapping[str, Any], train: Trace, table: CostTable
+) -> RenewalStop:
+    if "thresholds" in settings:
+        return build_policy(kind, settings)
+    return build_policy(kind, _learn(build_policy(kind, settings), train, table).settings)

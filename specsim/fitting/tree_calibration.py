@@ -1,0 +1,232 @@
+"""Calibrated chances of the nodes of draft trees, learned from a trace's recorded trees (Platt 1999; isotonic).
+
+Over judged nodes: recorded children of nodes on the true path. Draft probabilities, in Gumbel
+mode those given the shared noise, are nearly calibrated as they are; `compare` says how nearly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from specsim.errors import InputError
+from specsim.fitting.chain_calibration import LEAST_PROB, RIDGE, quality
+from specsim.policy.estimates.node_probability import (
+    FEATURES,
+    REACH,
+    chance,
+    features,
+    recent_after,
+    shared_score,
+    value,
+)
+from specsim.speedup import formulas as metrics
+from specsim.trace.trace import IntArray, Trace
+
+Method = Literal["platt", "isotonic"]
+Floats = npt.NDArray[np.float64]
+
+KNOTS = 65
+SMALL_PATH = 1e-4  # draft path probability below which nodes do not shape the ceiling
+NEARLY_ALL = 0.999  # of the nodes are below the ceiling
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Where rounds start: rows [R] of the trace, and the running mean of accepted tokens before each, `recent` [R]."""
+
+    rows: IntArray
+    recent: Floats
+
+
+def rounds_of(trace: Trace, log: npt.NDArray[np.int64] | None = None, usual: float = 0.0) -> Rounds:
+    """The rounds of a tree policy's replay log, or rounds from every position, with `recent` as usual."""
+    if log is None:
+        return Rounds(np.arange(len(trace.token)), np.full(len(trace.token), usual))
+    return Rounds(trace.offsets[log[:, 0]] + log[:, 1], recents_before(log, usual))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Judged nodes: features [n, FEATURES], rank and draft probability given the parent [n], whether right [n]."""
+
+    features: Floats
+    rank: IntArray
+    prob: Floats
+    hit: npt.NDArray[np.bool_]
+
+
+def judged_nodes(trace: Trace, rounds: Rounds | None = None) -> Judged:
+    """The recorded children of true nodes in these rounds, or in rounds from every position.
+
+    Raises InputError where the trace holds no recorded trees.
+    """
+    if trace.tree is None or trace.true_rank is None:
+        raise InputError("calibration of trees needs recorded trees and true ranks; record with `--tree-nodes`")
+    rounds = rounds or rounds_of(trace)
+    return Judged(
+        *judged_children(rounds.rows, rounds.recent, trace.true_rank, trace.tree.first_child, trace.tree.prob)
+    )
+
+
+@dataclass(frozen=True)
+class TreeCalibration:
+    """A chance of acceptance: a linear score of the features, mapped to `chances` at even scores.
+
+    weights [1 + FEATURES], the intercept first; chances [K] at scores from -REACH to REACH.
+    scale, power: a calibrated path probability is at most scale x draft path ^ power.
+    """
+
+    weights: Floats
+    chances: Floats
+    scale: float = 1e9
+    power: float = 1.0
+
+    def prob(self, features: Floats) -> Floats:
+        """[..., FEATURES] -> [...], in [0, 1]"""
+        score = self.weights[0] + features @ self.weights[1:]
+        return np.interp(score, np.linspace(-REACH, REACH, len(self.chances)), self.chances)
+
+    def values(self, trace: Trace, rounds: Rounds) -> Floats:
+        """Calibrated path probability of every recorded node, [R, M + 1], the root's in column 0, 0 beyond the last."""
+        assert trace.tree is not None
+        where = (rounds.rows, rounds.recent, trace.tree.first_child, trace.tree.prob)
+        result: Floats = recorded_values(*where, self.weights, self.chances, self.scale, self.power)
+        return result
+
+
+def calibrate_tree(judged: Judged, *, method: Method = "platt") -> TreeCalibration:
+    """Fit chances to judged nodes, without a ceiling; where all have one outcome, a constant.
+
+    Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic
+    regression. Raises InputError without a node.
+    """
+    hit = judged.hit
+    if len(hit) == 0:
+        raise InputError("calibration: no drafted node was judged; record more positions")
+    from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
+    from sklearn.linear_model import LogisticRegression
+
+    weights = np.zeros(1 + FEATURES)
+    if hit.all() or not hit.any():
+        rate = (hit.sum() + 1) / (len(hit) + 2)
+        weights[0] = np.log(rate / (1 - rate))
+    else:
+        centre, scale = judged.features.mean(axis=0), judged.features.std(axis=0)
+        varies = scale > 1e-9 * (1 + np.abs(centre))  # not by rounding alone
+        model = LogisticRegression(C=1 / (2 * RIDGE), max_iter=1000)
+        model.fit((judged.features - centre)[:, varies] / scale[varies], hit)
+        weights[1:][varies] = model.coef_[0] / scale[varies]
+        weights[0] = model.intercept_[0] - weights[1:] @ centre
+    scores = np.linspace(-REACH, REACH, KNOTS)
+    chances = 1 / (1 + np.exp(-scores))
+    if method == "isotonic":
+        fit = IsotonicRegression(y_min=LEAST_PROB, y_max=1 - LEAST_PROB, out_of_bounds="clip")
+        chances = fit.fit(weights[0] + judged.features @ weights[1:], hit).predict(scores)
+    return TreeCalibration(weights, np.asarray(chances, dtype=np.float64))
+
+
+def with_ceiling(model: TreeCalibration, trace: Trace, rounds: Rounds) -> TreeCalibration:
+    """The calibration with the lowest ceiling of its kind that is above nearly all recorded nodes of these rounds."""
+    assert trace.tree is not None
+    path = trace.tree.path[rounds.rows].astype(np.float64)
+    likely = path > SMALL_PATH
+    log_path, log_value = np.log(path[likely]), np.log(np.maximum(model.values(trace, rounds)[:, 1:][likely], 1e-30))
+    squares = float(log_path @ log_path)
+    power = float(np.clip(log_path @ log_value / squares, 0.3, 1.0)) if squares else 1.0
+    over = np.quantile(log_value - power * log_path, NEARLY_ALL) if len(log_path) else 0.0
+    return TreeCalibration(model.weights, model.chances, float(np.exp(np.clip(over, 0.0, 10.0))), power)
+
+
+def reliability(trace: Trace, rank: int | None = 0, bins: int = 10) -> metrics.Reliability:
+    """Draft probability against acceptance of judged nodes, rounds from every position: EDD + PCT, figure 3b.
+
+    rank : of the nodes among their siblings; the paper's are the top-1 ones. None: all.
+    """
+    judged = judged_nodes(trace)
+    chosen = np.ones(len(judged.hit), dtype=bool) if rank is None else judged.rank == rank
+    return metrics.reliability(judged.prob[chosen], judged.hit[chosen], bins)
+
+
+def compare(train: Trace, holdout: Trace, *, method: Method = "platt") -> dict[str, dict[str, Any]]:
+    """ECE and log-loss of draft probabilities as they are, and calibrated, on held-out judged nodes."""
+    model = calibrate_tree(judged_nodes(train), method=method)
+    judged = judged_nodes(holdout)
+    return {
+        "draft probability": quality(judged.prob, judged.hit).as_dict(),
+        "calibrated": quality(model.prob(judged.features), judged.hit).as_dict(),
+    }
+
+
+@nb.njit(cache=True)
+def recents_before(log, at_first):  # type: ignore[no-untyped-def]
+    """`recent` before each round of a replay's log [R, 6]: float64 [R]; at_first, at a sequence's start."""
+    result = np.full(len(log), at_first)
+    for r in range(1, len(log)):
+        if log[r, 0] == log[r - 1, 0]:
+            drafted, accepted = log[r - 1, 2], log[r - 1, 3]
+            result[r] = recent_after(result[r - 1], accepted) if drafted > 0 else result[r - 1]
+    return result
+
+
+@nb.njit(cache=True)
+def judged_children(rows, recent, true_rank, first_child, prob):  # type: ignore[no-untyped-def]
+    """The recorded children of true nodes, in the rounds that start at `rows` [R], with `recent` [R] before each.
+
+    Returns features float64 [n, FEATURES], rank int64 [n], draft probability float64 [n], and
+    whether each is the true token, bool [n].
+    """
+    depth = true_rank.shape[1]
+    n = 0
+    for filling in (False, True):  # counted first
+        table = np.empty((n, FEATURES))
+        ranks, probs, hit = np.empty(n, np.int64), np.empty(n), np.empty(n, np.bool_)
+        n = 0
+        for r in range(len(rows)):
+            row, node, path = rows[r], np.int64(0), np.float32(1.0)
+            for d in range(depth):
+                true = np.int64(true_rank[row, d])
+                begin, end = np.int64(first_child[row, node]), np.int64(first_child[row, node + 1])
+                if true < 0:
+                    break
+                for rank in range(end - begin):
+                    if filling:
+                        p = np.float64(prob[row, begin + rank - 1])
+                        one = features(p, rank, d + 1, np.float64(path), recent[r])
+                        for f in range(FEATURES):
+                            table[n, f] = one[f]
+                        ranks[n], probs[n], hit[n] = rank, p, rank == true
+                    n += 1
+                if true >= end - begin:
+                    break
+                node = begin + true
+                path *= prob[row, node - 1]
+    return table, ranks, probs, hit
+
+
+@nb.njit(cache=True)
+def recorded_values(rows, recent, first_child, prob, weights, chances, scale, power):  # type: ignore[no-untyped-def]
+    """Calibrated path probability of every recorded node, float64 [R, M + 1], the root's in column 0; see `value`."""
+    nodes = prob.shape[1]
+    result = np.zeros((len(rows), nodes + 1))
+    path = np.ones(nodes + 1, np.float32)
+    depth = np.zeros(nodes + 1, np.int64)
+    for r in range(len(rows)):
+        row = rows[r]
+        result[r, 0] = 1.0
+        for node in range(nodes + 1):
+            begin, end = np.int64(first_child[row, node]), np.int64(first_child[row, node + 1])
+            if begin == end:
+                continue
+            shared = shared_score(weights, depth[node] + 1, np.float64(path[node]), recent[r])
+            for child in range(begin, end):
+                p = prob[row, child - 1]
+                path[child] = path[node] * p
+                depth[child] = depth[node] + 1
+                likely = chance(shared, weights, chances, np.float64(p), child - begin)
+                result[r, child] = value(result[r, node], likely, np.float64(path[child]), scale, power)
+    return result

@@ -1,0 +1,199 @@
+"""When to stop drafting a tree, and what a node is worth: the learning behind `HardwarePCT`.
+
+As for chains (`specsim.fitting.chain_stopping`), rounds renew: the time per token is the least if every round
+maximises value x tokens - seconds, the value of a token being that least time per token. The
+tree after each level is worth the best of all choices of nodes to verify. Whether one level more
+pays is a problem of optimal stopping whose state is a whole tree. It is solved by regression
+(Longstaff and Schwartz 2001): backward over the depth, what drafting on brings, by the
+rules already learned for later levels, is fitted to one number that is known before the
+pass, the sum of what the children of the level's nodes are expected to be worth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from specsim.cost.contexts import context_share
+from specsim.cost.table import CostTable
+from specsim.errors import InputError
+from specsim.fitting.tree_calibration import Floats, Rounds
+from specsim.policy.estimates.node_value import KNOTS, LOWEST, NEVER, best_expanded, best_kept, gain_s
+from specsim.trace.trace import Trace
+
+BINS = 6  # of a node's own chance
+
+
+@dataclass(frozen=True)
+class TreeCost:
+    """Seconds of a round's parts at an average context.
+
+    pass_s [D] : a draft pass that expands one node of depth d = 0 .. D - 1
+    wider_s [E + 1] : what it takes more over e nodes
+    verify_s [n + 1] : a pass over n nodes beside the pending token
+    """
+
+    pass_s: Floats
+    wider_s: Floats
+    verify_s: Floats
+    policy_step_s: float
+
+
+def mean_tree_cost(trace: Trace, table: CostTable, *, max_nodes: int, max_expanded: int) -> TreeCost:
+    """The costs of a table averaged over the contexts of a trace's positions; InputError if it does not cover them."""
+    if table.tree is None or len(table.tree.verify_s) < max_nodes + 2:
+        covered = len(table.tree.verify_s) - 1 if table.tree else 0
+        raise InputError(
+            f"costs cover trees of up to {covered} tokens, hardware_pct may need {max_nodes + 1}; lower max_nodes or "
+            "profile with a larger `--tree-tokens`"
+        )
+    share = context_share(trace, table)
+    return TreeCost(
+        pass_s=np.diff(table.draft_s @ share),
+        wider_s=np.nan_to_num(table.tree.wider_s[: max_expanded + 1]) @ share,
+        verify_s=table.tree.verify_s[1 : max_nodes + 2] @ share,
+        policy_step_s=table.tree.policy_step_s,
+    )
+
+
+def children_gains(
+    trace: Trace,
+    rounds: Rounds,
+    values: Floats,
+    *,
+    max_depth: int,
+    width: int,
+    least: float,
+    value_s: float,
+    margin_s: float,
+) -> tuple[Floats, Floats]:
+    """Edges between own chances and gains [bins, KNOTS] in seconds per path probability, rising with it (isotonic)."""
+    from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
+
+    assert trace.tree is not None
+    at, own, worth = worth_of_children(
+        rounds.rows, trace.tree.first_child, values, max_depth, width, least, value_s, margin_s
+    )
+    edges = np.unique(np.quantile(own, np.linspace(0, 1, BINS + 1)[1:-1])) if len(own) else np.array([0.5])
+    knots = np.linspace(LOWEST, 0.0, KNOTS)
+    row = np.searchsorted(edges, own, side="right")
+    gains = np.zeros((len(edges) + 1, KNOTS))
+    for b in range(len(gains)):
+        if (row == b).any():
+            fit = IsotonicRegression(y_min=0.0, out_of_bounds="clip").fit(at[row == b], worth[row == b])
+            gains[b] = fit.predict(knots)
+    return edges, gains
+
+
+def least_gains(foretold_s: Floats, wide_s: Floats, worth_s: Floats, cost: TreeCost) -> Floats:
+    """What a level's children must at least be expected to be worth for the pass to pay, per depth [D], in seconds.
+
+    The arrays are those of `levels`.
+    """
+    from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
+
+    depths = foretold_s.shape[1]
+    limits = np.full(depths, NEVER)
+    ahead_s = worth_s[:, depths]
+    for d in range(depths - 1, -1, -1):
+        asked_s = cost.policy_step_s if d + 1 < depths else 0.0
+        on_s = ahead_s - cost.pass_s[d] - wide_s[:, d] - asked_s
+        if d == 0:
+            limits[0] = 0.0 if on_s.mean() > worth_s[:, 0].mean() else NEVER
+            break
+        open_rounds = foretold_s[:, d] > 0.0
+        if open_rounds.any():
+            x, y = foretold_s[open_rounds, d], (on_s - worth_s[:, d])[open_rounds]
+            fit = IsotonicRegression().fit(x, y)
+            paying = fit.y_thresholds_ > 0.0
+            if paying.any():
+                first = int(paying.argmax())
+                limits[d] = fit.X_thresholds_[first - 1 : first + 1].mean() if first else 0.0
+        ahead_s = np.where(open_rounds & (foretold_s[:, d] >= limits[d]), on_s, worth_s[:, d])
+    return limits
+
+
+@nb.njit(cache=True)
+def worth_of_children(rows, first_child, values, depths, width, least, value_s, margin_s):  # type: ignore[no-untyped-def]
+    """What a node's children would be worth, of every recorded node that might be expanded.
+
+    Returns log path probability, own chance, and sum over the children of (value x path
+    probability - margin_s)+ per path probability of the node, [n] each.
+    """
+    n = 0
+    for filling in (False, True):  # counted first
+        at, own, worth = np.empty(n), np.empty(n), np.empty(n)
+        n = 0
+        level, parent = np.zeros(values.shape[1], np.int64), np.zeros(values.shape[1], np.int64)
+        for r in range(len(rows)):
+            for node in range(values.shape[1]):
+                begin, end = np.int64(first_child[rows[r], node]), np.int64(first_child[rows[r], node + 1])
+                for child in range(begin, end):
+                    level[child], parent[child] = level[node] + 1, node
+                path = values[r, node]
+                if node == 0 or path < least or level[node] >= depths:
+                    continue
+                if filling:
+                    total = 0.0
+                    for child in range(begin, min(end, begin + width)):
+                        total += max(value_s * values[r, child] - margin_s, 0.0)
+                    at[n], own[n], worth[n] = math.log(path), path / values[r, parent[node]], total / path
+                n += 1
+    return at, own, worth
+
+
+@nb.njit(cache=True)
+def levels(  # type: ignore[no-untyped-def]
+    rows,
+    first_child,
+    values,
+    width,
+    least,
+    value_s,
+    verify_s,
+    wider_s,
+    edges,
+    gains,
+    foretold_s,
+    wide_s,
+    worth_s,
+):
+    """Every round's tree grown as far as recorded, level by level.
+
+    Fills, per round and depth d = 0 .. D: foretold_s [R, D] what the children of the nodes of depth d
+    are expected to be worth, net of a wider pass; wide_s [R, D] that pass's seconds beyond one over
+    a single node; worth_s [R, D + 1] what verifying the best of the nodes up to depth d is worth.
+    """
+    nodes = values.shape[1]
+    depths = foretold_s.shape[1]
+    parent = np.zeros(nodes, np.int64)
+    here, likely = np.zeros(nodes), np.zeros(nodes)
+    for r in range(len(rows)):
+        row = rows[r]
+        count, first, end = 0, 0, 1  # likely nodes so far; nodes of this level
+        for d in range(depths + 1):
+            begun = 0
+            for node in range(first, end):
+                drafted = node - np.int64(first_child[row, parent[node]]) < width
+                if node > 0 and drafted and values[r, parent[node]] >= least:
+                    likely[count] = values[r, node]
+                    count += 1
+                if node == 0 or d == depths or not drafted or values[r, node] < least:
+                    continue
+                here[begun] = gain_s(values[r, node], values[r, node] / values[r, parent[node]], edges, gains)
+                begun += 1
+            worth_s[r, d] = best_kept(np.sort(likely[:count])[::-1], value_s, verify_s)[1]
+            if d == depths:
+                break
+            expanded, total = best_expanded(np.sort(here[:begun])[::-1], wider_s)
+            foretold_s[r, d] = total
+            wide_s[r, d] = wider_s[expanded] if expanded > 0 else 0.0
+            last = end
+            for node in range(first, last):
+                for child in range(np.int64(first_child[row, node]), np.int64(first_child[row, node + 1])):
+                    parent[child] = node
+                    end = child + 1
+            first = last

@@ -1,0 +1,1 @@
+"""All policies tuned and ranked on one trace."""

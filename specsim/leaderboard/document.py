@@ -1,0 +1,91 @@
+"""A leaderboard as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specsim.leaderboard.leaderboard import Board
+
+
+CSV_COLUMNS = (
+    "trace", "max_draft", "rank", "label", "policy", "tuned", "speedup", "speedup_low", "speedup_high",
+    "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high", "v_d", "r_d", "hm",
+    "tau", "mean_draft_tokens", "oracle_regret", "train_speedup", "seeds", "settings",
+)  # fmt: skip
+
+
+def trace_names(traces: Sequence[Path]) -> list[str]:
+    """Folder names, with as much of the path as tells them apart; a trace given twice is an error."""
+    from specsim.errors import InputError
+
+    paths = [path.resolve() for path in traces]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f"trace {path} is given twice; give each once")
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    return ["/".join(path.parts[-parts:]) for path in paths]
+
+
+def as_document(boards: Sequence[Board], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of a run; also everything that its report shows."""
+    from specsim.leaderboard.leaderboard import combined
+
+    groups = []
+    for depth in dict.fromkeys(board.max_draft for board in boards):
+        together = [board for board in boards if board.max_draft == depth]
+        standings = [
+            {"label": one.label, "speedup": one.speedup, "mean_rank": one.mean_rank, "ranks": one.ranks}
+            for one in combined(together)
+        ]
+        if len(together) > 1 and standings:
+            groups.append({"max_draft": depth, "traces": [b.trace for b in together], "standings": standings})
+    return {
+        "kind": "specsim-leaderboard",
+        "version": 1,
+        "options": dict(options),
+        "boards": [board.as_dict() for board in boards],
+        "combined": groups,
+    }
+
+
+def write_results(folder: Path, document: Mapping[str, Any]) -> None:
+    """leaderboard.json, leaderboard.csv and report.html, each whole or not at all."""
+    from specsim.report.leaderboard import write_leaderboard_report
+    from specsim.report.page import write_whole
+
+    write_whole(folder / "leaderboard.json", json.dumps(document, indent=2) + "\n")
+    write_whole(folder / "leaderboard.csv", as_csv(document))
+    write_leaderboard_report(folder / "report.html", document)
+
+
+def as_csv(document: Mapping[str, Any]) -> str:
+    """One line per row of every board; speedups as ratios, lengths in tokens."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for board in document["boards"]:
+        for rank, row in enumerate(board["rows"], start=1):
+            behind = (row["leader_minus_this"] or {}).get("difference", {})
+            writer.writerow(
+                {
+                    **row,
+                    "trace": board["trace"],
+                    "max_draft": board["max_draft"],
+                    "rank": rank,
+                    **_flat("speedup", row["speedup"]),
+                    **_flat("leader_minus_this", behind),
+                }
+            )
+    return text.getvalue()
+
+
+def _flat(name: str, value: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value.get("estimate"), f"{name}_low": value.get("low"), f"{name}_high": value.get("high")}

@@ -1,0 +1,375 @@
+"""The leaderboard: every policy tuned on one part of a trace, ranked on the other.
+
+Ranking is by the speedup replayed on the held-out sequences. Differences to the leader are
+paired over sequences; the leader is picked on those same sequences, so that its own figure is
+a little flattered, and policies that the data cannot separate from it are marked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.model import CostModel
+from specsim.cost.table import CostTable
+from specsim.errors import InputError
+from specsim.leaderboard.sensitivity import Sweep, sweep, swept_settings
+from specsim.policy.base import Policy, Variant
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.replay import Replay, prepare, replay
+from specsim.replay.table import compile_for
+from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
+from specsim.speedup.prediction import Prediction, least_seconds, summarise
+from specsim.trace.outcomes import DRAWS
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from specsim.tuning.variants import Form, forms, label, settle
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+Floats = npt.NDArray[np.float64]
+PARTS = ("draft", "policy", "verify", "other")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One form of one policy on the held-out sequences.
+
+    seeds : replays it was averaged over; 1 unless the policy draws
+    lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all seeds together
+    token_s : seconds per output token in draft, policy, verify, other
+    speculative_s : seconds per held-out sequence [S], mean of the seeds
+    train_speedup : on the tuning sequences, whether it was tuned or not
+    to_leader : the leader's speedup less this one's; None for the leader
+    """
+
+    label: str
+    policy: Policy
+    tuned: bool
+    prediction: Prediction
+    seeds: int
+    lengths: npt.NDArray[np.int64]
+    token_s: tuple[float, ...]
+    speculative_s: Floats
+    train_speedup: float
+    to_leader: Comparison | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the data cannot separate this row from the leader."""
+        return self.to_leader is not None and not self.to_leader.separated
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of drafted tokens that a round verified."""
+        return float(self.lengths @ np.arange(len(self.lengths)) / self.lengths.sum())
+
+    def length_quantile(self, q: float) -> int:
+        """Least number of verified tokens that a share q of the rounds does not exceed."""
+        return int(np.searchsorted(self.lengths.cumsum(), q * self.lengths.sum()))
+
+    def as_dict(self) -> dict[str, Any]:
+        document = self.prediction.as_dict()
+        keys = ("policy", "params", "speedup", "v_d", "r_d", "hm", "tau", "oracle_regret")
+        return {
+            "label": self.label,
+            "settings": str(self.policy).removeprefix(self.policy.name)[1:-1],
+            "tuned": self.tuned,
+            **{key: document[key] for key in keys},
+            "train_speedup": self.train_speedup,
+            "mean_draft_tokens": self.mean_length,
+            "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
+            "rounds_by_draft_tokens": self.lengths.tolist(),
+            "token_seconds": dict(zip(PARTS, self.token_s, strict=True)),
+            "truncated_share": (document["truncated_rounds"] or 0) / document["rounds"],
+            "seeds": self.seeds,
+            "tied_with_leader": self.tied,
+            "leader_minus_this": self.to_leader.as_dict() if self.to_leader else None,
+            "sequence_seconds": self.speculative_s.tolist(),
+        }
+
+
+@dataclass(frozen=True)
+class Board:
+    """One trace at one maximal draft length.
+
+    tuning, holdout : sequences; output_tokens : of the held-out ones, together
+    baseline_s : seconds per held-out sequence [S]
+    rows : best first; skipped : (policy, reason)
+    """
+
+    trace: str
+    max_draft: int
+    meta: Mapping[str, Any]
+    approximate: bool
+    tuning: int
+    holdout: int
+    output_tokens: int
+    baseline_s: Floats
+    oracle: Estimate
+    rows: list[Row]
+    skipped: list[tuple[str, str]]
+    sweeps: list[Sweep]
+
+    def as_dict(self) -> dict[str, Any]:
+        keys = ("target", "drafter", "decoding", "device", "dtype")
+        return {
+            "trace": self.trace,
+            "max_draft": self.max_draft,
+            "approximate": self.approximate,
+            "recorded": {key: self.meta.get(key) for key in keys},
+            "sequences": {"tuning": self.tuning, "holdout": self.holdout},
+            "output_tokens": self.output_tokens,
+            "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
+            "oracle": self.oracle.as_dict(),
+            "rows": [row.as_dict() for row in self.rows],
+            "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
+            "sensitivity": [s.as_dict() for s in self.sweeps],
+        }
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One form of a policy over several traces: geometric mean of its speedups, and its rank on each."""
+
+    label: str
+    speedup: float
+    ranks: list[int]
+
+    @property
+    def mean_rank(self) -> float:
+        return sum(self.ranks) / len(self.ranks)
+
+
+def leaderboard(
+    traces: Mapping[str, Trace],
+    costs: Sequence[CostModel],
+    *,
+    kinds: Sequence[type[Policy]] | None = None,
+    max_drafts: Sequence[int] = (),
+    trials: int = 100,
+    tuning_share: float = 0.5,
+    seeds: int = 5,
+    seed: int = 0,
+    sensitivity: bool = True,
+    jobs: int = -1,
+    progress: Progress | None = None,
+) -> list[Board]:
+    """A board per trace and maximal draft length, in that order.
+
+    traces : by the name that the boards carry
+    costs : one cost model for all traces, or one for each
+    kinds : policies to compare; default: all of `POLICIES`
+    max_drafts : longest drafts in tokens, a board for each; default: the depth of the trace
+    seeds : replays to average over where a policy draws, or a trace of rejection sampling does
+    sensitivity : whether to vary each tuned setting as well
+    jobs : threads; -1 for one per core. The answer does not depend on it.
+    """
+    if len(costs) not in (1, len(traces)):
+        raise InputError(f"{len(costs)} costs for {len(traces)} traces; give one for all or one for each")
+    if seeds < 1:
+        raise InputError(f"seeds={seeds}; give at least 1")
+    chosen = list(POLICIES.values()) if kinds is None else list(kinds)
+    boards = []
+    for number, (name, trace) in enumerate(traces.items()):
+        cost = costs[number % len(costs)]
+        for depth in max_drafts or (trace.depth,):
+            report = partial(progress, f"{name}, drafts up to {depth}") if progress else None
+            boards.append(
+                _board(
+                    name,
+                    shallower(trace, depth),
+                    cost,
+                    chosen,
+                    trials=trials,
+                    tuning_share=tuning_share,
+                    seeds=seeds,
+                    seed=seed,
+                    sensitivity=sensitivity,
+                    jobs=jobs,
+                    progress=report,
+                )
+            )
+    return boards
+
+
+def combined(boards: Sequence[Board]) -> list[Standing]:
+    """Standings over boards of several traces, best geometric mean first; only what ran on all of them."""
+    ranks = [{row.label: place for place, row in enumerate(board.rows, start=1)} for board in boards]
+    speedups = [{row.label: row.prediction.speedup.estimate for row in board.rows} for board in boards]
+    everywhere = [name for name in ranks[0] if all(name in board for board in ranks)]
+    standings = [
+        Standing(
+            name,
+            math.exp(sum(math.log(board[name]) for board in speedups) / len(boards)),
+            [board[name] for board in ranks],
+        )
+        for name in everywhere
+    ]
+    return sorted(standings, key=lambda standing: -standing.speedup)
+
+
+def shallower(trace: Trace, depth: int) -> Trace:
+    """The trace as it had been recorded to this depth; InputError if it was not recorded so deep."""
+    if not 1 <= depth <= trace.depth:
+        raise InputError(
+            f"drafts of up to {depth} tokens; the trace is recorded to depth {trace.depth}, choose 1 to that"
+        )
+    if depth == trace.depth:
+        return trace
+    cut: dict[str, Any] = {"meta": {**trace.meta, "depth": depth}, "match_len": np.minimum(trace.match_len, depth)}
+    for field in dataclasses.fields(trace):
+        value = getattr(trace, field.name)
+        if isinstance(value, np.ndarray) and value.ndim == 2:
+            cut[field.name] = np.ascontiguousarray(value[:, :depth])
+    return dataclasses.replace(trace, **cut)
+
+
+def replay_seeds(trace: Trace, policy: Policy, cost: CostModel, seeds: Sequence[int]) -> list[Replay]:
+    """Replays under these seeds; just the first where the second shows that nothing is drawn."""
+    table = compile_for(trace, cost, policy)
+    replays = [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[:2]]
+    if len(replays) == 2 and np.array_equal(_rounds(replays[0]), _rounds(replays[1])):
+        return replays[:1]
+    return replays + [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[2:]]
+
+
+def _board(
+    name: str,
+    trace: Trace,
+    cost: CostModel,
+    kinds: Sequence[type[Policy]],
+    *,
+    trials: int,
+    tuning_share: float,
+    seeds: int,
+    seed: int,
+    sensitivity: bool,
+    jobs: int,
+    progress: Callable[[int, int], None] | None,
+) -> Board:
+    from joblib import Parallel, delayed
+
+    tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
+    train, holdout = trace.select(tuning), trace.select(held)
+    table = compile_for(holdout, cost)
+    draws = [*range(seed, seed + seeds)]
+    entries, skipped = forms(trace, kinds, cost)
+    oracle_s, ar_s = _oracle(holdout, kinds_of(entries), table, draws), autoregressive_seconds(holdout, table)
+
+    def run(kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
+        name = label(kind, variant)
+        try:
+            policy = settle(kind, variant, train, cost, trials=trials, seed=seed, jobs=1)
+            on_tuning = replay(train, policy, compile_for(train, cost, policy), seed=seed)
+            row = _row(name, policy, variant.tuned, on_tuning.speedup, holdout, cost, draws, oracle_s, ar_s)
+        except InputError as error:  # such as costs that do not cover this policy's shape
+            return name, str(error)
+
+        def speedup(other: Policy) -> float:
+            replays = replay_seeds(holdout, other, cost, draws)
+            return float(sum(r.autoregressive_s.sum() for r in replays) / sum(r.seconds.sum() for r in replays))
+
+        names = swept_settings(kind, variant) if sensitivity else []
+        return row, [sweep(name, policy, setting, train, cost, speedup) for setting in names]
+
+    for kind in kinds:
+        prepare(kind)  # once, ahead of the threads
+    rows: list[Row] = []
+    sweeps: list[Sweep] = []
+    results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(delayed(run)(*entry) for entry in entries)
+    for done, (row, more) in enumerate(results, start=1):
+        if isinstance(row, str):
+            skipped.append((row, more))
+        else:
+            rows.append(row)
+            sweeps += more
+        if progress:
+            progress(done, len(entries))
+    if not rows:
+        why = "; ".join(f"{policy}: {reason}" for policy, reason in skipped)
+        raise InputError(f"trace {name} serves none of the policies ({why}); choose others")
+    rows.sort(key=lambda row: -row.prediction.speedup.estimate)
+    leader = rows[0]
+    rows[1:] = [
+        dataclasses.replace(row, to_leader=paired_difference(ar_s, leader.speculative_s, row.speculative_s))
+        for row in rows[1:]
+    ]
+    return Board(
+        trace=name,
+        max_draft=trace.depth,
+        meta=trace.meta,
+        approximate=trace.approximate,
+        tuning=len(tuning),
+        holdout=len(held),
+        output_tokens=int(holdout.output_tokens.sum()),
+        baseline_s=ar_s,
+        oracle=ratio_interval(ar_s, oracle_s),
+        rows=rows,
+        skipped=skipped,
+        sweeps=sweeps,
+    )
+
+
+def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
+    """The kinds of these forms, chains' first kind if there is none."""
+    return [kind for kind, _ in entries] or [FixedK]
+
+
+def _oracle(trace: Trace, kinds: Sequence[type[Policy]], table: CostTable, seeds: Sequence[int]) -> Floats:
+    """The oracle's seconds per sequence [S]; where outcomes are drawn, the mean over all that policies meet."""
+    if not trace.approximate:
+        return least_seconds(trace, kinds, table)
+    total: Floats = np.sum([least_seconds(trace, kinds, table, seed=seed) for seed in seeds], axis=0)
+    return total / (DRAWS * len(seeds))
+
+
+def _row(
+    name: str,
+    policy: Policy,
+    tuned: bool,
+    train_speedup: float,
+    holdout: Trace,
+    cost: CostModel,
+    seeds: Sequence[int],
+    oracle_s: Floats,
+    ar_s: Floats,
+) -> Row:
+    replays = replay_seeds(holdout, policy, cost, seeds)
+    whole = _together(replays)
+    times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
+    # What the target was given to verify: of a chain all that was drafted, of a tree what was selected.
+    verified = np.concatenate([_rounds(one)[:, 4 if isinstance(policy, TreePolicy) else 2] for one in replays])
+    return Row(
+        label=name,
+        policy=policy,
+        tuned=tuned,
+        prediction=summarise(whole, oracle_s * times),
+        seeds=len(replays),
+        lengths=np.bincount(verified, minlength=holdout.depth + 1),
+        token_s=tuple((whole.seconds.sum(axis=0) / whole.output_tokens.sum()).tolist()),
+        speculative_s=whole.speculative_s / times,
+        train_speedup=train_speedup,
+    )
+
+
+def _rounds(one: Replay) -> npt.NDArray[np.int64]:
+    assert one.log is not None
+    return one.log
+
+
+def _together(replays: Sequence[Replay]) -> Replay:
+    """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
+    if len(replays) == 1:
+        return replays[0]
+    sums = {name: np.sum([one.columns[name] for one in replays], axis=0) for name in replays[0].columns}
+    return dataclasses.replace(replays[0], log=None, **sums)

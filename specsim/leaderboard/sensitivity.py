@@ -1,0 +1,97 @@
+"""What each setting is worth: vary one over its search range, the others as they are tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from specsim.cost.model import CostModel
+from specsim.errors import InputError
+from specsim.fitting.fit import fit
+from specsim.policy.base import Policy, Variant
+from specsim.replay.table import compile_for
+from specsim.trace.trace import Trace
+from specsim.tuning.space import Axis, search_space
+
+POINTS = 25  # values of a setting that is a float
+MOST_WHOLE = 32  # whole numbers that are all tried
+NEAR = 0.01  # speedups that differ by less are as good as equal
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Speedups over the values of one setting. tuned : the setting's own value, where `at_tuned` was reached."""
+
+    label: str
+    policy: str
+    setting: str
+    values: list[Any]
+    speedups: list[float]
+    tuned: Any
+    at_tuned: float
+    log: bool
+
+    @property
+    def spread_percent(self) -> float:
+        """How much slower the worst value is than the best, in percent of the best."""
+        speedups = [*self.speedups, self.at_tuned]
+        return 100 * (1 - min(speedups) / max(speedups))
+
+    @property
+    def near_best(self) -> list[Any]:
+        """The values within 1 % of the best speedup, in the order of the search range."""
+        best = max([*self.speedups, self.at_tuned])
+        return [v for v, speedup in zip(self.values, self.speedups, strict=True) if speedup >= (1 - NEAR) * best]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "spread_percent": self.spread_percent, "near_best": self.near_best}
+
+
+def swept_settings(kind: type[Policy], variant: Variant) -> list[str]:
+    """The settings to vary: searched ones of a tuned form, or of the first form where none is tuned."""
+    forms = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
+    if variant not in forms:
+        return []
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.held]
+
+
+def sweep(
+    label: str,
+    policy: Policy,
+    setting: str,
+    train: Trace,
+    cost: CostModel,
+    speedup: Callable[[Policy], float],
+) -> Sweep:
+    """Speedups of the policy over the search range of one setting, where trace and costs serve it.
+
+    What a policy learned from data (its table settings) is learned anew on `train` for
+    every value.
+    """
+    kind = type(policy)
+    table = compile_for(train, cost)
+    own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
+    axis = next(axis for axis in search_space(kind, {}, train.depth).axes if axis.name == setting)
+    found: list[tuple[Any, float]] = []
+    for value in search_values(axis):
+        with suppress(InputError):  # a value that trace or costs cannot serve
+            found.append((value, speedup(fit(kind, {**own, setting: value}, train, table))))
+    return Sweep(
+        label=label,
+        policy=kind.name,
+        setting=setting,
+        values=[value for value, _ in found],
+        speedups=[reached for _, reached in found],
+        tuned=own[setting],
+        at_tuned=speedup(policy),
+        log=axis.log,
+    )
+
+
+def search_values(axis: Axis) -> list[Any]:
+    """Values over the search range: all of a choice or a few whole numbers, else an even grid."""
+    return list(axis.values) if axis.values is not None and len(axis.values) <= MOST_WHOLE else axis.even(POINTS)

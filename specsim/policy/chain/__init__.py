@@ -1,0 +1,1 @@
+"""Chain policies, one file each."""

@@ -1,0 +1,60 @@
+"""AdaEDL: stop when an entropy-based acceptance score falls below lambda."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba as nb
+
+from specsim.policy.base import Variant, setting
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.dynamic_threshold import update_threshold
+
+GAMMA, LAMBDA0, DYNAMIC, TARGET_RATE, EPSILON, MAX_DRAFT = range(6)
+
+
+@nb.njit
+def initial_state(params):  # type: ignore[no-untyped-def]
+    return (params[LAMBDA0], 0.0)
+
+
+@nb.njit
+def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
+    return 1.0 - math.sqrt(params[GAMMA] * step.entropy_nats) >= state[0], state
+
+
+@nb.njit
+def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
+    if params[DYNAMIC] == 0.0:
+        return state
+    return update_threshold(state, drafted, accepted, params[MAX_DRAFT], params[TARGET_RATE], params[EPSILON])
+
+
+@dataclass(frozen=True)
+class AdaEDL(ChainPolicy):
+    """Draft on while 1 - sqrt(gamma H) >= lambda, H the draft entropy in nats.
+
+    The paper calls the score a lower bound on acceptance; a confident wrong drafter
+    breaks it, so it is a score here. It is negative above 1/gamma nats, hence the search
+    range of lambda. The token whose test fails is kept and verified.
+    """
+
+    gamma: float = setting(0.2, 1e-6, 10.0, tune=(0.02, 1.0), log=True, doc="entropy factor")
+    lambda0: float = setting(0.3, -10.0, 1.0, tune=(-1.0, 0.9), doc="stopping threshold, at the start if dynamic")
+    dynamic: bool = setting(True, 0, 1, doc="update lambda by Algorithm 1")
+    target_rate: float = setting(0.9, 0.0, 1.0, doc="alpha, target acceptance rate of Algorithm 1")
+    epsilon: float = setting(0.01, 0.0, 1.0, doc="step of lambda in Algorithm 1")
+    max_draft: int = setting(16, 1, 256, doc="L, longest draft in tokens")
+
+    name = "adaedl"
+    source = "Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1"
+    features = ("entropy_nats",)
+    variants = (Variant("dynamic", {"dynamic": True}), Variant("static", {"dynamic": False}))
+    initial_state = staticmethod(initial_state)
+    keep_drafting = staticmethod(keep_drafting)
+    update = staticmethod(update)
+
+    @property
+    def adapts(self) -> bool:
+        return self.dynamic

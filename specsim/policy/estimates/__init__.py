@@ -1,0 +1,1 @@
+"""What learned policies evaluate while drafting."""

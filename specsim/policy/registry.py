@@ -1,0 +1,114 @@
+"""Policies by name. A new one is a file in `chain/` or `tree/` and a line in `KINDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specsim.errors import InputError
+from specsim.policy.base import Policy, build_policy
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.p_min import PMin
+from specsim.policy.chain.renewal_stop import RenewalStop
+from specsim.policy.chain.space_k import SpaceK
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.beta_ts_tree import BetaTSTree
+from specsim.policy.tree.cape import Cape
+from specsim.policy.tree.cartesian import Cartesian
+from specsim.policy.tree.eagle2 import Eagle2
+from specsim.policy.tree.hardware_pct import HardwarePCT
+from specsim.policy.tree.optimal_tree import OptimalTree
+from specsim.policy.tree.pct import PCT
+from specsim.policy.tree.sparse_tree import SparseTree
+from specsim.policy.tree.vct import VCT
+from specsim.policy.user_file import load_policy_file
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a policy's name is FILE.py or FILE.py:NAME rather than a built-in's."""
+    return name.endswith(".py") or ".py:" in name
+
+
+def find_policies(names: Sequence[str]) -> dict[str, type[Policy]]:
+    """Policies by name, from names of built-in ones, FILE.py (all that it defines) or FILE.py:NAME.
+
+    Raises InputError for an unknown name, a file that cannot serve, and two policies of one name.
+    """
+    found: dict[str, type[Policy]] = {}
+    for name in names:
+        if is_file_name(name):
+            kinds = _from_file(name)
+        elif name in POLICIES:
+            kinds = [POLICIES[name]]
+        else:
+            raise InputError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}, or a FILE.py of your own")
+        for kind in kinds:
+            if found.setdefault(kind.name, kind) is not kind:
+                raise InputError(f"{name}: another file has a policy {kind.name!r} too; rename one of them")
+    return found
+
+
+def find_policy(name: str) -> type[Policy]:
+    """The one policy of that name; InputError if a file of several is named without saying which."""
+    found = find_policies([name])
+    if len(found) > 1:
+        raise InputError(f"{name} has the policies {', '.join(found)}; name one as {name}:{next(iter(found))}")
+    return next(iter(found.values()))
+
+
+def _from_file(name: str) -> list[type[Policy]]:
+    path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
+    kinds = load_policy_file(path)
+    for kind in kinds:
+        if kind.name in POLICIES:
+            raise InputError(f"{path}: policy {kind.name!r} has the name of a built-in one; give it another")
+    if not wanted:
+        return kinds
+    chosen = [kind for kind in kinds if kind.name == wanted]
+    if not chosen:
+        raise InputError(f"{path} has no policy {wanted!r}; it has {', '.join(kind.name for kind in kinds)}")
+    return chosen
+
+
+KINDS: tuple[type[Policy], ...] = (
+    FixedK,
+    MaxConfidence,
+    AdaEDL,
+    BetaTS,
+    CaliTS,
+    TimeGain,
+    RenewalStop,
+    HuggingFace,
+    PMin,
+    SpaceK,
+    VCT,
+    Cartesian,
+    SparseTree,
+    OptimalTree,
+    Cape,
+    Eagle2,
+    PCT,
+    HardwarePCT,
+    BetaTSTree,
+)
+
+
+POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
+
+
+CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPolicy)}
+
+
+TREE_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, TreePolicy)}
+
+
+def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
+    """The policy of that name, built in or FILE.py, with these settings; InputError names the known ones."""
+    return build_policy(find_policy(name), settings or {})

@@ -1,0 +1,232 @@
+"""A user's own policies: a Python file, named by its path, whose policy classes join the built-in ones.
+
+The file runs, as any program that its user starts; nothing but a path named by the user is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import numbers
+import re
+import sys
+import traceback
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.tree.base import TreePolicy, close_kept, limit_widths, new_tree
+from specsim.policy.tree.static import StaticTree, check_shape
+
+CHAIN_FUNCTIONS = {  # of a policy, with their arguments
+    "initial_state": ("params",),
+    "keep_drafting": ("state", "params", "step", "depth", "u"),
+    "update": ("state", "params", "drafted", "accepted"),
+}
+TREE_FUNCTIONS = {
+    "initial_state": ("params",),
+    "expand": ("state", "params", "tree", "first", "end", "u", "widths"),
+    "select": ("state", "params", "tree", "count", "keep"),
+    "update": ("state", "params", "depth", "accepted"),
+}
+
+
+def load_policy_file(path: Path | str) -> list[type[Policy]]:
+    """The ChainPolicy and TreePolicy classes that a Python file defines, in its order, but for any named _Like_this.
+
+    An unchanged file gives the same classes again. Raises InputError, in one line, where the
+    file is missing, does not run, defines no policy, or a policy is incomplete, does not
+    compile, or has a built-in's name.
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise InputError(f"policy file {path} does not exist; give the path of a Python file")
+    return list(_load(path, path.read_bytes()))
+
+
+@cache
+def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
+    module = _run(path, source)
+    kinds = [value for name, value in vars(module).items() if _defines(module, name, value)]
+    kinds = list(dict.fromkeys(kinds))
+    if not kinds:
+        raise InputError(f"{path} defines no policy; write a class of ChainPolicy or TreePolicy, as in the README")
+    for kind in kinds:
+        _check(path, kind)
+    names = [kind.name for kind in kinds]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{path}: two policies are named {name!r}; rename one of them")
+    return tuple(kinds)
+
+
+def _run(path: Path, source: bytes) -> ModuleType:
+    """The file as a module. Dataclasses look their module up by name, so it is registered under one of its own."""
+    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:12]
+    module = ModuleType(f"specsim_policy_file_{digest}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except BaseException as error:
+        del sys.modules[module.__name__]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise InputError(f"{_place(path, error)}; correct the file") from None
+    return module
+
+
+def _place(path: Path, error: BaseException) -> str:
+    """Where in the file it went wrong, and what."""
+    if isinstance(error, SyntaxError):  # of this file, or of one that it imports
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    return f"{place}: {type(error).__name__}: {_one_line(error)}"
+
+
+def _defines(module: ModuleType, name: str, value: Any) -> bool:
+    if not (isinstance(value, type) and issubclass(value, (ChainPolicy, TreePolicy))):
+        return False
+    return value.__module__ == module.__name__ and not name.startswith("_")
+
+
+def _check(path: Path, kind: type[Policy]) -> None:
+    """InputError unless the class is a complete policy whose functions compile."""
+    where = f"{path}: {kind.__name__}"
+    for name in ("name", "source"):
+        if not isinstance(getattr(kind, name, None), str):
+            raise InputError(f'{where} has no {name!r}; add a line such as {name} = "..."')
+    own = vars(kind).get("__dataclass_params__")
+    if own is None or not own.frozen:
+        raise InputError(f"{where} is no frozen dataclass; write @dataclass(frozen=True) above it")
+    for field in dataclasses.fields(kind):
+        if "tune" not in field.metadata:
+            raise InputError(f"{where}.{field.name} has no range; declare it as setting(default, low, high)")
+    functions = TREE_FUNCTIONS if issubclass(kind, TreePolicy) else CHAIN_FUNCTIONS
+    for name, arguments in functions.items():
+        function = inspect.getattr_static(kind, name, None)
+        if not isinstance(function, staticmethod) or not hasattr(function.__func__, "py_func"):
+            raise InputError(
+                f"{where}.{name} is not a compiled function; decorate it with @numba.njit and "
+                f"write {name} = staticmethod({name}) in the class"
+            )
+        if len(inspect.signature(function.__func__.py_func).parameters) != len(arguments):
+            raise InputError(f"{where}.{name} must take ({', '.join(arguments)})")
+    if issubclass(kind, TreePolicy):
+        _try_tree(where, kind)
+    elif issubclass(kind, ChainPolicy):
+        _try_chain(where, kind)
+
+
+def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
+    """Call the functions once as the replay does, which also compiles them."""
+    policy = kind()  # InputError where a default is out of range
+    try:
+        longest = policy.max_draft_tokens
+    except KeyError:
+        raise InputError(f"{where} has no setting max_draft and no max_draft_tokens; add one") from None
+    state = _call(where, kind, "initial_state", policy.params)
+    step = Step(0.5, 0.5, 1.0, 0.5)
+    answer = _call(where, kind, "keep_drafting", state, policy.params, step, min(1, longest), 0.5)
+    after = _call(where, kind, "update", state, policy.params, 1, 0)
+    if not (isinstance(answer, tuple) and len(answer) == 2 and _shape(answer[1]) == _shape(state)):
+        raise InputError(f"{where}.keep_drafting must return (draft on?, state), with the state a tuple as it came")
+    if _shape(state) != _shape(after) or not isinstance(state, tuple):
+        raise InputError(f"{where}: initial_state and update must return tuples of as many floats")
+
+
+def _try_tree(where: str, kind: type[TreePolicy]) -> None:
+    """Draft a tree of two levels and call the functions on it as the replay does, which also compiles them."""
+    policy = kind()
+    deepest, most, width = _bounds(where, policy)
+    params, tree = policy.params, new_tree()
+    widths = np.zeros(len(tree.path), dtype=np.int32)
+    state = _call(where, kind, "initial_state", params)
+    if not isinstance(state, tuple):
+        raise InputError(f"{where}.initial_state must return a tuple of floats")
+    first, count = 0, 1
+    for _ in range(min(deepest, 2)):
+        end = count
+        after = _call(where, kind, "expand", state, params, tree, first, end, 0.5, widths)
+        if _shape(after) != _shape(state):
+            raise InputError(f"{where}.expand must return the state, a tuple of as many floats as it came")
+        if widths[:first].any() or widths[end:].any():
+            raise InputError(f"{where}.expand must write widths[i] of the nodes i from first to end - 1 alone")
+        asked = widths.min() if widths.min() < 0 else widths.max()
+        if not 0 <= asked <= width:
+            raise InputError(
+                f"{where}.expand asks for {asked} children of a node; they must be from 0 to max_width = {width}"
+            )
+        limit_widths(widths, first, end, len(tree.path) - count)
+        for parent in range(first, end):
+            for rank in range(widths[parent]):
+                prob = 0.5 ** (rank + 1)
+                tree.path[count], tree.prob[count] = tree.path[parent] * prob, prob
+                tree.parent[count], tree.rank[count], tree.depth[count] = parent, rank, tree.depth[parent] + 1
+                count += 1
+        widths[:] = 0
+        first = end
+    keep = np.zeros(len(tree.path), dtype=np.bool_)
+    keep[0] = True
+    floor = _call(where, kind, "select", state, params, tree, count, keep)
+    if not isinstance(floor, float):
+        raise InputError(f"{where}.select must return its floor, a float: np.inf where the path does not matter")
+    if keep[count:].any():
+        raise InputError(f"{where}.select must write keep[i] of the nodes i below count alone")
+    kept = close_kept(tree, count, keep)[0]
+    if kept > most:
+        raise InputError(f"{where}.select keeps {kept} nodes, more than max_nodes = {most}")
+    if _shape(_call(where, kind, "update", state, params, 1, 0)) != _shape(state):
+        raise InputError(f"{where}: initial_state and update must return tuples of as many floats")
+
+
+def _bounds(where: str, policy: TreePolicy) -> tuple[int, int, int]:
+    """Deepest level, most nodes verified and largest width that a tree policy can ask for."""
+    if isinstance(policy, StaticTree):
+        try:
+            check_shape(policy.name, policy.shape)
+        except NotImplementedError:
+            raise InputError(f"{where} has no shape; add a property that gives the children of every node") from None
+    found = []
+    for name, own in (("deepest", "max_depth"), ("most_nodes", "max_nodes"), ("max_width", "max_width")):
+        try:
+            bound = getattr(policy, name)
+        except (AttributeError, NotImplementedError):
+            raise InputError(f"{where} does not say its {own}; add a setting or a property of that name") from None
+        if not isinstance(bound, numbers.Integral) or bound < 1:
+            raise InputError(f"{where}.{own} is {bound!r}, not a whole number from 1; correct the file")
+        found.append(int(bound))
+    return found[0], found[1], found[2]
+
+
+def _call(where: str, kind: type[Policy], name: str, *arguments: Any) -> Any:
+    """What a compiled function of the policy answers; InputError where it does not compile or fails."""
+    from numba.core.errors import NumbaError
+
+    try:
+        return getattr(kind, name)(*arguments)
+    except NumbaError as error:
+        raise InputError(f"{where}.{name} does not compile: {_one_line(error)}; correct the file") from None
+    except Exception as error:
+        message = f"{type(error).__name__}: {_one_line(error)}"
+        raise InputError(f"{where}.{name} fails: {message}; correct the file") from None
+
+
+def _shape(state: Any) -> Any:
+    return tuple(type(part) for part in state) if isinstance(state, tuple) else None
+
+
+def _one_line(error: BaseException) -> str:
+    """The message without colours and line breaks, numba's without its preamble."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Failed in nopython mode")]
+    return " ".join(lines[:3])[:300].rstrip(".;")

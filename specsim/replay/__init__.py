@@ -1,0 +1,1 @@
+"""The compiled replay of a trace under a policy."""

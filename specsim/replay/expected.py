@@ -1,0 +1,301 @@
+"""The exact expectation of a replay: over a policy's draws, and over acceptance where it is drawn.
+
+Beside the sampled `specsim.replay.replay.replay`, whose mean over many seeds this is. It is made in two
+parts: how likely a round starts at a position and drafts at least j tokens (a forward
+programme over positions), and what that costs, which is linear in these chances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+from collections.abc import Callable
+from typing import Any
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.table import CostTable
+from specsim.errors import InputError
+from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.replay.checks import check_covered, check_replayable
+from specsim.replay.replay import Replay, replay
+from specsim.trace.outcomes import DRAWS
+from specsim.trace.trace import Trace
+
+Chances = npt.NDArray[np.float64]
+
+MAX_CELLS = 2**26  # of the programme's table, 8 bytes each
+NEGLIGIBLE = 1e-20  # a chance left out; a billion of them still leave a sequence's expectations right to 1e-11
+
+
+def expected_replay(trace: Trace, policy: ChainPolicy, table: CostTable) -> Replay:
+    """What `replay` returns in the mean over all seeds, with counts as floats.
+
+    Exact up to rounding for policies that draw nothing, on exact traces and, if they do not adapt
+    either, on traces of rejection sampling, where acceptance is averaged and all figures sum over
+    DRAWS outcomes as `replay`'s do; and for policies with `keep_probability` (see
+    `specsim.policy.estimates.counts`) whose state starts anew with every sequence. For those, memory
+    grows with the square of a sequence's length and time somewhat faster. Raises InputError
+    where the expectation is not to be had.
+    """
+    check_replayable(trace, policy)
+    check_covered(trace, policy, table)
+    random = draws_uniforms(type(policy))
+    if not random and not trace.approximate:
+        result = replay(trace, policy, table)
+        counts = {name: getattr(result, name).astype(np.float64) for name in _COUNTS}
+        return dataclasses.replace(result, **counts)
+    match = _match_chances(trace, policy.max_draft_tokens)
+    if random:
+        reached = _reached_by_counts(trace, policy, match)
+    elif policy.adapts:
+        raise InputError(
+            f"policy {policy} adapts to accepted tokens that are drawn on this trace, "
+            "so its expectation is out of reach; replay it"
+        )
+    else:
+        reached = np.zeros((len(trace.token), policy.max_draft_tokens + 2))
+        _reach_fixed(
+            policy.initial_state,
+            policy.keep_drafting,
+            policy.params,
+            trace.offsets,
+            trace.draft_limit,
+            match,
+            _columns(trace),
+            reached,
+        )
+    return _expected_costs(trace, policy, table, match, reached)
+
+
+_COUNTS = ("rounds", "drafted", "accepted", "policy_steps", "verified")
+
+
+def draws_uniforms(kind: type[ChainPolicy]) -> bool:
+    """Whether this kind's keep_drafting ever reads its last argument, the uniform."""
+    code = kind.keep_drafting.py_func.__code__  # type: ignore[attr-defined]
+    name = code.co_varnames[code.co_argcount - 1]
+    named = (i.argval if isinstance(i.argval, tuple) else (i.argval,) for i in dis.get_instructions(code))
+    return any(name in names for names in named)
+
+
+def _match_chances(trace: Trace, longest: int) -> Chances:
+    """[N, longest + 1], chance that the first j drafted tokens are all accepted if all are verified."""
+    if not trace.approximate:
+        certain: Chances = (trace.match_len[:, None] >= np.arange(longest + 1)).astype(np.float64)
+        return certain
+    assert trace.accept_prob is not None
+    each = trace.accept_prob[:, :longest].astype(np.float64)
+    return np.concatenate([np.ones((len(each), 1)), np.cumprod(each, axis=1)], axis=1)
+
+
+def _columns(trace: Trace) -> tuple[Any, ...]:
+    """The columns of a `Step`; score stands in where it is not recorded, and then is not read."""
+    score = trace.confidence if trace.score is None else trace.score
+    return trace.prob, trace.confidence, trace.entropy_nats, score
+
+
+@nb.njit
+def _step(columns, row, depth):  # type: ignore[no-untyped-def]
+    prob, confidence, entropy_nats, score = columns
+    return Step(
+        np.float64(prob[row, depth - 1]),
+        np.float64(confidence[row, depth - 1]),
+        np.float64(entropy_nats[row, depth - 1]),
+        np.float64(score[row, depth - 1]),
+    )
+
+
+@nb.njit(nogil=True)
+def _reach_fixed(  # type: ignore[no-untyped-def]
+    initial_state, keep_drafting, params, offsets, draft_limit, match, columns, reached
+):
+    """Fill `reached` for a policy whose draft depends on the position alone."""
+    for s in range(len(offsets) - 1):
+        end = offsets[s + 1]
+        if offsets[s] < end:
+            reached[offsets[s], 0] = 1.0
+        for row in range(offsets[s], end):
+            chance = reached[row, 0]
+            limit = min(match.shape[1] - 1, np.int64(draft_limit[row]))
+            state = initial_state(params)
+            drafted = min(limit, 1)
+            while 0 < drafted < limit:
+                step = _step(columns, row, drafted)
+                proceed, state = keep_drafting(state, params, step, drafted, 0.5)
+                if not proceed:
+                    break
+                drafted += 1
+            reached[row, 1 : drafted + 1] = chance
+            for accepted in range(min(drafted + 1, end - row - 1)):
+                stays = match[row, accepted + 1] if accepted < drafted else 0.0
+                reached[row + accepted + 1, 0] += chance * (match[row, accepted] - stays)
+
+
+def _reached_by_counts(trace: Trace, policy: ChainPolicy, match: Chances) -> Chances:
+    """`reached` of a policy that knows the past by its counts only, or InputError."""
+    keep_probability: Callable[..., float] | None = getattr(policy, "keep_probability", None)
+    if keep_probability is None:
+        raise InputError(f"policy {policy} draws, and gives no keep_probability to average over; replay it")
+    if policy.carries_state:
+        raise InputError(
+            f"policy {policy} keeps its state from sequence to sequence, which cannot be averaged; replay it"
+        )
+    misses = 2 if policy.settings.get("counting") == "printed" else 1
+    length = int(trace.output_tokens.max())
+    if _cells(length, match.shape[1] - 1, misses) > MAX_CELLS:
+        longest = int(np.sqrt(MAX_CELLS / (match.shape[1] + 1) / misses)) - 2
+        raise InputError(
+            f"a sequence of {length} tokens is too long to average {policy} exactly, "
+            f"about {longest} fit in memory; replay it with several seeds"
+        )
+    reached = np.zeros((len(trace.token), policy.max_draft_tokens + 2))
+    layers = np.zeros(_shape(length, match.shape[1] - 1, misses))
+    _reach_by_counts(
+        keep_probability,
+        policy.params,
+        misses,
+        trace.offsets,
+        trace.draft_limit,
+        match,
+        _columns(trace),
+        layers,
+        reached,
+    )
+    return reached
+
+
+def _shape(length: int, longest: int, misses: int) -> tuple[int, int, int]:
+    """Positions ahead, rounds, and trials that failed, of the programme's table."""
+    return longest + 2, length + 1, misses * length + 1
+
+
+def _cells(length: int, longest: int, misses: int) -> int:
+    return int(np.prod([float(size) for size in _shape(length, longest, misses)]))
+
+
+@nb.njit
+def _add(layers, window, position, rounds, failed, chance):  # type: ignore[no-untyped-def]
+    """Add the chance of a state, if it counts, and widen its layer's window."""
+    if chance < NEGLIGIBLE:
+        return
+    layer = position % layers.shape[0]
+    layers[layer, rounds, failed] += chance
+    seen = window[layer]
+    seen[0], seen[1] = min(seen[0], rounds), max(seen[1], rounds)
+    seen[2], seen[3] = min(seen[2], failed), max(seen[3], failed)
+
+
+@nb.njit(nogil=True)
+def _reach_by_counts(  # type: ignore[no-untyped-def]
+    keep_probability, params, misses, offsets, draft_limit, match, columns, layers, reached
+):
+    """Fill `reached`, forward over states (position t, rounds m, trials failed f), each with its chance.
+
+    Every round before emitted one token more than it accepted, so r = t - m, and n = r + f. Rounds that had
+    nothing to draft count in m: Cali-TS, which alone reads it, has scores, and their drafters always draft.
+    A round fails no trial, one, or, counted as printed and drafted past, two (`misses`). Layer
+    t % len(layers) holds the states at t, within its window (least and most m, least and
+    most f); layers come in empty and are left so.
+    """
+    longest = match.shape[1] - 1
+    nothing = np.array([layers.shape[1], -1, layers.shape[2], -1])
+    window = np.empty((layers.shape[0], 4), dtype=np.int64)
+    at_least = np.empty(longest + 3)
+    for s in range(len(offsets) - 1):
+        length = offsets[s + 1] - offsets[s]
+        window[:] = nothing
+        if length > 0:
+            _add(layers, window, 0, 0, 0, 1.0)
+        for t in range(length):
+            row, layer = offsets[s] + t, t % layers.shape[0]
+            limit = min(longest, np.int64(draft_limit[row]))
+            low_m, high_m, low_f, high_f = window[layer]
+            window[layer] = nothing
+            for m in range(low_m, high_m + 1):
+                for f in range(low_f, high_f + 1):
+                    chance = layers[layer, m, f]
+                    if chance == 0.0:
+                        continue
+                    layers[layer, m, f] = 0.0
+                    reached[row, 0] += chance
+                    if limit == 0:  # nothing is drafted, and the state learns nothing
+                        if t + 1 < length:
+                            _add(layers, window, t + 1, m + 1, f, chance)
+                        continue
+                    counts = (np.float64(t - m), np.float64(t - m + f), np.float64(m))
+                    at_least[:] = 0.0
+                    at_least[0] = at_least[1] = chance
+                    for depth in range(1, limit):
+                        if at_least[depth] < NEGLIGIBLE:
+                            break
+                        step = _step(columns, row, depth)
+                        at_least[depth + 1] = at_least[depth] * keep_probability(counts, params, step, depth)
+                    for depth in range(1, limit + 1):
+                        reached[row, depth] += at_least[depth]
+                    for accepted in range(min(limit + 1, length - t - 1)):
+                        after, more = t + accepted + 1, at_least[accepted + 1]
+                        all_of_them = (at_least[accepted] - more) * match[row, accepted]
+                        _add(layers, window, after, m + 1, f, all_of_them)
+                        if accepted == limit:
+                            break
+                        miss = match[row, accepted] - match[row, accepted + 1]
+                        past = at_least[accepted + 2] if misses == 2 else 0.0
+                        _add(layers, window, after, m + 1, f + 1, miss * (more - past))
+                        _add(layers, window, after, m + 1, f + misses, miss * past)
+
+
+def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: Chances, reached: Chances) -> Replay:
+    """The replay of these chances.
+
+    match : [N, K + 1], chance that j tokens match
+    reached : [N, K + 2], chance that a round starts at a row and drafts at least j tokens
+    """
+    longest = match.shape[1] - 1
+    sequence = np.repeat(np.arange(trace.sequences), trace.output_tokens)
+    position = trace.position
+    bucket = (trace.prompt_tokens[sequence] - 1 + position) >> table.bucket_bits
+    draws = DRAWS if trace.approximate else 1
+
+    def total(values: Chances) -> Chances:
+        return draws * np.bincount(sequence, weights=values, minlength=trace.sequences).astype(np.float64)
+
+    at_least, exactly = reached[:, 1:-1], reached[:, :-1] - reached[:, 1:]
+    drafted = at_least.sum(axis=1)
+    decides = np.arange(1, longest + 1) < trace.draft_limit[:, None]
+    decides[:, -1] = False
+    asked = np.where(decides, at_least, 0.0).sum(axis=1)
+    # After a fully accepted draft, the next round's first step catches up on one more token.
+    behind = np.zeros(len(drafted))
+    for depth in range(1, longest + 1):
+        arrives = exactly[: -depth - 1, depth] * match[: -depth - 1, depth]
+        behind[depth + 1 :] += np.where(position[depth + 1 :] > depth, arrives, 0.0)
+    behind[trace.draft_limit == 0] = 0.0
+    step_s = np.diff(table.draft_s[: longest + 1, bucket], axis=0).T
+    verify_s = table.verify_s[1 : longest + 2, bucket].T
+    rounds, steps = total(reached[:, 0]), total(asked)
+    seconds = [
+        total((at_least * step_s).sum(axis=1) + behind * table.catch_up_s[bucket]),
+        steps * table.policy_step_s,
+        total((exactly * verify_s).sum(axis=1)),
+        rounds * table.round_overhead_s,
+    ]
+    expected: dict[str, npt.NDArray[Any]] = {
+        "rounds": rounds,
+        "drafted": total(drafted),
+        "accepted": total((at_least * match[:, 1:]).sum(axis=1)),
+        "policy_steps": steps,
+        "verified": total(drafted),
+    }
+    return Replay(
+        policy=policy,
+        output_tokens=draws * trace.output_tokens.astype(np.int64),
+        seconds=np.stack(seconds, axis=1),
+        autoregressive_s=draws * autoregressive_seconds(trace, table),
+        log=None,
+        draws=draws,
+        **expected,
+    )

@@ -1,0 +1,40 @@
+"""A replay kernel bound to one policy's own functions, and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba as nb
+
+from specsim.policy.base import Policy
+
+Kernel = Callable[..., int]
+PACKAGE = Path(__file__).parents[1]
+
+
+def bind(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:
+    """The kernel compiled with the policy's functions in the place of those that its module names so.
+
+    names : the globals of the kernel's module. The policy's functions become globals of a copy
+    of the kernel, so that numba can keep the compiled code on disk; the copy's name carries a
+    hash of the policy's file and of the policy folder, so that an edited policy is compiled
+    anew. Only specsim's own policies are kept: what a user's file calls elsewhere may change
+    without the file, and numba loads kept code only where the file's module can be imported by
+    name.
+    """
+    functions = {name: getattr(kind, name) for name in kind.functions}
+    sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
+    sources |= {*(PACKAGE / "policy").rglob("*.py"), PACKAGE / "rng.py"}
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
+    bound = FunctionType(kernel.__code__, {**names, **functions}, f"replay_{kind.name}_{digest}")
+    bound.__module__ = names["__name__"]
+    bound.__qualname__ = bound.__name__
+    compile_kernel: Callable[[Callable[..., int]], Kernel]
+    own = all(f.py_func.__module__.startswith("specsim.") for f in functions.values())
+    compile_kernel = nb.njit(cache=own, nogil=True, error_model="numpy")
+    return compile_kernel(bound)

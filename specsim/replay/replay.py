@@ -1,0 +1,138 @@
+"""Replay a dense trace under a policy: round for round what a real run would do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.table import CostTable
+from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.chain import (
+    ACCEPTED,
+    COUNTS,
+    DRAFTED,
+    POLICY_STEPS,
+    ROUNDS,
+    TRUNCATED,
+    VERIFIED,
+    run_chain,
+    specialise,
+)
+from specsim.replay.checks import check_covered, check_replayable
+from specsim.replay.tree import LOG, run_tree, specialise_tree
+from specsim.trace.outcomes import outcomes
+from specsim.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Counts and seconds per sequence of one policy on one trace.
+
+    rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
+    verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones
+    truncated : int64 [S], rounds in which a tree policy asked for nodes that the trace does not hold and that might
+        have been verified; the replay goes on as if they had not been drafted; None of a chain
+    seconds : float64 [S, 4], in draft, policy, verify, other
+    autoregressive_s : float64 [S], the baseline on the same sequences
+    log : per round, int64 [R, 4] of (sequence index, t, drafted, accepted) or, of a tree policy, [R, 6] with
+        verified and the place of the last accepted node among the verified ones, from 1 on, as well; or None
+    draws : outcomes of every sequence that all but the log sum over; 1 on an exact trace
+    """
+
+    policy: Policy
+    rounds: npt.NDArray[np.int64]
+    drafted: npt.NDArray[np.int64]
+    accepted: npt.NDArray[np.int64]
+    policy_steps: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    autoregressive_s: npt.NDArray[np.float64]
+    log: npt.NDArray[np.int64] | None
+    verified: npt.NDArray[np.int64]
+    truncated: npt.NDArray[np.int64] | None = None
+    draws: int = 1
+
+    @property
+    def approximate(self) -> bool:
+        """Whether acceptance was drawn, so that rounds chain approximately."""
+        return self.draws > 1
+
+    @property
+    def speculative_s(self) -> npt.NDArray[np.float64]:
+        """Seconds per sequence, all parts."""
+        total: npt.NDArray[np.float64] = self.seconds.sum(axis=1)
+        return total
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What there is per sequence, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "log"}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+    @property
+    def speedup(self) -> float:
+        """Baseline seconds over speculative seconds, summed over sequences."""
+        return float(self.autoregressive_s.sum() / self.seconds.sum())
+
+
+def compiled(policy: Policy) -> Callable[..., int]:
+    """The kernel bound to one policy: `run(trace, table, outcome, which, counts, seconds, rounds_log)`.
+
+    `which` holds sequence indices [M] in the order to take them; counts int64 [M, COUNTS] and
+    seconds float64 [M, 4] grow by what each took. Nothing is checked: see `check_replayable`,
+    `check_covered`. Safe in threads that write to different arrays.
+    """
+    if isinstance(policy, TreePolicy):
+        return run_tree(policy)
+    assert isinstance(policy, ChainPolicy)
+    return run_chain(policy)
+
+
+def prepare(kind: type[Policy]) -> None:
+    """Compile the kernel of this kind, or load it, before threads ask for it."""
+    if issubclass(kind, TreePolicy):
+        specialise_tree(kind)  # type: ignore[arg-type]  # a class hashes well
+    elif issubclass(kind, ChainPolicy):
+        specialise(kind)  # type: ignore[arg-type]
+
+
+def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
+    """Run one policy over a trace. Exact where the trace is (greedy or Gumbel-coupled).
+
+    On a trace of rejection sampling all of the result sums over DRAWS outcomes of every
+    sequence, but for the log, which is the first's; a policy's state starts anew with each
+    outcome (`specsim.trace.outcomes`).
+    """
+    check_replayable(trace, policy)
+    check_covered(trace, policy, table)
+    counts = np.zeros((trace.sequences, COUNTS), dtype=np.int64)
+    seconds = np.zeros((trace.sequences, 4))
+    columns = LOG if isinstance(policy, TreePolicy) else 4
+    rounds_log = np.zeros((len(trace.token) if log else 0, columns), dtype=np.int64)
+    run, which = compiled(policy), np.arange(trace.sequences)
+    draws, written = 0, 0
+    for draws, outcome in enumerate(outcomes(trace, seed), start=1):
+        logged = run(trace, table, outcome, which, counts, seconds, rounds_log if draws == 1 else rounds_log[:0])
+        written = written or logged
+    return Replay(
+        policy=policy,
+        rounds=counts[:, ROUNDS],
+        drafted=counts[:, DRAFTED],
+        accepted=counts[:, ACCEPTED],
+        policy_steps=counts[:, POLICY_STEPS],
+        output_tokens=draws * trace.output_tokens.astype(np.int64),
+        seconds=seconds,
+        autoregressive_s=draws * autoregressive_seconds(trace, table),
+        log=rounds_log[:written] if log else None,
+        verified=counts[:, VERIFIED],
+        truncated=counts[:, TRUNCATED] if isinstance(policy, TreePolicy) else None,
+        draws=draws,
+    )

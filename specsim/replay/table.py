@@ -1,0 +1,35 @@
+"""The cost table of a policy on a trace."""
+
+from __future__ import annotations
+
+from specsim.cost.contexts import context_range
+from specsim.cost.model import SPACE, CostModel, SpaceCost
+from specsim.cost.table import CostTable, compile_table
+from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy
+from specsim.trace.trace import Trace
+
+
+def compile_for(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:
+    """The cost table of this policy on this trace; without one, of all policies that leave costs as they are."""
+    model = cost_of(trace, model, policy)
+    trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
+    return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees)
+
+
+def cost_of(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:
+    """What rounds of this policy cost on this trace; without one, the least that those of any policy do.
+
+    SPACE's masks are part of every pass, so that the policy's longest draft decides what a pass costs.
+    """
+    if policy is not None:
+        model = policy.cost(model)
+    if trace.meta.get("drafter_kind") != SPACE:
+        return model
+    inner = model.model if isinstance(model, SpaceCost) else model
+    return SpaceCost(inner, None if policy is None else policy.deepest, draft_steps=True)
+
+
+def has_own_cost(trace: Trace, kind: type[Policy]) -> bool:
+    """Whether rounds of this kind of policy cost what its settings make of them, and not the same for all."""
+    return kind.cost is not Policy.cost or trace.meta.get("drafter_kind") == SPACE

@@ -1,0 +1,1 @@
+"""From replays to speedups: formulas, intervals, oracles, predictions."""

@@ -1,0 +1,171 @@
+"""From a replay to a prediction: speedup with its interval, and the ladder of simplifications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.profile import ProfileCost
+from specsim.cost.table import CostTable
+from specsim.policy.base import Policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replay.replay import Replay, replay
+from specsim.replay.table import compile_for
+from specsim.speedup import formulas as metrics
+from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.intervals import Estimate, ratio_interval
+from specsim.speedup.tree_oracle import tree_oracle_seconds
+from specsim.trace.trace import Trace
+
+STATIC_WIDTH = 10  # children of a node that searches of static trees go to
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one policy would do on one trace under one cost model.
+
+    Counts and seconds are those of all sequences, once; where a replay summed over several
+    outcomes of each (approximate), their means, counts to the nearest whole number.
+
+    verified : tokens in the target's passes beside the pending ones; a chain's are all drafted ones
+    truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
+    oracle_regret : seconds over those of the oracle (`specsim.speedup.chain_oracle`) less 1, all sequences
+        together, under the cost model as it is; None where no oracle was asked. Below 0 only
+        for a policy that reshapes the cost of a round.
+    """
+
+    policy: Policy
+    speedup: Estimate
+    v_d: float
+    r_d: float
+    hm: float
+    tau: float
+    rounds: int
+    drafted: int
+    accepted: int
+    output_tokens: int
+    seconds: float
+    ar_seconds: float
+    verified: int
+    truncated_rounds: int | None = None
+    oracle_regret: float | None = None
+    approximate: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: plain numbers, units as in the attribute names."""
+        return {
+            "policy": self.policy.name,
+            "params": self.policy.settings,
+            "speedup": self.speedup.as_dict(),
+            **{
+                key: getattr(self, key)
+                for key in (
+                    "v_d",
+                    "r_d",
+                    "hm",
+                    "tau",
+                    "rounds",
+                    "drafted",
+                    "accepted",
+                    "verified",
+                    "truncated_rounds",
+                    "output_tokens",
+                    "seconds",
+                    "ar_seconds",
+                    "oracle_regret",
+                    "approximate",
+                )
+            },
+        }
+
+
+def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -> Prediction:
+    """Totals, rates and the bootstrap interval of one replay.
+
+    oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
+    """
+    drafted, accepted = int(result.drafted.sum()), int(result.accepted.sum())
+    output, rounds = int(result.output_tokens.sum()), int(result.rounds.sum())
+    v_d = float(metrics.draft_precision(accepted, drafted))
+    r_d = float(metrics.draft_recall(accepted, output))
+    return Prediction(
+        policy=result.policy,
+        speedup=ratio_interval(result.autoregressive_s, result.speculative_s),
+        v_d=v_d,
+        r_d=r_d,
+        hm=float(metrics.harmonic_mean(v_d, r_d)),
+        tau=float(metrics.tokens_per_round(output, rounds)),
+        rounds=round(rounds / result.draws),
+        drafted=round(drafted / result.draws),
+        accepted=round(accepted / result.draws),
+        output_tokens=round(output / result.draws),
+        seconds=float(result.seconds.sum() / result.draws),
+        ar_seconds=float(result.autoregressive_s.sum() / result.draws),
+        verified=round(int(result.verified.sum()) / result.draws),
+        truncated_rounds=None if result.truncated is None else int(result.truncated.sum()),
+        oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
+        approximate=result.approximate,
+    )
+
+
+def least_seconds(
+    trace: Trace, kinds: Iterable[type[Policy]], table: CostTable, *, width: int = STATIC_WIDTH, seed: int = 0
+) -> npt.NDArray[np.float64]:
+    """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
+
+    width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
+    """
+    trees = [issubclass(kind, TreePolicy) for kind in kinds]
+    found = []
+    if any(trees):
+        recorded = 0 if trace.tree is None else trace.tree.width
+        found.append(tree_oracle_seconds(trace, table, max(width, recorded)))
+    if not all(trees):
+        found.append(oracle_seconds(trace, table, seed=seed))
+    least: npt.NDArray[np.float64] = np.minimum.reduce(found)
+    return least
+
+
+def widest(policy: Policy) -> int:
+    """Children of a node that the oracle should be allowed, to bound this policy."""
+    return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH
+
+
+def predict(trace: Trace, policy: Policy, cost: CostModel, *, seed: int = 0) -> Prediction:
+    """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
+    result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
+    return summarise(
+        result, least_seconds(trace, [type(policy)], compile_for(trace, cost), width=widest(policy), seed=seed)
+    )
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The same policy predicted with ever fewer simplifications, all as speedups.
+
+    eq14: v_d, r_d and alpha_c = s_d/s_t only; None of a tree, whose draft passes it does not
+    know. constant: s_d per draft step and s_t per
+    round. profile: the measured grid.
+    """
+
+    eq14: float | None
+    constant: float
+    profile: float
+
+
+def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
+    """Predict one policy on each rung. s_d and s_t are read at the trace's middle context."""
+    middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
+    constant: ConstantCost = profile.constant(middle)
+    measured = predict(trace, policy, profile, seed=seed)
+    eq14 = float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t))
+    return Ladder(
+        eq14=None if isinstance(policy, TreePolicy) else eq14,
+        constant=predict(trace, policy, constant, seed=seed).speedup.estimate,
+        profile=measured.speedup.estimate,
+    )

@@ -1,0 +1,1 @@
+"""Static trees: shapes, acceptance rates, searches."""

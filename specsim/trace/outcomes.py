@@ -1,0 +1,88 @@
+"""Traces of rejection sampling: what a replay accepts is drawn from recorded probabilities.
+
+Such a trace holds accept_prob[t, i] = min(1, p/q) of the i-th drafted token at position t,
+p and q being the target's and the drafter's distribution under the drafted prefix (Leviathan
+et al. 2023, Algorithm 1). Given the drafts, token i is accepted independently with that
+probability, and what follows a rejected token does not matter; no match is longer than
+draft_limit. A replay is the sum over DRAWS outcomes, each drawn for every position by
+counter-based uniforms: the same for all policies, so that they can be compared in pairs.
+
+Within a round this is exact. From round to round it is approximate: a round of a accepted
+tokens moves on by a + 1 positions of the recorded output, while in a real run the accepted
+tokens and the replacement become the context, which the recorded one matches in law only on
+average. So it is at the end: a sequence always ends where the recorded one does, by its
+budget or at its end-of-text token (nothing beyond it is accepted, accept_prob is 0 there).
+
+The recorded drafts and match_len of such a trace are drawn together with the output
+(`realrun.recording.rejection`), so `as_recorded` gives a trace whose replay follows a real run's law
+exactly, from one outcome per position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numba as nb
+import numpy as np
+
+from specsim.errors import InputError
+from specsim.rng import uniform
+from specsim.trace.trace import IntArray, Trace
+
+DRAWS = 16
+_ACCEPT, _POLICY = 1, 2  # what the uniforms of a draw are for
+
+
+def drawn_match_len(trace: Trace, seed: int, draw: int) -> IntArray:
+    """Match lengths uint8 [N] of one outcome: accepted tokens of a draft as long as draft_limit allows.
+
+    A token is accepted if its uniform, keyed by (seed, draw, sequence id, t, i), is below
+    accept_prob. Raises InputError where the trace lacks that column.
+    """
+    if trace.accept_prob is None:
+        raise InputError("the trace lacks the column 'accept_prob'; record it in rejection mode")
+    known = trace.drawn
+    if (seed, draw) not in known:
+        matched = np.zeros(len(trace.token), dtype=np.uint8)
+        key = _stream(seed, draw, _ACCEPT)
+        _draw(trace.accept_prob, trace.draft_limit, trace.offsets, trace.sequence_id, key, matched)
+        known[seed, draw] = matched
+    return known[seed, draw]
+
+
+def outcomes(trace: Trace, seed: int) -> Iterator[tuple[IntArray, int]]:
+    """(match lengths, seed of the policy's uniforms) of every outcome that a replay sums over.
+
+    An exact trace has one, as recorded and with the seed as it is.
+    """
+    if not trace.approximate:
+        yield trace.match_len, seed
+        return
+    for draw in range(DRAWS):
+        yield drawn_match_len(trace, seed, draw), _stream(seed, draw, _POLICY)
+
+
+def as_recorded(trace: Trace) -> Trace:
+    """The trace without accept_prob: its replay takes the one outcome that was recorded.
+
+    Drafts, outcome and output follow the law of a real run together, so this replay is exact
+    in law, with the noise of one outcome. Other traces are returned as they are.
+    """
+    return dataclasses.replace(trace, accept_prob=None) if trace.approximate else trace
+
+
+@nb.njit(cache=True, nogil=True)
+def _draw(accept_prob, draft_limit, offsets, sequence_id, seed, matched):  # type: ignore[no-untyped-def]
+    for s in range(len(sequence_id)):
+        start = offsets[s]
+        for row in range(start, offsets[s + 1]):
+            i = 0
+            while i < draft_limit[row] and uniform(seed, sequence_id[s], row - start, i + 1) < accept_prob[row, i]:
+                i += 1
+            matched[row] = i
+
+
+def _stream(seed: int, draw: int, purpose: int) -> int:
+    """A 63-bit seed of its own for this purpose."""
+    return int(np.random.SeedSequence((seed, draw, purpose)).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,142 @@
+"""Dense traces: for every position of the target's output, what the drafter would propose.
+
+Row t of a sequence answers: after prompt and y[:t], the drafter proposes these D tokens, the
+first match_len[t] of which equal y[t:]. Any chain policy up to depth D can be replayed on it
+exactly; with the rank of the true token at every depth any static tree too, and with a record
+of trees (`specsim.trace.tree_record`) any tree policy whose nodes were recorded. `specsim.trace.files`
+reads and writes traces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.trace.tree_record import TreeRecord
+
+NO_TOKEN = -1  # draft_token where the drafter proposes nothing
+MAX_DEPTH = 255  # match_len and draft_limit are uint8
+
+IntArray = npt.NDArray[np.integer[Any]]
+FloatArray = npt.NDArray[np.floating[Any]]
+
+STEP_LISTS = {  # column -> dtype of its lists over depth 1..D
+    "draft_token": np.int32,
+    "prob": np.float32,
+    "confidence": np.float32,
+    "entropy_nats": np.float32,
+}
+OPTIONAL_LISTS = {
+    "true_rank": np.int16,  # rank of y[t+i-1] among the drafter's candidates after y[:t+i-1]; -1 beyond the output
+    "accept_prob": np.float32,  # acceptance probability under the drafted prefix
+    "score": np.float32,  # acceptance predictor's output
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A dense trace in memory. N positions in S sequences, recorded to depth D.
+
+    sequence_id, prompt_tokens, budget_tokens : int arrays [S]. The budget is the
+        most output tokens that the run would have emitted.
+    domain : str array [S]
+    offsets : int64 [S + 1], rows of sequence s are offsets[s]:offsets[s+1]
+    token, match_len : int32, uint8 [N]
+    draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
+        may be nothing at all, draft_token is NO_TOKEN, and the others mean nothing
+    true_rank, accept_prob, score : [N, D] or None where not recorded
+    tree : the drafter's expansion at every position, or None
+    """
+
+    meta: dict[str, Any]
+    sequence_id: IntArray
+    domain: npt.NDArray[np.str_]
+    prompt_tokens: IntArray
+    budget_tokens: IntArray
+    offsets: IntArray
+    token: IntArray
+    match_len: IntArray
+    draft_token: IntArray
+    prob: FloatArray
+    confidence: FloatArray
+    entropy_nats: FloatArray
+    true_rank: IntArray | None = None
+    accept_prob: FloatArray | None = None
+    score: FloatArray | None = None
+    tree: TreeRecord | None = None
+
+    @property
+    def depth(self) -> int:
+        """D, the longest draft recorded, in tokens."""
+        return int(self.draft_token.shape[1])
+
+    @property
+    def output_tokens(self) -> IntArray:
+        """Output tokens per sequence [S]."""
+        return np.diff(self.offsets)
+
+    @property
+    def position(self) -> IntArray:
+        """t of every row [N], from 0 in each sequence."""
+        return np.arange(self.offsets[-1]) - np.repeat(self.offsets[:-1], self.output_tokens)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.sequence_id)
+
+    @cached_property
+    def draft_limit(self) -> IntArray:
+        """Longest useful draft per position [N], uint8.
+
+        A drafter stops at the end-of-text token it proposes, or where it has nothing to propose, and
+        never proposes more than the remaining budget less the one token the target adds.
+        """
+        remaining = np.repeat(self.budget_tokens, self.output_tokens) - self.position - 1
+        limit = np.minimum(remaining, self.depth)
+        ends = np.isin(self.draft_token, self.eos_token_ids)
+        first_end = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.depth)
+        proposed = (self.draft_token != NO_TOKEN).sum(axis=1)  # the first ones
+        return np.minimum(np.minimum(limit, first_end), proposed).astype(np.uint8)
+
+    @property
+    def approximate(self) -> bool:
+        """Whether a replay draws acceptance from accept_prob, so that rounds chain approximately."""
+        return self.sampled_by_rejection and self.accept_prob is not None
+
+    @property
+    def sampled_by_rejection(self) -> bool:
+        """Whether the output was decoded by rejection sampling."""
+        decoding = self.meta.get("decoding")
+        return (decoding.get("mode") if isinstance(decoding, dict) else decoding) == "rejection"
+
+    @cached_property
+    def drawn(self) -> dict[tuple[int, int], IntArray]:
+        """Match lengths that `specsim.trace.outcomes` has drawn so far, by (seed, draw)."""
+        return {}
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        ids = self.meta["eos_token_id"]
+        return [ids] if isinstance(ids, int) else list(ids or [])
+
+    def select(self, sequences: npt.ArrayLike) -> Trace:
+        """The trace of these sequences only, by index, in the order given."""
+        index = np.asarray(sequences, dtype=np.int64)
+        lengths = self.output_tokens[index]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rows = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        values: dict[str, Any] = {"meta": self.meta, "offsets": offsets}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("sequence_id", "domain", "prompt_tokens", "budget_tokens"):
+                values[field.name] = value[index]
+            elif field.name == "tree":
+                values["tree"] = None if value is None else value.select(rows)
+            elif field.name not in values:
+                values[field.name] = None if value is None else value[rows]
+        return Trace(**values)
