@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from realrun.campaign.job import Job
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.lab.evaluate import evaluate
 from realrun.lab.models import Role, Size
 from realrun.lab.train import TrainSettings, encode_split, export, train
@@ -28,7 +28,7 @@ SHARE = 1.0
 
 # Of the time left when training begins.
 TRAIN_SHARES: dict[Role, float] = {"target": 0.45, "draft": 0.45}
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8)}
 # The large target sees the corpus about four times.
 MOST_TOKENS: dict[Size, dict[Role, int]] = {
     "large": {"target": 70_000_000, "draft": 40_000_000},
@@ -44,11 +44,11 @@ def run(job: Job) -> dict[str, Any]:
     count, tokens, depth = (96, 256, 16) if job.full else (6, 32, 8)
     prompts = lab_prompts(pair.tokenizer, count)
     traces = {}
-    for name, choice in CHOICES.items():
+    for name, sampler in CHOICES.items():
         trace = record(
             pair,
             prompts,
-            RecordSettings(depth, tokens, choice),
+            RecordSettings(depth, tokens, sampler),
             lambda done, total: job.progress(f"lab: record {name}", done, total),  # noqa: B023 (called at once)
         )
         folder = job.work / f"trace-{name}"

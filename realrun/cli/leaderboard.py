@@ -102,16 +102,16 @@ def leaderboard(
 
     Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
-    from realrun.decode.sampling import Choice
+    from realrun.decode.sampling import Sampler
     from realrun.leaderboard.job import Settings, run_leaderboard
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.pair import LOOKUP
     from realrun.recording.record import RecordSettings
     from specsim.policy.registry import POLICIES, find_policies
 
-    choice = Choice(mode.value, temperature, seed, top_p)
+    sampler = Sampler(mode.value, temperature, seed, top_p)
     settings = Settings(
-        record=RecordSettings(depth, max_new_tokens, choice, tree_nodes, tree_width),
+        record=RecordSettings(depth, max_new_tokens, sampler, tree_nodes, tree_width),
         kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
         trials=trials,
         repeats=repeats if measure else 0,

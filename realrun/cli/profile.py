@@ -52,7 +52,7 @@ def profile(
     json: JsonOption = False,
 ) -> None:
     """Measure draft steps, verification of 1..D+1 tokens and of trees, policy steps and round overhead."""
-    from realrun.decode.sampling import Choice
+    from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.profiling.profile import profile as run_profile
     from specsim.errors import InputError
@@ -69,7 +69,7 @@ def profile(
             contexts=grid,
             depth=depth,
             repeats=repeats,
-            choice=Choice(mode.value, temperature, seed, top_p),
+            sampler=Sampler(mode.value, temperature, seed, top_p),
             seed=seed,
             tree_tokens=tree_tokens,
             progress=lambda done, total: report("profile", done, total),

@@ -60,15 +60,15 @@ def record(
     json: JsonOption = False,
 ) -> None:
     """Record a dense trace: what the drafter would propose at every position of the target's output."""
-    from realrun.decode.sampling import Choice
+    from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.recording.record import RecordSettings, elapsed_ratio
     from realrun.recording.record import record as run_record
     from specsim.trace.files import check_free, write_trace
 
     check_free(out, overwrite=overwrite)
-    choice = Choice(mode.value, temperature, seed, top_p)
-    settings = RecordSettings(depth, max_new_tokens, choice, tree_nodes, tree_width)
+    sampler = Sampler(mode.value, temperature, seed, top_p)
+    settings = RecordSettings(depth, max_new_tokens, sampler, tree_nodes, tree_width)
     pair = load(target, draft, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = load_prompts(pair, prompts, count)

@@ -55,12 +55,12 @@ def typical(
     from specsim.files import write_json
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policies
-    from specsim.tuning.space import shortened
+    from specsim.tuning.space import cap_depth
 
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed)
     (kind,) = find_policies([policy]).values()
     pair = load(target, draft, device, dtype, threads, "none", drafter)
-    cut: dict[str, Any] = shortened(kind, pair.deepest) if pair.deepest else {}
+    cut: dict[str, Any] = cap_depth(kind, pair.deepest) if pair.deepest else {}
     chosen = build_policy(kind, {**cut, **parse_settings(set_)})
     with progress_bar() as report:
         document = compare_typical(

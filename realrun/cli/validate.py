@@ -77,7 +77,7 @@ def validate(
     A trace that is already in the output folder and was made with the same settings is
     used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
     """
-    from realrun.decode.sampling import Choice
+    from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.recording.record import RecordSettings
     from realrun.validation.run import Settings, run_main_job
@@ -85,7 +85,7 @@ def validate(
 
     settings = Settings(
         record=RecordSettings(
-            depth, max_new_tokens, Choice(mode.value, temperature, seed, top_p), tree_nodes, tree_width
+            depth, max_new_tokens, Sampler(mode.value, temperature, seed, top_p), tree_nodes, tree_width
         ),
         kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
         trials=trials,

@@ -13,19 +13,19 @@ import torch
 
 import speckernels
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice, draw, lean
+from realrun.decode.sampling import Sampler, draw, plain_calls
 
 
-def rejection_verifier(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+def rejection_verifier(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
     """The tokens to emit: the accepted ones and one of the target's own; with nothing drafted, a sample of p.
 
     logits : [k + 1, V], the target's after the pending token and each drafted one
     """
     drafted = len(draft.tokens)
-    uniforms = [choice.uniform("judge", sequence, position, depth) for depth in range(1, drafted + 1)]
-    uniforms.append(choice.uniform("last", sequence, position, 0))
-    verify = verify_chain if lean(logits) else verify_by_kernel
-    return verify(draft.tokens, draft.probs, choice.probs(logits), uniforms)
+    uniforms = [sampler.uniform("judge", sequence, position, depth) for depth in range(1, drafted + 1)]
+    uniforms.append(sampler.uniform("last", sequence, position, 0))
+    verify = verify_chain if plain_calls(logits) else verify_by_kernel
+    return verify(draft.tokens, draft.probs, sampler.probs(logits), uniforms)
 
 
 def verify_chain(
@@ -75,16 +75,16 @@ def verify_by_kernel(
 class Verifier(Protocol):
     """Judges a chain by the target's logits."""
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
         """The tokens to emit: the accepted ones and one of the target's own.
 
         logits : [k + 1, V], after the pending token and each drafted one
         """
 
 
-def match_verifier(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+def match_verifier(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
     """Accept the leading tokens that equal the target's own choices; greedy or Gumbel, loss-free."""
-    chosen: list[int] = choice.tokens(logits, sequence, position).tolist()
+    chosen: list[int] = sampler.tokens(logits, sequence, position).tolist()
     drafted = draft.tokens
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:
@@ -92,6 +92,6 @@ def match_verifier(logits: torch.Tensor, draft: Draft, choice: Choice, sequence:
     return chosen[: accepted + 1]
 
 
-def verifier_for(choice: Choice) -> Verifier:
+def verifier_for(sampler: Sampler) -> Verifier:
     """The loss-free verifier of this way of choosing tokens."""
-    return rejection_verifier if choice.mode == "rejection" else match_verifier
+    return rejection_verifier if sampler.mode == "rejection" else match_verifier

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from realrun.decode.chain_verify import Verifier, verifier_for
 from realrun.decode.draft import Draft, KeepDrafting, Uniforms, layout, params_of
 from realrun.decode.rounds import Decoded, Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import device_clock
@@ -33,7 +33,7 @@ class Drafter(Protocol):
     wants_target_hidden: bool
 
     def prepare(
-        self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()
+        self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
     ) -> None: ...
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
@@ -43,7 +43,7 @@ class Drafter(Protocol):
         tokens: Sequence[int],
         limit: int,
         keep: KeepDrafting,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> Draft: ...
@@ -64,7 +64,7 @@ class TreeDrafter(Drafter, Protocol):
         policy: TreePolicy,
         state: Any,
         uniforms: Uniforms,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> tuple[Draft, Any]: ...
@@ -83,16 +83,16 @@ class Decoder:
         target: PreTrainedModel | CachedLM,
         drafter: Drafter,
         eos_token_ids: Sequence[int],
-        choice: Choice,
+        sampler: Sampler,
         verifier: Verifier | None = None,
         tree_verifier: TreeVerifier | None = None,
     ):
         self.target = target if isinstance(target, CachedLM) else open_lm(target)
         self.drafter = drafter
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.choice = choice
-        self.verifier = verifier or verifier_for(choice)
-        self.tree_verifier = tree_verifier or tree_verifier_for(choice)
+        self.sampler = sampler
+        self.verifier = verifier or verifier_for(sampler)
+        self.tree_verifier = tree_verifier or tree_verifier_for(sampler)
         self.clock = device_clock(self.target.device)
 
     @torch.inference_mode()
@@ -160,10 +160,10 @@ class Decoder:
                 proceed, state = decide(state, params, step, depth, uniform(seed, sequence, t, depth))
                 return bool(proceed)
 
-            draft = self.drafter.propose(tokens, limit, keep, self.choice, sequence, t)
+            draft = self.drafter.propose(tokens, limit, keep, self.sampler, sequence, t)
         proposed = self.clock()
         logits = self.target.forward([tokens[-1], *draft.tokens])
-        emitted = self.verifier(logits, draft, self.choice, sequence, t)
+        emitted = self.verifier(logits, draft, self.sampler, sequence, t)
         verified = self.clock()
         drafted = len(draft.tokens)
         accepted = len(emitted) - 1
@@ -217,7 +217,7 @@ class Decoder:
             def uniforms(level: int) -> float:
                 return float(uniform(seed, sequence, t, level))
 
-            draft, state = drafter.propose_tree(tokens, limit, policy, state, uniforms, self.choice, sequence, t)
+            draft, state = drafter.propose_tree(tokens, limit, policy, state, uniforms, self.sampler, sequence, t)
         proposed = self.clock()
         depth = 0
         if draft.tokens:
@@ -226,7 +226,7 @@ class Decoder:
             logits = target.forward_nodes([tokens[-1], *draft.tokens], depths.tolist(), torch.from_numpy(visible))
         else:
             logits = target.forward(tokens[-1:])
-        path, own_token = self.tree_verifier(logits, draft, self.choice, sequence, t)
+        path, own_token = self.tree_verifier(logits, draft, self.sampler, sequence, t)
         emitted = [*(draft.tokens[node] for node in path), own_token]
         for index, token in enumerate(emitted):
             if token in self.eos_token_ids:
@@ -267,7 +267,7 @@ class Decoder:
     def _prepare(self, length: int, max_new_tokens: int, policy: Policy | None, sequence: int) -> None:
         """What a sequence needs and no clock should see: noise, room in the caches, graphs."""
         positions, model = max_new_tokens + 1, self.target.model
-        self.choice.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
+        self.sampler.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
         if isinstance(policy, TreePolicy):
             largest = policy.most_nodes + 1
             self.target.warm(range(1, largest + 1), length + largest)
@@ -275,7 +275,7 @@ class Decoder:
             longest = 0 if policy is None else min(policy.deepest, max_new_tokens - 1)
             self.target.warm(range(1, longest + 2), length)
         if policy is not None:
-            self.drafter.prepare(length, self.choice, sequence, positions, policy.features)
+            self.drafter.prepare(length, self.sampler, sequence, positions, policy.features)
         if isinstance(policy, TreePolicy):
             if not isinstance(self.drafter, TreeDrafter):
                 raise InputError(f"policy {policy.name} drafts trees, this drafter chains only; choose another policy")

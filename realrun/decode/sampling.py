@@ -47,7 +47,7 @@ def _stream_seed(seed: int, stream: Stream) -> int:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Sampler:
     """Greedy decoding, or sampling at a temperature, by Gumbel noise or rejection sampling.
 
     top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
@@ -86,8 +86,8 @@ class Choice:
         logits = self._within_nucleus(logits)
         noise = self._noise(logits, sequence, range(position, position + len(logits)))
         temperature = self._temperature
-        if lean(logits):
-            return lean_statistics(logits, noise, temperature)
+        if plain_calls(logits):
+            return plain_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
 
     def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Choice:
     def tokens_at(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor:
         """The token chosen after each row of logits [n, V], int64 [n]; row i is for output position positions[i]."""
         noise = self._noise(logits, sequence, positions)
-        if lean(logits):
+        if plain_calls(logits):
             return _argmax(self.warped(logits), noise)
         logits, temperature = self._within_nucleus(logits), self._temperature
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, 0].long()
@@ -180,7 +180,7 @@ def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Te
     """
     vocabulary = scores.shape[1]
     width = min(width, vocabulary)
-    if not lean(scores) and width <= MAX_TOP_K:
+    if not plain_calls(scores) and width <= MAX_TOP_K:
         # Kernels give no token for -inf; this far down, the probability is 0 all the same.
         statistics = speckernels.draft_statistics(scores.clamp(min=-1e30), top_k=width)
         return statistics.top_ids, statistics.top_probs.clamp(max=1)  # one rounding above it otherwise
@@ -220,13 +220,13 @@ def draw_each(weights: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> tor
 
 
 def describe(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The columns of `Choice.statistics` [n, 4] for tokens [n] drawn from probs [n, V]."""
+    """The columns of `Sampler.statistics` [n, 4] for tokens [n] drawn from probs [n, V]."""
     entropy = torch.special.entr(probs).sum(-1)
     prob = probs.gather(-1, tokens[:, None])[:, 0]
     return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
 
 
-def lean_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
+def plain_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
     """speckernels.draft_statistics of logits, finite or -inf, in fewer calls: the first four columns.
 
     At a small model on a CPU the operation would take as long as a good part of a draft step.
@@ -235,7 +235,7 @@ def lean_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperatur
     return describe(scaled.softmax(-1), _argmax(scaled, noise))
 
 
-def lean(logits: torch.Tensor) -> bool:
+def plain_calls(logits: torch.Tensor) -> bool:
     """Whether plain torch calls do the work: on a CPU, unless kernels were named."""
     return logits.device.type == "cpu" and not kernels.named()
 

@@ -1,7 +1,7 @@
 """Drafting the children of a node in rejection mode: by chance, or the most probable tokens.
 
 How they are drafted decides how they may be judged (`realrun.decode.tree_verify.reject_tree`). With
-one child each, `iid` draws the very tokens of a chain (`Choice.draft`).
+one child each, `iid` draws the very tokens of a chain (`Sampler.draft`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from realrun.decode.draft import Siblings
-from realrun.decode.sampling import Choice, draw, draw_each
+from realrun.decode.sampling import Sampler, draw, draw_each
 
 UNUSED = 0.5  # in the place of the uniform of a child that nobody asked for
 
@@ -36,7 +36,7 @@ def draw_siblings(
     logits: torch.Tensor,
     kind: Siblings,
     widths: Sequence[int],
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     position: int,
     first_node: int,
@@ -45,7 +45,7 @@ def draw_siblings(
 
     kind : "iid" draws each from the draft's distribution q, tokens may repeat;
         "without_replacement" draws each from what its earlier siblings left of q, and where nothing is left gives
-        a token that verification passes over. "top_k" draws nothing: see `Choice.candidates`
+        a token that verification passes over. "top_k" draws nothing: see `Sampler.candidates`
     first_node : number in the drafted tree of the first child of the first row; the others
         follow in level order. A child's uniform is keyed by its number, so every run repeats it.
 
@@ -54,10 +54,10 @@ def draw_siblings(
     columns = min(max(widths), logits.shape[1])
     beyond = torch.arange(columns) >= torch.tensor(widths)[:, None]
     beyond = beyond.to(logits.device)
-    rows = choice.probs(logits)
+    rows = sampler.probs(logits)
     first = [first_node + before for before in accumulate(widths, initial=0)]
     uniforms = [
-        [choice.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
+        [sampler.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
         for node, width in zip(first, widths, strict=False)
     ]
     tokens = draw_each(rows, uniforms) if kind == "iid" else _draw_without_replacement(rows, uniforms)

@@ -20,7 +20,7 @@ import torch
 
 import speckernels
 from realrun.decode.draft import Draft, Siblings
-from realrun.decode.sampling import Choice, draw, lean
+from realrun.decode.sampling import Sampler, draw, plain_calls
 from specsim.errors import InputError
 
 Accepted = tuple[list[int], int]  # path, token
@@ -35,7 +35,7 @@ class TreeVerifier(Protocol):
     lossy: ClassVar[bool]
 
     def __call__(
-        self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int
+        self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int
     ) -> Accepted: ...
 
 
@@ -49,16 +49,16 @@ class MatchTree:
 
     lossy: ClassVar[bool] = False
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
         tokens, parents = draft.tokens, draft.parents
         positions = [position]  # of the token after each row
         for parent in parents:
             positions.append(positions[parent + 1] + 1)
         chosen: Callable[[int], int]
-        if lean(logits):
-            chosen = cache(lambda row: int(choice.tokens(logits[row : row + 1], sequence, positions[row])))
+        if plain_calls(logits):
+            chosen = cache(lambda row: int(sampler.tokens(logits[row : row + 1], sequence, positions[row])))
         else:
-            chosen = choice.tokens_at(logits, sequence, positions).tolist().__getitem__
+            chosen = sampler.tokens_at(logits, sequence, positions).tolist().__getitem__
         path = longest_path(parents, lambda node: tokens[node] == chosen(parents[node] + 1))
         return path, chosen(path[-1] + 1 if path else 0)
 
@@ -79,16 +79,16 @@ class RejectTree:
 
     lossy: ClassVar[bool] = False
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
         check_siblings(draft)
 
         def judge(node: int) -> float:
-            return choice.uniform("judge", sequence, position, node + 1)
+            return sampler.uniform("judge", sequence, position, node + 1)
 
-        last = choice.uniform("last", sequence, position, 0)
-        if lean(logits):
-            return walk(draft, lambda row: choice.probs(logits[row : row + 1])[0], judge, last)
-        return reject_by_kernel(draft, choice.probs(logits), [*map(judge, range(len(draft.tokens))), last])
+        last = sampler.uniform("last", sequence, position, 0)
+        if plain_calls(logits):
+            return walk(draft, lambda row: sampler.probs(logits[row : row + 1])[0], judge, last)
+        return reject_by_kernel(draft, sampler.probs(logits), [*map(judge, range(len(draft.tokens))), last])
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class TypicalAcceptance:
             if value is not None and not 0 <= value < math.inf:
                 raise InputError(f"{name}={value} of typical acceptance is no threshold; give a number of at least 0")
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
-        if choice.mode == "greedy":
-            return match_tree(logits, draft, choice, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
+        if sampler.mode == "greedy":
+            return match_tree(logits, draft, sampler, sequence, position)
         delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
-        if not lean(logits):
-            warped = choice.warped(logits)
+        if not plain_calls(logits):
+            warped = sampler.warped(logits)
             stats = speckernels.draft_statistics(warped)
             judged_by = (warped[None], stats.logsumexp[None].float(), stats.entropy_nats[None].float())
             thresholds = (self.epsilon, delta)
@@ -131,7 +131,7 @@ class TypicalAcceptance:
         @cache
         def after(row: int) -> tuple[torch.Tensor, float]:
             """The target's probabilities at this row, and the least that is accepted."""
-            probs = choice.probs(logits[row : row + 1])[0].double()
+            probs = sampler.probs(logits[row : row + 1])[0].double()
             return probs, min(self.epsilon, delta * math.exp(-float(torch.special.entr(probs).sum())))
 
         def accepts(node: int) -> bool:
@@ -146,9 +146,9 @@ match_tree = MatchTree()
 reject_tree = RejectTree()
 
 
-def tree_verifier_for(choice: Choice) -> TreeVerifier:
+def tree_verifier_for(sampler: Sampler) -> TreeVerifier:
     """The loss-free verifier of this way of choosing tokens."""
-    return reject_tree if choice.mode == "rejection" else match_tree
+    return reject_tree if sampler.mode == "rejection" else match_tree
 
 
 def longest_path(parents: Sequence[int], accepts: Callable[[int], bool]) -> list[int]:

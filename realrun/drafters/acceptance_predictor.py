@@ -142,7 +142,7 @@ def load_predictor(path: Path) -> Predictor:
 
 
 @torch.inference_mode()
-def producing_states(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
+def pending_token_states(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
     """H^T of a round at every output position t, [T, d_T], from one teacher-forced pass of the target.
 
     The pending token of round t was produced by the state one token before it; a prompt of

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Predictor
 from realrun.drafters.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
@@ -53,7 +53,9 @@ class DraftModel:
         self.wants_target_hidden = self.scoring = False
         self._target_hidden: torch.Tensor | None = None
 
-    def prepare(self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()) -> None:
+    def prepare(
+        self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
+    ) -> None:
         """Do ahead of the clock what sequences of `length` tokens, `positions` of them output, will need.
 
         features : what the policy will read; scores are made only if "score" is among it
@@ -63,12 +65,12 @@ class DraftModel:
                 "the policy reads the score of an acceptance predictor and this drafter has none; give one with "
                 "--predictor, made by `realrun train predictor`"
             )
-        self.let_score("score" in features)
+        self.enable_scores("score" in features)
         self.lm.warm((1, 2), length)  # a fully accepted draft leaves two tokens to feed
         model = self.lm.model
-        choice.prepare(sequence, positions, int(model.config.vocab_size), self.lm.device, model.dtype)
+        sampler.prepare(sequence, positions, int(model.config.vocab_size), self.lm.device, model.dtype)
 
-    def let_score(self, scoring: bool) -> None:
+    def enable_scores(self, scoring: bool) -> None:
         """Make scores from now on, or none."""
         self.scoring = self.wants_target_hidden = self.lm.keep_hidden = scoring
 
@@ -87,7 +89,7 @@ class DraftModel:
         tokens: Sequence[int],
         limit: int,
         keep: KeepDrafting,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> Draft:
@@ -100,7 +102,7 @@ class DraftModel:
         while True:
             start = time.perf_counter()
             logits = self.lm.forward(feed)[-1:]
-            (described,), probs = choice.draft(logits, sequence, position, len(draft.tokens) + 1)
+            (described,), probs = sampler.draft(logits, sequence, position, len(draft.tokens) + 1)
             if probs is not None:
                 draft.probs.append(probs[0])
             if self.scoring:
@@ -151,7 +153,7 @@ class DraftModel:
         policy: TreePolicy,
         state: Any,
         uniforms: Callable[[int], float],
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> tuple[Draft, Any]:
@@ -160,8 +162,8 @@ class DraftModel:
         uniforms : of the decision about each level, from 0. Returns the draft, of which the
         policy chose the tokens, and the policy's new state.
         """
-        siblings = self.siblings if choice.mode == "rejection" else "top_k"
-        return self._grower.grow(tokens, limit, policy, state, uniforms, choice, sequence, position, siblings)
+        siblings = self.siblings if sampler.mode == "rejection" else "top_k"
+        return self._grower.grow(tokens, limit, policy, state, uniforms, sampler, sequence, position, siblings)
 
     def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`; they are now part of the output."""

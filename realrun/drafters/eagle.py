@@ -46,7 +46,7 @@ class EagleLM(StateDrafterLM):
     order : of the nodes, numbers by slot
     """
 
-    keeps_pending = True  # its row is fused with a true feature
+    caches_pending_token = True  # its row is fused with a true feature
     feature: torch.Tensor
 
     def __init__(self, target: SplitTarget, eagle: Eagle):

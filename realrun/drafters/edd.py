@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.lm.layer_stack import open_pieces
+from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from specsim.errors import InputError
 
@@ -77,7 +77,7 @@ class EffectiveDraftDecoderLM(StateDrafterLM):
 
     def __init__(self, target: SplitTarget, model: Any):
         self.norm, self.head = model.model.norm, model.get_output_embeddings()
-        super().__init__(target, model, open_pieces(model), model.model.layers)
+        super().__init__(target, model, model_parts(model), model.model.layers)
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, end = self.length, self.length + len(tokens)

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Predictor
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
@@ -134,10 +134,10 @@ class EarlyExitDrafter(DraftModel):
         policy: TreePolicy,
         state: Any,
         uniforms: Callable[[int], float],
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> tuple[Draft, Any]:
-        draft, state = super().propose_tree(tokens, limit, policy, state, uniforms, choice, sequence, position)
+        draft, state = super().propose_tree(tokens, limit, policy, state, uniforms, sampler, sequence, position)
         self.target.row_nodes = self._grower.slot[draft.nodes].tolist()
         return draft, state

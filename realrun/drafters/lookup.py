@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from realrun.decode.draft import Draft, KeepDrafting
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from specsim.errors import InputError
@@ -94,7 +94,9 @@ class LookupDrafter(DraftModel):
         super().__init__(target, eos_token_ids)
         self.index = NgramIndex(int(target.model.config.vocab_size))
 
-    def prepare(self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()) -> None:
+    def prepare(
+        self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
+    ) -> None:
         if "score" in features:
             raise InputError(
                 "the policy reads the score of an acceptance predictor, and prompt lookup has no states that one could "
@@ -110,7 +112,7 @@ class LookupDrafter(DraftModel):
         tokens: Sequence[int],
         limit: int,
         keep: KeepDrafting,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> Draft:
@@ -123,7 +125,7 @@ class LookupDrafter(DraftModel):
         while True:
             depth = len(draft.tokens) + 1
             token, step = index.token(depth), index.step(depth)
-            if choice.mode == "rejection":
+            if sampler.mode == "rejection":
                 draft.probs.append(self._certain(token))
             draft.parents.append(depth - 2)
             draft.tokens.append(token)

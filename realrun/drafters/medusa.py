@@ -116,7 +116,7 @@ class MedusaDrafter(DraftModel):
         self.wants_target_hidden = True
         self.deepest = len(heads)
 
-    def let_score(self, scoring: bool) -> None:
+    def enable_scores(self, scoring: bool) -> None:
         self.scoring = self.lm.keep_hidden = scoring
 
     def take_hidden(self, target_hidden: torch.Tensor | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.skipped_layers import Skips
+from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.lm.split_target import SplitTarget
 
 
@@ -24,7 +24,7 @@ class SkippingLM(CachedLM):
     ahead : tokens fed since the target's last pass
     """
 
-    def __init__(self, target: SplitTarget, skips: Skips):
+    def __init__(self, target: SplitTarget, skips: SkippedSublayers):
         assert target.split == 0
         self.target, self.skips = target, skips
         super().__init__(target.model)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.space import Masks, mask_token, pass_layout
 from specsim.errors import InputError
 
@@ -52,7 +52,7 @@ def decode_batch(
     masks: Masks,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    choice: Choice,
+    sampler: Sampler,
     eos_token_ids: Sequence[int] = (),
     k: int | None = None,
 ) -> list[Row]:
@@ -64,18 +64,18 @@ def decode_batch(
     Raises InputError for rejection sampling, an empty prompt, or too long an output.
     """
     k = len(masks) if k is None else k
-    _check(target, prompts, max_new_tokens, choice, k, len(masks))
+    _check(target, prompts, max_new_tokens, sampler, k, len(masks))
     rows = [Row(number, len(prompt), list(prompt)) for number, prompt in enumerate(prompts)]
     batch = _Batch(target, [len(prompt) - 1 for prompt in prompts])
     batch.prefill([row.tokens[:-1] for row in rows])
-    _propose(rows, batch.ask(k), choice)
+    _propose(rows, batch.ask(k), sampler)
     active = list(rows)
     while active:
         logits, said = batch.verify([[row.tokens[-1], *row.candidates] for row in active], k)
         kept = []
         for row, own in zip(active, logits, strict=True):
             limit = row.prompt_tokens + max_new_tokens - len(row.tokens) - 1
-            kept.append(_judge(row, own, limit, choice, eos_token_ids))
+            kept.append(_judge(row, own, limit, sampler, eos_token_ids))
         going = [
             place
             for place, row in enumerate(active)
@@ -84,22 +84,22 @@ def decode_batch(
         batch.keep(kept, k + 1, going)
         groups = [said[place, kept[place] - 1] for place in going]
         active = [active[place] for place in going]
-        _propose(active, groups, choice)
+        _propose(active, groups, sampler)
     return rows
 
 
-def _propose(rows: Sequence[Row], said: Sequence[torch.Tensor] | torch.Tensor, choice: Choice) -> None:
+def _propose(rows: Sequence[Row], said: Sequence[torch.Tensor] | torch.Tensor, sampler: Sampler) -> None:
     """Take each row's candidates from what a group of masks said, [k, V]."""
     for row, logits in zip(rows, said, strict=True):
-        row.candidates = choice.tokens(logits, row.number, row.position).tolist()
+        row.candidates = sampler.tokens(logits, row.number, row.position).tolist()
 
 
-def _judge(row: Row, logits: torch.Tensor, limit: int, choice: Choice, eos_token_ids: Sequence[int]) -> int:
+def _judge(row: Row, logits: torch.Tensor, limit: int, sampler: Sampler, eos_token_ids: Sequence[int]) -> int:
     """Extend a row by what its pass, logits [k + 1, V], lets it emit; how many tokens of the pass stay cached."""
     draft = row.candidates[: max(limit, 0)]
     ends = [place for place, token in enumerate(draft) if token in eos_token_ids]
     draft = draft[: ends[0] + 1] if ends else draft
-    chosen = choice.tokens(logits[: len(draft) + 1], row.number, row.position).tolist()
+    chosen = sampler.tokens(logits[: len(draft) + 1], row.number, row.position).tolist()
     accepted = 0
     while accepted < len(draft) and draft[accepted] == chosen[accepted]:
         accepted += 1
@@ -112,9 +112,9 @@ def _judge(row: Row, logits: torch.Tensor, limit: int, choice: Choice, eos_token
 
 
 def _check(
-    target: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, choice: Choice, k: int, most: int
+    target: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampler: Sampler, k: int, most: int
 ) -> None:
-    if choice.mode == "rejection":
+    if sampler.mode == "rejection":
         raise InputError("batches are decoded in greedy and Gumbel mode; choose one of them")
     if not 1 <= k <= most:
         raise InputError(f"k={k} candidates of a target trained with {most} masks; choose 1 to {most}")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import LayerStack, Pieces
+from realrun.lm.layer_stack import LayerStack, ModelParts
 from realrun.lm.split_target import SplitTarget
 
 
@@ -24,9 +24,9 @@ class StateDrafterLM(CachedLM):
     given : rows made of the target's states
     """
 
-    follows = True
+    reads_target_states = True
 
-    def __init__(self, target: SplitTarget, model: Any, pieces: Pieces, layers: Sequence[Any]):
+    def __init__(self, target: SplitTarget, model: Any, pieces: ModelParts, layers: Sequence[Any]):
         self.target, self.pieces = target, pieces
         self.stack: LayerStack = pieces.stack(layers)
         super().__init__(model)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from realrun.decode.draft import Draft, Siblings, Uniforms, params_of
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
 from specsim.errors import InputError
@@ -51,7 +51,7 @@ class TreeGrower:
         policy: TreePolicy,
         state: Any,
         uniforms: Uniforms,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
         siblings: Siblings,
@@ -81,10 +81,10 @@ class TreeGrower:
             if siblings == "top_k":
                 # Rows of one memory are one distribution, as all nodes of a level have it that no token changes.
                 rows = logits[:1] if expanded > 1 and logits.stride(0) == 0 else logits
-                found, probs = choice.candidates(rows, sequence, [position + level] * len(rows), int(each.max()))
+                found, probs = sampler.candidates(rows, sequence, [position + level] * len(rows), int(each.max()))
                 found, probs = found.expand(expanded, -1), probs.expand(expanded, -1)
             else:
-                drawn = draw_siblings(logits, siblings, each.tolist(), choice, sequence, position, count)
+                drawn = draw_siblings(logits, siblings, each.tolist(), sampler, sequence, position, count)
                 found, probs = drawn.tokens, drawn.probs
                 drawn_from |= zip(parents.tolist(), drawn.rows, strict=True)
             # The only copy from the device to the host in a pass.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.profiling.trees import Samples
@@ -44,12 +44,12 @@ class Costs:
         contexts: Sequence[int],
         depth: int,
         trees: bool,
-        choice: Choice,
+        sampler: Sampler,
         seed: int,
     ):
         self.pairs, self.plain = pairs, plain
         self.folder, self.contexts, self.depth, self.trees = folder, contexts, depth, trees
-        self.choice, self.seed = choice, seed
+        self.sampler, self.seed = sampler, seed
         self.slices: dict[str, int] = {}
         self.samples: dict[str, Samples] = {}
         for name in (PLAIN, *pairs):
@@ -88,7 +88,7 @@ class Costs:
             contexts=self.contexts,
             depth=depth,
             repeats=SLICE_REPEATS,
-            choice=self.choice,
+            sampler=self.sampler,
             seed=self.seed,
             tree_tokens=tree_tokens,
             samples=self.samples[name],

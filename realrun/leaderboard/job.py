@@ -73,7 +73,7 @@ def run_leaderboard(
     pairs : by the name that the drafter has on the board; plain : the target with a drafter that leaves its pass
     alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
     """
-    if settings.record.choice.mode == "rejection":
+    if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if shortest < MIN_PROMPT_TOKENS:
@@ -97,7 +97,7 @@ def run_leaderboard(
         contexts=sorted({int(c) for c in np.linspace(ranges[:, 0].min(), ranges[:, 1].max(), 4).round()}),
         depth=settings.record.depth,
         trees=settings.record.tree is not None,
-        choice=settings.record.choice,
+        sampler=settings.record.sampler,
         seed=settings.seed,
     )
 
@@ -168,7 +168,7 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
         "threads": torch.get_num_threads(),
         "dtype": str(first.dtype).removeprefix("torch."),
         "kernels": backend_for(first.device),
-        "decoding": record.choice.as_dict(),
+        "decoding": record.sampler.as_dict(),
         "max_new_tokens": record.max_new_tokens,
         "depth": record.depth,
         "trees": None if record.tree is None else record.tree._asdict(),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -76,7 +76,7 @@ def measure(
         for arm in arms:
             pair = pairs[arm.drafter]
             if arm.drafter not in loops:
-                loops[arm.drafter] = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice(**held.meta["decoding"]))
+                loops[arm.drafter] = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler(**held.meta["decoding"]))
             budget = min(WARM_TOKENS, int(held.budget_tokens[0]))
             loops[arm.drafter].decode(prompts[0].tokens, budget, arm.policy)
         for repeat, path in enumerate(done):

@@ -22,7 +22,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.intervals import paired_difference, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace
@@ -61,7 +61,7 @@ def replays(
     found = []
     for entry in entries:
         trace = holdouts[entry.drafter]
-        table = compile_for(trace, costs[entry.drafter], entry.policy)
+        table = cost_table(trace, costs[entry.drafter], entry.policy)
         found.append(replay(trace, entry.policy, table, seed=seed, log=True))
     return found
 
@@ -141,7 +141,7 @@ def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace],
     """What was compared, and how fast the plain target is alone."""
     models, documents = costs.models(), costs.documents()
     first = next(iter(holdouts.values()))
-    table = compile_for(first, models[next(iter(holdouts))])
+    table = cost_table(first, models[next(iter(holdouts))])
     return {
         "target": plain.target_name,
         "device": plain.device.type,
@@ -160,7 +160,7 @@ def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace],
                 "own_target": has_own_target(pair, plain),
                 "depth": holdouts[name].depth,
                 "first_token_accepted_share": float((holdouts[name].match_len > 0).mean()),
-                "step_ratio": compile_for(holdouts[name], models[name]).step_ratio,
+                "step_ratio": cost_table(holdouts[name], models[name]).step_ratio,
                 "contexts": documents[name]["contexts"],
             }
             for name, pair in pairs.items()

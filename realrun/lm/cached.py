@@ -33,7 +33,7 @@ class CachedLM:
     keeps_pending : of such a drafter, whether what it made of a round's pending token stays
     """
 
-    follows = keeps_pending = False
+    reads_target_states = caches_pending_token = False
     keep_hidden = False
     hidden: torch.Tensor | None = None
     nodes = 0

@@ -57,7 +57,7 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ModelParts:
     """The elementwise parts of a pass, as they are or compiled."""
 
     norm: Callable[..., torch.Tensor]
@@ -66,15 +66,15 @@ class Pieces:
     gate: Callable[..., torch.Tensor]
 
 
-PLAIN = Pieces(rms_norm, add_norm, rotate_and_store, gate)
+PLAIN = ModelParts(rms_norm, add_norm, rotate_and_store, gate)
 
 
 @cache
-def compiled_pieces() -> Pieces:
+def compiled_pieces() -> ModelParts:
     # A variant per model shape; the default of 8 is soon used up by a grid of models.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     rows, buffer = (0,), (0, 2)
-    return Pieces(
+    return ModelParts(
         _compiled(rms_norm, rows),
         _compiled(add_norm, rows, rows),
         _compiled(rotate_and_store, rows, rows, rows, rows, rows, buffer, buffer),

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from realrun.lm.cached import MASKED_ATTENTION
-from realrun.lm.llama import LeanPieces, supported
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.llama import FusedParts, supported
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from specsim.errors import InputError
 
 FIRST_ROOM = 256  # slots that the buffers hold at first
@@ -32,11 +32,11 @@ class LayerStack(Protocol):
         start: int,
         positions: slice | torch.Tensor,
         mask: torch.Tensor | None,
-        skip: Skips = NOTHING,
+        skip: SkippedSublayers = NOTHING,
     ) -> torch.Tensor:
         """Hidden states [n, d] for input x [n, d]; keys and values enter slots `start` and on.
 
-        positions : of the rows in the text; mask : from `Pieces`, None if all rows see all slots
+        positions : of the rows in the text; mask : from `ModelParts`, None if all rows see all slots
             before `start` and their own; skip : sublayers passed over, numbered within the stack
         """
 
@@ -47,7 +47,7 @@ class LayerStack(Protocol):
         """Copy the keys and values of these slots, in place, to slots `start` and on."""
 
 
-class Pieces(Protocol):
+class ModelParts(Protocol):
     """What a pass over a model is made of. `layers`, `norm` and `head` are the library's modules."""
 
     def stack(self, layers: Sequence[Any]) -> LayerStack:
@@ -72,10 +72,10 @@ class Pieces(Protocol):
         """
 
 
-def open_pieces(model: PreTrainedModel) -> Pieces:
+def model_parts(model: PreTrainedModel) -> ModelParts:
     """The leanest form for this model; InputError where it cannot be taken apart."""
     if supported(model):
-        return LeanPieces(model)
+        return FusedParts(model)
     pieces = LibraryPieces(model)
     _check_sum_of_parts(pieces, model)
     return pieces
@@ -176,7 +176,7 @@ class LibraryStack:
         start: int,
         positions: slice | torch.Tensor,
         mask: torch.Tensor | None,
-        skip: Skips = NOTHING,
+        skip: SkippedSublayers = NOTHING,
     ) -> torch.Tensor:
         self.start = start
         x = x[None]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 FIRST_ROOM = 256  # cached tokens that the buffers hold at first
@@ -96,7 +96,7 @@ class LlamaLM(CachedLM):
         return F.pad(mask, (end - mask.shape[1], 0)).repeat(self.heads // self.kv_heads, 1)
 
 
-class LeanStack:
+class FusedStack:
     """Consecutive layers of such a model with their keys and values, in buffers that grow.
 
     n new tokens or nodes, H heads, D head size, L slots. Slots are whose key or value lies where; the
@@ -115,7 +115,7 @@ class LeanStack:
         start: int,
         positions: slice | torch.Tensor,
         mask: torch.Tensor | None,
-        skip: Skips = NOTHING,
+        skip: SkippedSublayers = NOTHING,
     ) -> torch.Tensor:
         """Hidden states [n, d] of these layers for input x [n, d]; keys and values enter slots `start` and on.
 
@@ -195,13 +195,13 @@ class LeanStack:
         return mixed.view(lm.kv_heads, groups, n, -1).permute(2, 0, 1, 3).reshape(n, -1)
 
 
-class LeanLlama(LlamaLM):
+class FusedLlama(LlamaLM):
     """One sequence over one stack of all layers."""
 
     def reset(self) -> None:
         """Forget everything; the buffers stay."""
         if not hasattr(self, "stack"):
-            self.stack = LeanStack(self, self.layers)
+            self.stack = FusedStack(self, self.layers)
         self.length = self.nodes = 0
         self.hidden = None
 
@@ -236,7 +236,7 @@ class LeanLlama(LlamaLM):
         mask: torch.Tensor | None,
         keep: int,
     ) -> torch.Tensor:
-        """Logits after the last `keep` tokens, or all if 0; see `LeanStack.run`."""
+        """Logits after the last `keep` tokens, or all if 0; see `FusedStack.run`."""
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
         x = self.stack.run(x, start, positions, mask)
         x = rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps)
@@ -245,14 +245,14 @@ class LeanLlama(LlamaLM):
         return F.linear(x, self.head)
 
 
-class LeanPieces:
-    """`realrun.lm.layer_stack.Pieces` over these passes."""
+class FusedParts:
+    """`realrun.lm.layer_stack.ModelParts` over these passes."""
 
     def __init__(self, model: Any):
-        self.lm = LeanLlama(model)
+        self.lm = FusedLlama(model)
 
-    def stack(self, layers: Sequence[Any]) -> LeanStack:
-        return LeanStack(self.lm, [_join(layer) for layer in layers])
+    def stack(self, layers: Sequence[Any]) -> FusedStack:
+        return FusedStack(self.lm, [_join(layer) for layer in layers])
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return F.embedding(torch.tensor(tokens, device=self.lm.device), self.lm.embedding)

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from realrun.lm import kernels
 from realrun.lm.cached import CachedLM
-from realrun.lm.llama import LeanLlama, supported
+from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.static_llama import StaticLlama
 
 
@@ -19,4 +19,4 @@ def open_lm(model: PreTrainedModel) -> CachedLM:
         return CachedLM(model)
     if model.device.type == "cuda" or kernels.named():
         return StaticLlama(model)
-    return LeanLlama(model)
+    return FusedLlama(model)

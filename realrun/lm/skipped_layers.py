@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Skips(NamedTuple):
+class SkippedSublayers(NamedTuple):
     """Numbers of the layers, from 0, whose attention and whose MLP is skipped: the residual alone goes on."""
 
     attention: frozenset[int]
@@ -17,4 +17,4 @@ class Skips(NamedTuple):
         return {"attention": sorted(self.attention), "mlp": sorted(self.mlp)}
 
 
-NOTHING = Skips(frozenset(), frozenset())
+NOTHING = SkippedSublayers(frozenset(), frozenset())

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import open_pieces
+from realrun.lm.layer_stack import model_parts
 
 FIRST_ROOM = 256  # rows of states that the buffer holds at first
 
@@ -30,7 +30,7 @@ class SplitTarget(CachedLM):
     """
 
     def __init__(self, model: PreTrainedModel, split: int):
-        self.pieces = open_pieces(model)
+        self.pieces = model_parts(model)
         layers = model.model.layers
         self.split = split
         self.lower, self.upper = self.pieces.stack(layers[:split]), self.pieces.stack(layers[split:])

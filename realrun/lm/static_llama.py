@@ -1,6 +1,6 @@
 """The pass over a static cache: fixed addresses, kernels for attention, CUDA graphs.
 
-The lean pass asks the host for every length; this one keeps the lengths on the device, so
+The fused pass asks the host for every length; this one keeps the lengths on the device, so
 that its launches depend on the shape [B, n] of the new tokens only. On a GPU they are
 recorded once per n and replayed with one call. The autoregressive baseline is n = 1.
 

@@ -33,7 +33,7 @@ from realrun.drafters.edd import check_split, load_own_state, one_layer_model
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.drafters.medusa import MedusaHeads
 from realrun.drafters.space import Masks, with_mask
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from specsim.errors import InputError
 
 FILE = "drafter.safetensors"
@@ -62,7 +62,7 @@ class Loaded:
     target: Any
     draft: Any
     split: int = 0
-    skips: Skips = NOTHING
+    skips: SkippedSublayers = NOTHING
 
 
 def weights_digest(*parts: torch.nn.Module | str) -> str:
@@ -143,7 +143,7 @@ def load_drafter(path: Path, target: Any) -> Loaded:
     facts = file.facts
     try:
         if file.kind == "self-sd":
-            skips = Skips(frozenset(facts["attention"]), frozenset(facts["mlp"]))
+            skips = SkippedSublayers(frozenset(facts["attention"]), frozenset(facts["mlp"]))
             return Loaded("self-sd", target, target, skips=skips)
         if file.kind == "eesd":
             early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"])

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from realrun.drafters.acceptance_predictor import FILE, Predictor, load_predictor
 from realrun.drafters.lookup import MAX_NGRAM
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.pairs.drafter_files import load_drafter, weights_digest
 from specsim.errors import InputError
 
@@ -51,7 +51,7 @@ class Pair:
     predictor: Predictor | None = None
     kind: str = "model"
     split: int = 0
-    skips: Skips = NOTHING
+    skips: SkippedSublayers = NOTHING
 
     @property
     def device(self) -> torch.device:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.masks import masked_passes, masked_table
@@ -45,7 +45,7 @@ def profile(
     contexts: Sequence[int],
     depth: int = 16,
     repeats: int = 40,
-    choice: Choice | None = None,
+    sampler: Sampler | None = None,
     seed: int = 0,
     tree_tokens: int = 65,
     samples: Samples | None = None,
@@ -62,7 +62,7 @@ def profile(
     do not fit the models.
     """
     target, drafter = open_drafter(pair, ())
-    decoder = Decoder(target, drafter, (), choice or Choice(), ScriptedVerifier(), ScriptedTreeVerifier())
+    decoder = Decoder(target, drafter, (), sampler or Sampler(), ScriptedVerifier(), ScriptedTreeVerifier())
     target.keep_hidden = drafter.wants_target_hidden
     depth = min(depth, drafter.deepest or depth)
     if repeats < 2:
@@ -71,7 +71,7 @@ def profile(
     deepest = max(depth, min(PASSES, drafter.deepest or PASSES)) if sizes else depth
     _check(contexts, deepest, min(decoder.target.max_positions, drafter.lm.max_positions))
     longest = contexts[-1] + deepest + 2
-    drafter.prepare(longest, decoder.choice, 0, deepest + 1)
+    drafter.prepare(longest, decoder.sampler, 0, deepest + 1)
     warm_trees(decoder, sizes, range(1, depth + 2), longest)
     rng = np.random.default_rng(seed)
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
@@ -111,7 +111,7 @@ def profile(
                 _measure_score(decoder, tokens, context, depth, rng, kept)
         if progress:
             progress(done + 1, len(contexts))
-    decoding = decoder.choice.as_dict()
+    decoding = decoder.sampler.as_dict()
     return _document(samples, list(contexts), depth, drafter.deepest, sizes, repeats, pair, seed, decoding)
 
 

@@ -11,7 +11,7 @@ from realrun.decode.chain_verify import verifier_for
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.profiling.masks import pass_tokens, set_masks
 from realrun.profiling.trees import Samples, fall_behind
@@ -24,8 +24,8 @@ class ScriptedVerifier:
     def __init__(self) -> None:
         self.accept = 0
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
-        verifier_for(choice)(logits, draft, choice, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+        verifier_for(sampler)(logits, draft, sampler, sequence, position)
         return [*draft.tokens[: self.accept], 0]
 
 
@@ -47,7 +47,7 @@ def _measure_round(
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
     assert isinstance(verifier, ScriptedVerifier)
-    if size and drafter.lm.follows:
+    if size and drafter.lm.reads_target_states:
         fall_behind(decoder, context, size, rng)
         behind = 0  # it is so in every round, and no extra
     else:
@@ -87,11 +87,11 @@ def _measure_score(
     assert isinstance(drafter, DraftModel)
     mean_s = {}
     for scoring in rng.permutation([False, True]).tolist():
-        drafter.let_score(scoring)
+        drafter.enable_scores(scoring)
         decoder.target.keep_hidden = drafter.wants_target_hidden
         steps: Samples = defaultdict(list)
         _measure_round(decoder, tokens, context, size, 0, rng, steps)
         mean_s[scoring] = float(np.mean([steps["draft", 0, place, context] for place in range(1, size + 1)]))
-    drafter.let_score(False)
+    drafter.enable_scores(False)
     decoder.target.keep_hidden = drafter.wants_target_hidden
     samples["score"].append(mean_s[True] - mean_s[False])

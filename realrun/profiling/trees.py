@@ -18,7 +18,7 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, tree_verifier_for
 from realrun.drafters.draft_model import DraftModel
 from specsim.errors import InputError
@@ -118,8 +118,8 @@ class ScriptedTreeVerifier:
     def __init__(self) -> None:
         self.accept = -1
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
-        tree_verifier_for(choice)(logits, draft, choice, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
+        tree_verifier_for(sampler)(logits, draft, sampler, sequence, position)
         path, node = list[int](), self.accept
         while node >= 0:
             path.append(node)
@@ -168,7 +168,7 @@ def measure_tree_round(
     levels = passes(level_nodes, drafter.deepest)
     policy = MeasuredTree(level_nodes, size - 1, levels)
     verifier.accept = int(rng.integers(-1, size - 1))
-    if drafter.lm.follows:
+    if drafter.lm.reads_target_states:
         fall_behind(decoder, context, levels, rng)
     rounds: list[Round] = []
     _, draft = decoder.round(list(tokens), 0, levels, policy, (0.0,), 0, 0, rounds)
@@ -186,7 +186,7 @@ def fall_behind(decoder: Decoder, context: int, drafted: int, rng: np.random.Gen
     """Let the drafter lack what a round that drafted so many tokens has emitted, as it does when the next begins."""
     drafter = decoder.drafter
     assert isinstance(drafter, DraftModel)
-    lacking = int(rng.integers(1, drafted + 2)) - drafter.lm.keeps_pending
+    lacking = int(rng.integers(1, drafted + 2)) - drafter.lm.caches_pending_token
     drafter.commit(max(context - lacking, 0), decoder.produced_by(-1))
 
 

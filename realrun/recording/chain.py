@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from realrun.decode.gumbel import gumbel_noise
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.lm.cached import CachedLM
 from realrun.recording.trees import TreeSize, grown_trees
@@ -29,7 +29,7 @@ def dense_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
@@ -45,11 +45,11 @@ def dense_columns(
     tree : gives the trees as well, the fields of `realrun.recording.trees.Trees` as columns tree_parent, ...
     """
     first = len(prompt)
-    proposals = Proposals(len(output), depth, choice, sequence, scorer, tree, int(lm.model.config.vocab_size))
+    proposals = Proposals(len(output), depth, sampler, sequence, scorer, tree, int(lm.model.config.vocab_size))
     lm.reset()
     lm.keep_hidden = scorer is not None
     logits = lm.forward([*prompt, *output[:-1]])[first - 1 :]
-    rank = true_ranks(logits, output, choice, sequence)
+    rank = true_ranks(logits, output, sampler, sequence)
     tokens = proposals.take(lm, logits, 0, 0)
     prefix = lm.length
     for begin in range(0, len(output), CHUNK):
@@ -75,13 +75,13 @@ class Proposals:
         self,
         total: int,
         depth: int,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         scorer: Scorer | None,
         tree: TreeSize | None,
         vocabulary: int,
     ):
-        self.choice, self.sequence, self.scorer, self.tree = choice, sequence, scorer, tree
+        self.sampler, self.sequence, self.scorer, self.tree = sampler, sequence, scorer, tree
         self.width = 0 if tree is None else min(tree.width, vocabulary)
         self.statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
         self.scores = torch.zeros(total, depth, dtype=torch.float64)
@@ -91,13 +91,13 @@ class Proposals:
     def take(self, lm: CachedLM, logits: torch.Tensor, begin: int, step: int) -> torch.Tensor:
         """Fill in what is drafted from logits [n, V] at depth step + 1 from position `begin` on; the tokens [n]."""
         rows = slice(begin, begin + len(logits))
-        drafted = self.choice.statistics(logits, self.sequence, begin + step)
+        drafted = self.sampler.statistics(logits, self.sequence, begin + step)
         self.statistics[rows, step] = drafted.cpu()
         if self.scorer is not None and lm.hidden is not None:
             self.scores[rows, step] = self.scorer(lm.hidden[-len(logits) :], step + 1, begin).cpu()
         if self.tree is not None:
             ahead = range(begin + step, begin + step + len(logits))
-            tokens, probs = self.choice.candidates(logits, self.sequence, ahead, self.width)
+            tokens, probs = self.sampler.candidates(logits, self.sequence, ahead, self.width)
             self.siblings[rows, step], self.sibling_probs[rows, step] = tokens.cpu().numpy(), probs.cpu().numpy()
         return drafted[:, 0].long()
 
@@ -115,23 +115,23 @@ class Proposals:
             columns["score"] = self.scores.numpy().astype(np.float32)
         if self.tree is not None:
             drafted = (self.siblings, self.sibling_probs, self.tree.nodes)
-            trees = grown_trees(lm, first, *drafted, self.choice, self.sequence, pending)
+            trees = grown_trees(lm, first, *drafted, self.sampler, self.sequence, pending)
             columns |= {f"tree_{name}": column for name, column in trees._asdict().items()}
         return columns
 
 
 def true_ranks(
-    logits: torch.Tensor, output: Sequence[int], choice: Choice, sequence: int, position: int = 0
+    logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, position: int = 0
 ) -> npt.NDArray[np.int64]:
-    """Rank [T] of each output token among the siblings that `Choice.candidates` orders, from logits [T, V].
+    """Rank [T] of each output token among the siblings that `Sampler.candidates` orders, from logits [T, V].
 
     How many stand before it: those of a larger score, and of an equal one those of a lower index.
     position : output position of the first
     """
-    scores = choice.warped(logits)
-    if choice.mode == "gumbel":
+    scores = sampler.warped(logits)
+    if sampler.mode == "gumbel":
         total, vocabulary = scores.shape
-        scores = scores + gumbel_noise(choice.seed, sequence, position, total, vocabulary, scores.device, scores.dtype)
+        scores = scores + gumbel_noise(sampler.seed, sequence, position, total, vocabulary, scores.device, scores.dtype)
     truth = torch.tensor(output, device=scores.device)[:, None]
     own = scores.gather(-1, truth)
     index = torch.arange(scores.shape[1], device=scores.device)

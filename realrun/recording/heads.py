@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from realrun.decode.sampling import Choice
-from realrun.drafters.acceptance_predictor import Scorer, producing_states
+from realrun.decode.sampling import Sampler
+from realrun.drafters.acceptance_predictor import Scorer, pending_token_states
 from realrun.drafters.medusa import MedusaHeads
 from realrun.lm.cached import CachedLM
 from realrun.recording.chain import MAX_RANK, NO_RANK, STATISTICS, Columns, columns_of, true_ranks
@@ -55,7 +55,7 @@ def heads_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
@@ -66,8 +66,8 @@ def heads_columns(
     """
     if depth > len(heads):
         raise InputError(f"{len(heads)} MEDUSA heads draft at most {len(heads)} tokens, not {depth}; lower the depth")
-    said = HeadsSaid(heads, producing_states(target, prompt, output))
-    return said_columns(target, said, prompt, output, depth, choice, sequence, scorer, tree)
+    said = HeadsSaid(heads, pending_token_states(target, prompt, output))
+    return said_columns(target, said, prompt, output, depth, sampler, sequence, scorer, tree)
 
 
 @torch.inference_mode()
@@ -77,7 +77,7 @@ def said_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
@@ -98,18 +98,18 @@ def said_columns(
     for step in range(depth):
         hidden = said.states(step)
         logits = said.logits(step, hidden)
-        rank[:, step] = ranks_at(logits, output, choice, sequence, step)
-        if choice.mode == "rejection":
+        rank[:, step] = ranks_at(logits, output, sampler, sequence, step)
+        if sampler.mode == "rejection":
             continue
-        statistics[:, step] = choice.statistics(logits, sequence, step).cpu()
+        statistics[:, step] = sampler.statistics(logits, sequence, step).cpu()
         if scorer is not None:
             scores[:, step] = scorer(hidden, step + 1).cpu()
         if tree is not None:
-            tokens, their_probs = choice.candidates(logits, sequence, range(step, step + total), width)
+            tokens, their_probs = sampler.candidates(logits, sequence, range(step, step + total), width)
             siblings[:, step], probs[:, step] = tokens.cpu().numpy(), their_probs.cpu().numpy()
-    if choice.mode == "rejection":
+    if sampler.mode == "rejection":
         drafter = BesideTarget(target, said, len(prompt) - 1)
-        judged = rejection_columns(drafter, CachedLM(target), prompt, output, depth, choice, sequence, scorer)
+        judged = rejection_columns(drafter, CachedLM(target), prompt, output, depth, sampler, sequence, scorer)
         return judged | {"true_rank": rank}
     columns = columns_of(statistics.numpy(), np.zeros(total, np.int64), np.asarray(output), depth)
     columns["true_rank"] = rank
@@ -121,12 +121,12 @@ def said_columns(
     return columns
 
 
-def ranks_at(logits: torch.Tensor, output: Sequence[int], choice: Choice, sequence: int, step: int) -> Array:
+def ranks_at(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, step: int) -> Array:
     """Rank int16 [T] of output[t + step] by row t of logits [T, V]; NO_RANK beyond the output."""
     ranks = np.full(len(output), NO_RANK, dtype=np.int16)
     inside = max(len(output) - step, 0)
     if inside:
-        found = true_ranks(logits[:inside], output[step:], choice, sequence, step)
+        found = true_ranks(logits[:inside], output[step:], sampler, sequence, step)
         ranks[:inside] = np.minimum(found, MAX_RANK)
     return ranks
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.drafters.lookup import NgramIndex
 from realrun.recording.chain import Columns
@@ -19,7 +19,7 @@ def lookup_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,

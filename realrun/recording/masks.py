@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.drafters.space import Masks, mask_token
 from realrun.lm.cached import CachedLM
@@ -44,7 +44,7 @@ def masks_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
@@ -54,7 +54,7 @@ def masks_columns(
     if depth > len(masks):
         raise InputError(f"{len(masks)} masks of SPACE draft at most {len(masks)} tokens, not {depth}; lower the depth")
     said = MasksSaid(target.get_output_embeddings(), mask_states(target, prompt, output, depth))
-    return said_columns(target, said, prompt, output, depth, choice, sequence, scorer)
+    return said_columns(target, said, prompt, output, depth, sampler, sequence, scorer)
 
 
 def mask_states(target: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], depth: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.drafters.eagle import EagleLM
 from realrun.drafters.edd import EffectiveDraftDecoderLM
@@ -32,29 +32,29 @@ class DensePass(Protocol):
         prompt: Sequence[int],
         output: Sequence[int],
         depth: int,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         scorer: Scorer | None = None,
         tree: TreeSize | None = None,
     ) -> Columns: ...
 
 
-def open_dense(pair: Pair, choice: Choice) -> DensePass:
+def open_dense(pair: Pair, sampler: Sampler) -> DensePass:
     """The dense pass of this pair's drafter in this mode."""
     if pair.kind in ("model", "eesd"):  # an early exit proposes what an independent model of its layers would
-        if choice.mode == "rejection":
+        if sampler.mode == "rejection":
             judged = partial(rejection_columns, CachedLM(pair.draft), CachedLM(pair.target))
             return lambda *asked: judged(*asked[:6])
         return partial(dense_columns, CachedLM(pair.draft))
     if pair.kind == "lookup":
-        if choice.mode == "rejection":
+        if sampler.mode == "rejection":
             raise InputError("prompt lookup is recorded in greedy and Gumbel mode only; choose one of them")
         return partial(lookup_columns, int(pair.target.config.vocab_size))
     if pair.kind == "medusa":
         return partial(heads_columns, pair.target, pair.draft)
     if pair.kind == "space":
         return partial(masks_columns, pair.target, pair.draft)
-    if choice.mode == "rejection":
+    if sampler.mode == "rejection":
         raise InputError(
             "drafters that read the target's cache or states are recorded in greedy and Gumbel mode only; choose one "
             "of them"

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
-from realrun.drafters.acceptance_predictor import producing_states
+from realrun.decode.sampling import Sampler
+from realrun.drafters.acceptance_predictor import pending_token_states
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -38,7 +38,7 @@ class RecordSettings:
 
     depth: int = 16
     max_new_tokens: int = 128
-    choice: Choice = Choice()
+    sampler: Sampler = Sampler()
     tree_nodes: int = 0
     tree_width: int = 10
 
@@ -52,7 +52,7 @@ class RecordSettings:
             )
         if not 1 <= self.tree_width <= MAX_WIDTH:
             raise InputError(f"tree_width={self.tree_width} is outside [1, {MAX_WIDTH}]; choose a width inside")
-        if self.tree_nodes and self.choice.mode == "rejection":
+        if self.tree_nodes and self.sampler.mode == "rejection":
             raise InputError(
                 f"tree_nodes={self.tree_nodes} with rejection sampling: trees are recorded in greedy and Gumbel "
                 "mode only; choose one of these, or 0 for no trees"
@@ -78,9 +78,9 @@ def record(
     if settings.tree is not None and not pair.trees:
         raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
     target, drafter = open_drafter(pair)
-    decoder = Decoder(target, drafter, pair.eos_token_ids, settings.choice)
+    decoder = Decoder(target, drafter, pair.eos_token_ids, settings.sampler)
     settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
-    dense = open_dense(pair, settings.choice)
+    dense = open_dense(pair, settings.sampler)
     room = min(target.max_positions, drafter.lm.max_positions)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
     if longest > room:
@@ -97,9 +97,9 @@ def record(
         generated = decoder.clock()
         scorer = None
         if predictor is not None:
-            scorer = predictor.after(producing_states(pair.target, prompt.tokens, decoded.tokens))
+            scorer = predictor.after(pending_token_states(pair.target, prompt.tokens, decoded.tokens))
         columns.append(
-            dense(prompt.tokens, decoded.tokens, settings.depth, settings.choice, sequence, scorer, settings.tree)
+            dense(prompt.tokens, decoded.tokens, settings.depth, settings.sampler, sequence, scorer, settings.tree)
         )
         dense_s += decoder.clock() - generated
         generate_s += generated - start
@@ -118,7 +118,7 @@ def record(
         "drafter_facts": pair.drafter_facts,
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
-        "decoding": settings.choice.as_dict(),
+        "decoding": settings.sampler.as_dict(),
         "depth": settings.depth,
         "tree": None if settings.tree is None else settings.tree._asdict(),
         "eos_token_id": list(pair.eos_token_ids),

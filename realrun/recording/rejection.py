@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from realrun.decode.sampling import Choice, describe, draw
+from realrun.decode.sampling import Sampler, describe, draw
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.lm.cached import CachedLM
 from realrun.recording.chain import CHUNK, STATISTICS, Columns, branch_mask, columns_of, true_ranks
@@ -38,7 +38,7 @@ def rejection_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
 ) -> Columns:
@@ -57,7 +57,7 @@ def rejection_columns(
     on_path = [lm.forward([*prompt, *output[:-1]])[first - 1 :] for lm in lms]
     hidden = None if drafter.hidden is None else drafter.hidden[first - 1 :]
     truth = torch.tensor(output, device=on_path[0].device)
-    rank = true_ranks(on_path[0], output, choice, sequence)
+    rank = true_ranks(on_path[0], output, sampler, sequence)
     prefix = drafter.length
     for begin in range(0, total, CHUNK):
         end = min(begin + CHUNK, total)
@@ -66,10 +66,10 @@ def rejection_columns(
         state = None if hidden is None else hidden[begin:end]
         following = torch.ones(end - begin, dtype=torch.bool, device=truth.device)
         for step in range(depth):
-            draft_probs, target_probs = (choice.probs(part) for part in logits)
+            draft_probs, target_probs = (sampler.probs(part) for part in logits)
             wanted = truth[(rows + step).clamp(max=total - 1)]
             following &= rows + step < total
-            tokens = drafted_with(draft_probs, target_probs, wanted, following, choice, sequence, begin, step + 1)
+            tokens = drafted_with(draft_probs, target_probs, wanted, following, sampler, sequence, begin, step + 1)
             statistics[begin:end, step] = describe(draft_probs, tokens).cpu()
             drawn_from, judged_by = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft_probs, target_probs))
             inside = min(end, total - step) - begin  # rows whose token lies before the recorded end
@@ -94,7 +94,7 @@ def drafted_with(
     target_probs: torch.Tensor,
     wanted: torch.Tensor,
     following: torch.Tensor,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     position: int,
     depth: int,
@@ -107,8 +107,8 @@ def drafted_with(
     Returns int64 [n].
     """
     n, device = len(wanted), wanted.device
-    keep = [choice.uniform("couple", sequence, position + row, depth) for row in range(n)]
-    redraw = [choice.uniform("draft", sequence, position + row, depth) for row in range(n)]
+    keep = [sampler.uniform("couple", sequence, position + row, depth) for row in range(n)]
+    redraw = [sampler.uniform("draft", sequence, position + row, depth) for row in range(n)]
     q, p = (probs.gather(-1, wanted[:, None])[:, 0].double() for probs in (draft_probs, target_probs))
     accepted = following & (torch.tensor(keep, dtype=torch.float64, device=device) * p < q)
     residual = (draft_probs - target_probs).clamp(min=0)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.drafters.self_sd import SkippingLM
 from realrun.drafters.state_drafter import StateDrafterLM
@@ -30,7 +30,7 @@ def shared_columns(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
@@ -44,7 +44,7 @@ def shared_columns(
     ranks : whether true_rank, which only trees need, is among the columns
     """
     total, first = len(output), len(prompt)
-    proposals = Proposals(total, depth, choice, sequence, scorer, tree, int(lm.model.config.vocab_size))
+    proposals = Proposals(total, depth, sampler, sequence, scorer, tree, int(lm.model.config.vocab_size))
     lm.target.reset()
     lm.target.prefill([*prompt, *output[:-1]])
     lm.reset()
@@ -62,7 +62,7 @@ def shared_columns(
         lm.truncate(lm.length)
     columns = proposals.columns(lm, first, output, np.zeros(total, np.int64), pending)
     del columns["true_rank"]
-    return columns | {"true_rank": true_path_ranks(lm, prompt, output, depth, choice, sequence)} if ranks else columns
+    return columns | {"true_rank": true_path_ranks(lm, prompt, output, depth, sampler, sequence)} if ranks else columns
 
 
 def true_path_ranks(
@@ -70,7 +70,7 @@ def true_path_ranks(
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
 ) -> npt.NDArray[np.int16]:
     """Rank [T, D] of output[t + i] where the drafter has fed the pending token and output[t : t + i]; -1 beyond T.
@@ -94,6 +94,6 @@ def true_path_ranks(
             place = begin + step
             if counts[step]:
                 truth = output[place : place + counts[step]]
-                rank[begin : begin + counts[step], step] = true_ranks(part, truth, choice, sequence, place)
+                rank[begin : begin + counts[step], step] = true_ranks(part, truth, sampler, sequence, place)
         lm.truncate(lm.length)
     return np.minimum(rank, MAX_RANK).astype(np.int16)

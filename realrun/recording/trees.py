@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from specsim.trace.tree_record import NO_TOKEN
 
@@ -85,14 +85,14 @@ def grown_trees(
     tokens: Array,
     probs: Array,
     nodes: int,
-    choice: Choice,
+    sampler: Sampler,
     sequence: int,
     pending: Array | None = None,
 ) -> Trees:
     """The trees of `nodes` nodes of every position of an output of T tokens.
 
     lm : holds the prompt of `first` tokens and the output but for its last token, and does so again afterwards
-    tokens, probs : [T, D, W], the siblings along each position's chain, in order, by `Choice.candidates`
+    tokens, probs : [T, D, W], the siblings along each position's chain, in order, by `Sampler.candidates`
     pending : [T], the token before each position, of drafters that do not use its cached keys and values
         but make their own
     """
@@ -101,7 +101,7 @@ def grown_trees(
     for begin in range(0, total, step):
         chunk = slice(begin, min(begin + step, total))
         roots = None if pending is None else pending[chunk]
-        branches = Branches(lm, first + np.arange(begin, chunk.stop), tokens.shape[2], choice, sequence, begin, roots)
+        branches = Branches(lm, first + np.arange(begin, chunk.stop), tokens.shape[2], sampler, sequence, begin, roots)
         branches.append_chains(tokens[chunk, :-1, 0])
         parts.append(best_trees(tokens[chunk], probs[chunk], nodes, branches.expand))
         branches.remove()
@@ -209,13 +209,13 @@ class Branches:
         lm: CachedLM,
         visible: Array,
         width: int,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         begin: int,
         roots: Array | None = None,
     ):
         self.lm, self.visible = lm, visible
-        self.width, self.choice, self.sequence, self.begin = width, choice, sequence, begin
+        self.width, self.sampler, self.sequence, self.begin = width, sampler, sequence, begin
         self.lineage = np.zeros((0, 0), np.bool_)  # [n, n], which nodes are each node's ancestors or itself
         self.roots = 0 if roots is None else len(roots)
         if roots is not None:
@@ -242,7 +242,7 @@ class Branches:
         np.fill_diagonal(lineage[:, before:], True)
         logits = self._append(owner, depth, lineage, tokens, keep=0)
         for_output = (self.begin + owner + depth).tolist()
-        found, probs = self.choice.candidates(logits, self.sequence, for_output, self.width)
+        found, probs = self.sampler.candidates(logits, self.sequence, for_output, self.width)
         return found.cpu().numpy(), probs.cpu().numpy()
 
     def remove(self) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -24,7 +24,7 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.intervals import Estimate, resample
 from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
@@ -107,14 +107,14 @@ def measure_approximation(
     """
     if not trace.approximate:
         raise InputError("the trace is not of rejection sampling with accept_prob; record it in rejection mode")
-    choice = Choice(**trace.meta["decoding"])
-    table = compile_for(trace, _ANY_COST)
+    sampler = Sampler(**trace.meta["decoding"])
+    table = cost_table(trace, _ANY_COST)
     found = []
     for number, policy in enumerate(policies):
         runs: list[list[Decoded]] = [[] for _ in prompts]
         for done, seed in enumerate(seeds):
             drafter = DraftModel(pair.draft, pair.eos_token_ids, pair.predictor)
-            decoder = Decoder(pair.target, drafter, pair.eos_token_ids, replace(choice, seed=seed))
+            decoder = Decoder(pair.target, drafter, pair.eos_token_ids, replace(sampler, seed=seed))
             for index, prompt in enumerate(prompts):
                 budget, sequence = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
                 runs[index].append(decoder.decode(prompt.tokens, budget, policy, sequence=sequence, seed=seed))

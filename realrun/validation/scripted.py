@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from realrun.decode.rounds import Decoded, Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair, vocabulary
 from realrun.pairs.shapes import describe
@@ -34,8 +34,8 @@ from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replay.checks import check_replayable
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.replay.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, summarise
 from specsim.trace.outcomes import as_recorded
@@ -69,7 +69,7 @@ def scripted_validation(
     policies: Sequence[ChainPolicy] | None = None,
     trials: int = 100,
     repeats: int = 3,
-    choice: Choice | None = None,
+    sampler: Sampler | None = None,
     seed: int = 0,
     minutes: float | None = None,
     begun: float | None = None,
@@ -90,7 +90,7 @@ def scripted_validation(
     """
     begun = time.monotonic() if begun is None else begun
     deadline = np.inf if minutes is None else begun + 60 * minutes
-    choice, report = choice or Choice(), progress or (lambda what, done, total: None)
+    sampler, report = sampler or Sampler(), progress or (lambda what, done, total: None)
     if repeats < 1 or context < 0:
         raise InputError(f"repeats={repeats}, context={context}; give at least 1 and 0")
     vocabulary(pair)
@@ -99,7 +99,7 @@ def scripted_validation(
         check_replayable(trace, policy)
         if policy.carries_state:  # sequences are run in random order, and not always all of them
             raise InputError(f"policy {policy} carries its state over sequences; let it start anew with each")
-    slices = _Slices(pair, trace, choice, seed, repeats, report)
+    slices = _Slices(pair, trace, sampler, seed, repeats, report)
     cost = slices.measure()
     if policies is None:
         tuning, held = split_sequences(trace, seed=seed)
@@ -108,7 +108,7 @@ def scripted_validation(
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in policies]
-    runner = ScriptedDecoder(pair, holdout, choice, seed)
+    runner = ScriptedDecoder(pair, holdout, sampler, seed)
     arms = [candidate.policy for candidate in chosen if isinstance(candidate.policy, ChainPolicy)]
     runner.warm_up(arms)
     runs = _Runs(defaultdict(list), {})
@@ -141,7 +141,7 @@ def scripted_validation(
             "drafter": describe(pair.draft.config, pair.dtype),
         },
         "trace": {key: trace.meta.get(key) for key in ("target", "drafter", "decoding", "depth")},
-        "decoding": choice.as_dict(),
+        "decoding": sampler.as_dict(),
         "context": context,
         "sequences": {"tuning": train.sequences, "holdout": holdout.sequences, "run": len(done)},
         "output_tokens": int(holdout.output_tokens[done].sum()),
@@ -166,8 +166,8 @@ def scripted_validation(
 class _Slices:
     """The cost profile, refined slice by slice."""
 
-    def __init__(self, pair: Pair, trace: Trace, choice: Choice, seed: int, repeats: int, report: Progress):
-        self.pair, self.depth, self.choice, self.seed = pair, trace.depth, choice, seed
+    def __init__(self, pair: Pair, trace: Trace, sampler: Sampler, seed: int, repeats: int, report: Progress):
+        self.pair, self.depth, self.sampler, self.seed = pair, trace.depth, sampler, seed
         low, high = context_range(trace)
         self.contexts = sorted({int(c) for c in np.linspace(low, high, PROFILE_CONTEXTS).round()})
         self.report, self.total = report, (1 + repeats) * len(self.contexts)
@@ -183,7 +183,7 @@ class _Slices:
             contexts=self.contexts,
             depth=self.depth,
             repeats=SLICE_REPEATS,
-            choice=self.choice,
+            sampler=self.sampler,
             seed=self.seed,
             tree_tokens=0,
             samples=self.samples,
@@ -225,8 +225,8 @@ def _rows(
     def medians(arm: int) -> npt.NDArray[np.float64]:
         return np.array([np.median(runs.seconds[arm, index]) for index in done.tolist()])
 
-    table, baseline_s = compile_for(trace, cost), medians(0)
-    oracle_s = oracle_seconds(trace, table)
+    table, baseline_s = cost_table(trace, cost), medians(0)
+    oracle_s = chain_oracle_seconds(trace, table)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         replayed = replay(trace, candidate.policy, table, seed=seed, log=True)

@@ -15,7 +15,7 @@ import torch
 from realrun.decode.decoder import Decoder, Drafter
 from realrun.decode.draft import Draft, KeepDrafting
 from realrun.decode.rounds import Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.pairs.pair import Pair
@@ -53,8 +53,10 @@ class ScriptedDrafter:
         self.drafter, self.script, self.kind = drafter, script, drafter.kind
         self.wants_target_hidden = False  # scores come from the trace
 
-    def prepare(self, length: int, choice: Choice, sequence: int, positions: int, features: Sequence[str] = ()) -> None:
-        self.drafter.prepare(length, choice, sequence, positions)
+    def prepare(
+        self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
+    ) -> None:
+        self.drafter.prepare(length, sampler, sequence, positions)
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.begin(context)
@@ -64,7 +66,7 @@ class ScriptedDrafter:
         tokens: Sequence[int],
         limit: int,
         keep: KeepDrafting,
-        choice: Choice,
+        sampler: Sampler,
         sequence: int,
         position: int,
     ) -> Draft:
@@ -76,7 +78,7 @@ class ScriptedDrafter:
         def scripted(step: Step, depth: int) -> bool:
             return keep(self.script.step(row, depth), depth)
 
-        return self.drafter.propose(tokens, limit, scripted, choice, sequence, position)
+        return self.drafter.propose(tokens, limit, scripted, sampler, sequence, position)
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.commit(length)
@@ -89,19 +91,19 @@ class TraceVerifier(ScriptedVerifier):
         super().__init__()
         self.script = script
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
         self.accept = min(len(draft.tokens), self.script.match_len[self.script.row(sequence, position)])
-        return super().__call__(logits, draft, choice, sequence, position)
+        return super().__call__(logits, draft, sampler, sequence, position)
 
 
 class ScriptedDecoder:
     """Runs a trace's rounds on a pair of models. The trace's prompts become random text of their length."""
 
-    def __init__(self, pair: Pair, trace: Trace, choice: Choice, seed: int):
+    def __init__(self, pair: Pair, trace: Trace, sampler: Sampler, seed: int):
         script = Script(trace)
         draft = DraftModel(pair.draft, ())
         self.trace, self.seed, self.draft_lm = trace, seed, draft.lm
-        self.decoder = Decoder(pair.target, ScriptedDrafter(draft, script), (), choice, TraceVerifier(script))
+        self.decoder = Decoder(pair.target, ScriptedDrafter(draft, script), (), sampler, TraceVerifier(script))
         longest = int((trace.prompt_tokens + trace.output_tokens).max())
         self._tokens: list[int] = np.random.default_rng(seed).integers(1, vocabulary(pair), longest).tolist()
 
@@ -110,7 +112,7 @@ class ScriptedDecoder:
         """Make room, record every size of pass, compile every policy: nothing of it belongs on the clock."""
         length, depth = len(self._tokens) + self.trace.depth + 2, self.trace.depth
         self.decoder.target.warm(range(1, depth + 2), length)
-        self.decoder.drafter.prepare(length, self.decoder.choice, int(self.trace.sequence_id[0]), depth)
+        self.decoder.drafter.prepare(length, self.decoder.sampler, int(self.trace.sequence_id[0]), depth)
         for policy in policies:
             self.speculative(0, policy, most_rounds=WARM_UP_ROUNDS)
 
@@ -144,9 +146,9 @@ class ScriptedDecoder:
 
     def _prepare(self, sequence: int, positions: int) -> None:
         """Make the noise of a sampled choice ahead of the clock, for drafts beyond the last position too."""
-        model, choice = self.decoder.target.model, self.decoder.choice
+        model, sampler = self.decoder.target.model, self.decoder.sampler
         positions += self.trace.depth + 1
-        choice.prepare(sequence, positions, int(model.config.vocab_size), self.decoder.target.device, model.dtype)
+        sampler.prepare(sequence, positions, int(model.config.vocab_size), self.decoder.target.device, model.dtype)
 
     def _rewind(self, lm: CachedLM, length: int) -> None:
         """Make the cache `length` tokens long. Text that was there may stay, as it means nothing."""

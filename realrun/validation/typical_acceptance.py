@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, TypicalAcceptance, match_tree
 from realrun.lm.cached import CachedLM
 from realrun.pairs.open import open_drafter
@@ -60,16 +60,16 @@ class TypicalSettings:
             raise InputError("typical acceptance has no thresholds to compare; give at least one epsilon")
         for epsilon in self.epsilons:  # these refuse bad values
             TypicalAcceptance(epsilon, self.delta)
-        Choice("gumbel", self.temperature, self.seed)
+        Sampler("gumbel", self.temperature, self.seed)
 
     @property
-    def arms(self) -> list[tuple[str, Choice, TreeVerifier]]:
+    def arms(self) -> list[tuple[str, Sampler, TreeVerifier]]:
         """Name, choice and verifier of everything that is compared."""
-        sampling = Choice("gumbel", self.temperature, self.seed)
+        sampling = Sampler("gumbel", self.temperature, self.seed)
         # Rejection sampling's choice drafts the most probable tokens; the rule itself draws nothing.
-        plain = Choice("rejection", self.temperature, self.seed)
+        plain = Sampler("rejection", self.temperature, self.seed)
         rules = [TypicalAcceptance(epsilon, self.delta) for epsilon in self.epsilons]
-        loss_free = [("greedy", Choice(), match_tree), ("sampling", sampling, match_tree)]
+        loss_free = [("greedy", Sampler(), match_tree), ("sampling", sampling, match_tree)]
         return [*loss_free, *(("typical", plain, rule) for rule in rules)]
 
 
@@ -99,8 +99,8 @@ def compare_typical(
         raise InputError("typical acceptance is compared on prompts; give at least one")
     target, drafter = open_drafter(pair)
     arms, rows = settings.arms, []
-    for number, (name, choice, verifier) in enumerate(arms):
-        decoder = Decoder(target, drafter, pair.eos_token_ids, choice, tree_verifier=verifier)
+    for number, (name, sampler, verifier) in enumerate(arms):
+        decoder = Decoder(target, drafter, pair.eos_token_ids, sampler, tree_verifier=verifier)
         runs: list[Decoded] = []
         for sequence, prompt in enumerate(prompts):
             state = runs[-1].state if runs else None

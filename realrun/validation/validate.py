@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -20,20 +20,20 @@ from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
-from specsim.fitting.fit import learns
+from specsim.fitting.fit import needs_fitting
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.checks import check_covered, check_replayable
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup import formulas as metrics
 from specsim.speedup.intervals import Estimate, ratio_interval
-from specsim.speedup.prediction import Ladder, Prediction, ladder, least_seconds, summarise
+from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.variants import forms, label, settle
+from specsim.tuning.variants import applicable_variants, fit_variant, label
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
@@ -111,13 +111,21 @@ def candidates(
     With it the (policy, reason) of those that trace or costs cannot serve.
     """
     found: list[Candidate] = []
-    served, skipped = forms(train, POLICIES.values() if kinds is None else kinds, cost)
+    served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
     for done, (kind, variant) in enumerate(served):
-        role = "tuned" if variant.tuned else "fixed_k" if kind is FixedK else "fitted" if learns(kind) else "default"
+        role = (
+            "tuned"
+            if variant.tuned
+            else "fixed_k"
+            if kind is FixedK
+            else "fitted"
+            if needs_fitting(kind)
+            else "default"
+        )
         try:
-            policy = settle(kind, variant, train, cost, trials=trials, seed=seed)
+            policy = fit_variant(kind, variant, train, cost, trials=trials, seed=seed)
             check_replayable(train, policy)
-            check_covered(train, policy, compile_for(train, cost, policy))
+            check_covered(train, policy, cost_table(train, cost, policy))
             if all(policy != candidate.policy for candidate in found):
                 found.append(Candidate(policy, role))
         except InputError as error:  # such as a tree larger than those profiled
@@ -155,11 +163,11 @@ def validate(
     """
     if repeats < 1:
         raise InputError(f"repeats={repeats}; give at least 1")
-    choice = Choice(**trace.meta["decoding"])
+    sampler = Sampler(**trace.meta["decoding"])
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
     chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
     arms: list[Policy | None] = [None, *(candidate.policy for candidate in chosen)]
     for arm in arms:  # compile and warm up before the clock counts
         decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
@@ -172,7 +180,7 @@ def validate(
     done = 0
     for repeat in range(repeats):
         if trace.approximate:  # one text says little of a replay that averages over outcomes
-            decoder.choice = replace(choice, seed=choice.seed + repeat)
+            decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
         states: dict[int, Any] = {}  # of policies that carry theirs from sequence to sequence
         for index, sequence in enumerate(held.tolist()):
             for arm_number in order.permutation(len(arms)).tolist():
@@ -214,10 +222,10 @@ def validate(
 
     baseline_s = arm_seconds(0)
     kinds_run = [type(candidate.policy) for candidate in chosen]
-    oracle_s = least_seconds(holdout, kinds_run, compile_for(holdout, cost), seed=seed)
+    oracle_s = oracle_seconds(holdout, kinds_run, cost_table(holdout, cost), seed=seed)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
-        table = compile_for(holdout, cost, candidate.policy)
+        table = cost_table(holdout, cost, candidate.policy)
         replayed = replay(holdout, candidate.policy, table, seed=seed, log=True)
         own_s = arm_seconds(number)
         own_runs = [runs[number, i] for i in range(len(held))]

@@ -45,26 +45,26 @@ def replay(
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
-    from specsim.fitting.fit import fit, learns
+    from specsim.fitting.fit import fit, needs_fitting
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policy
-    from specsim.replay.table import compile_for
-    from specsim.speedup.prediction import least_seconds, predict, summarise
+    from specsim.replay.table import cost_table
+    from specsim.speedup.prediction import oracle_seconds, predict, summarise
     from specsim.trace.files import read_trace
-    from specsim.tuning.space import shortened
+    from specsim.tuning.space import cap_depth
 
     whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
     settings: dict[str, Any] = {**parse_settings(set_)}
     kind = find_policy(policy)
-    settings = {**shortened(kind, whole.depth), **settings}
+    settings = {**cap_depth(kind, whole.depth), **settings}
     chosen = build_policy(kind, settings)
     part, learned_on = whole, 0
-    if learns(type(chosen)):
+    if needs_fitting(type(chosen)):
         from specsim.trace.split import split_sequences
 
         tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
         train = whole.select(tuning)
-        learned = fit(type(chosen), settings, train, compile_for(train, model))
+        learned = fit(type(chosen), settings, train, cost_table(train, model))
         if learned != chosen:  # not all was given
             chosen, part, learned_on = learned, whole.select(held), len(tuning)
     if expected:
@@ -75,9 +75,9 @@ def replay(
         if not isinstance(chosen, ChainPolicy):
             raise InputError(f"policy {chosen.name} is of trees, which --expected does not average; replay it")
 
-        table = compile_for(part, model)
-        result = expected_replay(part, chosen, compile_for(part, model, chosen))
-        prediction = summarise(result, least_seconds(part, [type(chosen)], table, seed=seed))
+        table = cost_table(part, model)
+        result = expected_replay(part, chosen, cost_table(part, model, chosen))
+        prediction = summarise(result, oracle_seconds(part, [type(chosen)], table, seed=seed))
     else:
         prediction = predict(part, chosen, model, seed=seed)
     document = prediction.as_dict()

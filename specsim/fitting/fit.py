@@ -38,7 +38,7 @@ def fit(kind: type[P], settings: Mapping[str, Any], train: Trace, table: CostTab
     return policy
 
 
-def learns(kind: type[Policy]) -> bool:
+def needs_fitting(kind: type[Policy]) -> bool:
     """Whether policies of this kind learn from data or costs."""
     own = inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
     return own or any(base in FITTERS for base in kind.__mro__)

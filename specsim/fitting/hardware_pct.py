@@ -49,8 +49,8 @@ def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
     check_replayable(train, policy)
     method: Any = policy.calibration
     assert train.tree is not None
-    widest = max(1, min(policy.max_nodes, int(1 / policy.least)))
-    cost = mean_tree_cost(train, table, max_nodes=policy.max_nodes, max_expanded=widest)
+    oracle_width = max(1, min(policy.max_nodes, int(1 / policy.least)))
+    cost = mean_tree_cost(train, table, max_nodes=policy.max_nodes, max_expanded=oracle_width)
     marginal_s = IsotonicRegression().fit_transform(np.arange(policy.max_nodes), np.diff(cost.verify_s))
     candidate = dataclasses.replace(
         policy,

@@ -27,13 +27,13 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.replay import Replay, prepare, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
-from specsim.speedup.prediction import Prediction, least_seconds, summarise
+from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.variants import Form, forms, label, settle
+from specsim.tuning.variants import Form, applicable_variants, fit_variant, label
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 Floats = npt.NDArray[np.float64]
@@ -236,7 +236,7 @@ def shallower(trace: Trace, depth: int) -> Trace:
 
 def replay_seeds(trace: Trace, policy: Policy, cost: CostModel, seeds: Sequence[int]) -> list[Replay]:
     """Replays under these seeds; just the first where the second shows that nothing is drawn."""
-    table = compile_for(trace, cost, policy)
+    table = cost_table(trace, cost, policy)
     replays = [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[:2]]
     if len(replays) == 2 and np.array_equal(_rounds(replays[0]), _rounds(replays[1])):
         return replays[:1]
@@ -261,16 +261,16 @@ def _board(
 
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
-    table = compile_for(holdout, cost)
+    table = cost_table(holdout, cost)
     draws = [*range(seed, seed + seeds)]
-    entries, skipped = forms(trace, kinds, cost)
+    entries, skipped = applicable_variants(trace, kinds, cost)
     oracle_s, ar_s = _oracle(holdout, kinds_of(entries), table, draws), autoregressive_seconds(holdout, table)
 
     def run(kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
         name = label(kind, variant)
         try:
-            policy = settle(kind, variant, train, cost, trials=trials, seed=seed, jobs=1)
-            on_tuning = replay(train, policy, compile_for(train, cost, policy), seed=seed)
+            policy = fit_variant(kind, variant, train, cost, trials=trials, seed=seed, jobs=1)
+            on_tuning = replay(train, policy, cost_table(train, cost, policy), seed=seed)
             row = _row(name, policy, variant.tuned, on_tuning.speedup, holdout, cost, draws, oracle_s, ar_s)
         except InputError as error:  # such as costs that do not cover this policy's shape
             return name, str(error)
@@ -328,8 +328,8 @@ def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
 def _oracle(trace: Trace, kinds: Sequence[type[Policy]], table: CostTable, seeds: Sequence[int]) -> Floats:
     """The oracle's seconds per sequence [S]; where outcomes are drawn, the mean over all that policies meet."""
     if not trace.approximate:
-        return least_seconds(trace, kinds, table)
-    total: Floats = np.sum([least_seconds(trace, kinds, table, seed=seed) for seed in seeds], axis=0)
+        return oracle_seconds(trace, kinds, table)
+    total: Floats = np.sum([oracle_seconds(trace, kinds, table, seed=seed) for seed in seeds], axis=0)
     return total / (DRAWS * len(seeds))
 
 

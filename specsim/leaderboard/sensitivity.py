@@ -12,7 +12,7 @@ from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning.space import Axis, search_space
 
@@ -52,8 +52,8 @@ class Sweep:
 
 def swept_settings(kind: type[Policy], variant: Variant) -> list[str]:
     """The settings to vary: searched ones of a tuned form, or of the first form where none is tuned."""
-    forms = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
-    if variant not in forms:
+    applicable_variants = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
+    if variant not in applicable_variants:
         return []
     fields = dataclasses.fields(kind)
     return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.held]
@@ -73,7 +73,7 @@ def sweep(
     every value.
     """
     kind = type(policy)
-    table = compile_for(train, cost)
+    table = cost_table(train, cost)
     own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
     axis = next(axis for axis in search_space(kind, {}, train.depth).axes if axis.name == setting)
     found: list[tuple[Any, float]] = []

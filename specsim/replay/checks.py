@@ -12,7 +12,7 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
 
 
-def why_not(trace: Trace, kind: type[Policy]) -> str | None:
+def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
     """Why this kind of policy does not belong in a comparison on this trace; None if it does."""
     drafter = trace.meta.get("drafter_kind", "chain")
     if kind.drafter_kinds and drafter not in kind.drafter_kinds:
@@ -36,7 +36,7 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
             f"{trace.depth}; lower the limit or record deeper"
         )
     if isinstance(policy, TreePolicy):
-        reason = why_not(trace, type(policy))
+        reason = unsupported_reason(trace, type(policy))
         if reason:
             raise InputError(f"policy {policy.name}: {reason}")
         if not policy.static and trace.tree is not None and policy.max_width > trace.tree.width:

@@ -10,14 +10,14 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.trace.trace import Trace
 
 
-def compile_for(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:
+def cost_table(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:
     """The cost table of this policy on this trace; without one, of all policies that leave costs as they are."""
-    model = cost_of(trace, model, policy)
+    model = round_cost_model(trace, model, policy)
     trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
     return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees)
 
 
-def cost_of(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:
+def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:
     """What rounds of this policy cost on this trace; without one, the least that those of any policy do.
 
     SPACE's masks are part of every pass, so that the policy's longest draft decides what a pass costs.

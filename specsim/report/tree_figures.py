@@ -231,8 +231,8 @@ def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
     axes.add_collection(LineCollection(lines, colors="#c9ced6", linewidths=1, zorder=1))
     shades = LinearSegmentedColormap.from_list("chance", ["#f3f8fc", "#9cc9e8", PREDICTED, "#00345a"])
     axes.scatter(x, y, s=130, c=np.sqrt(chances), cmap=shades, vmin=0, vmax=1, edgecolors=RULE, zorder=2)
-    widest = np.bincount(tree_shapes.depths(shape)).max()
-    if widest <= LABELLED:
+    oracle_width = np.bincount(tree_shapes.depths(shape)).max()
+    if oracle_width <= LABELLED:
         ranks = tree_shapes.ranks(shape)
         for i in range(1, len(shape)):
             color = "white" if chances[i] > 0.25 else INK

@@ -95,7 +95,7 @@ def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray
     return seconds
 
 
-def oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> npt.NDArray[np.float64]:
+def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> npt.NDArray[np.float64]:
     """Least seconds per sequence [S] that any chain policy could have taken on this trace.
 
     On a trace of rejection sampling this is the sum over the outcomes that a replay with the

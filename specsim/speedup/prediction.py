@@ -15,9 +15,9 @@ from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup import formulas as metrics
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.speedup.tree_oracle import tree_oracle_seconds
 from specsim.trace.trace import Trace
@@ -113,7 +113,7 @@ def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -
     )
 
 
-def least_seconds(
+def oracle_seconds(
     trace: Trace, kinds: Iterable[type[Policy]], table: CostTable, *, width: int = STATIC_WIDTH, seed: int = 0
 ) -> npt.NDArray[np.float64]:
     """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
@@ -126,21 +126,21 @@ def least_seconds(
         recorded = 0 if trace.tree is None else trace.tree.width
         found.append(tree_oracle_seconds(trace, table, max(width, recorded)))
     if not all(trees):
-        found.append(oracle_seconds(trace, table, seed=seed))
+        found.append(chain_oracle_seconds(trace, table, seed=seed))
     least: npt.NDArray[np.float64] = np.minimum.reduce(found)
     return least
 
 
-def widest(policy: Policy) -> int:
+def oracle_width(policy: Policy) -> int:
     """Children of a node that the oracle should be allowed, to bound this policy."""
     return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH
 
 
 def predict(trace: Trace, policy: Policy, cost: CostModel, *, seed: int = 0) -> Prediction:
     """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
-    result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
+    result = replay(trace, policy, cost_table(trace, cost, policy), seed=seed)
     return summarise(
-        result, least_seconds(trace, [type(policy)], compile_for(trace, cost), width=widest(policy), seed=seed)
+        result, oracle_seconds(trace, [type(policy)], cost_table(trace, cost), width=oracle_width(policy), seed=seed)
     )
 
 

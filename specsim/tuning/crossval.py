@@ -16,13 +16,13 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
-from specsim.speedup.prediction import Prediction, least_seconds, summarise
+from specsim.replay.table import cost_table
+from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.trace import Trace
 from specsim.tuning.search import (
-    Found,
     Reference,
     Search,
+    SearchResult,
     compared,
     find_best,
     reference_policies,
@@ -35,7 +35,7 @@ from specsim.tuning.trials import Progress
 class Fold:
     """One part of the sequences, held out while its policy was tuned on the others."""
 
-    found: Found
+    found: SearchResult
     train_speedup: float
     holdout_speedup: float
     sequences: int
@@ -142,7 +142,7 @@ def cross_validate(
         policies = {"": found.best, **reference_policies(kind, train, cost, fixed, found, seed, jobs)}
         for name, policy in policies.items():
             replays.setdefault(name, []).append(_replay(holdout, policy, cost, seed))
-        oracle_s.append(least_seconds(holdout, [kind, FixedK], compile_for(holdout, cost), seed=seed))
+        oracle_s.append(oracle_seconds(holdout, [kind, FixedK], cost_table(holdout, cost), seed=seed))
         train_speedup = _replay(train, found.best, cost, seed).speedup
         done.append(Fold(found, train_speedup, replays[""][-1].speedup, holdout.sequences))
         if found.interrupted:
@@ -172,4 +172,4 @@ def together(replays: list[Replay]) -> Replay:
 
 
 def _replay(trace: Trace, policy: Policy, cost: CostModel, seed: int) -> Replay:
-    return replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
+    return replay(trace, policy, cost_table(trace, cost, policy), seed=seed)

@@ -26,7 +26,7 @@ from specsim.policy.base import Policy
 from specsim.replay.chain import COUNTS, ROUNDS, TRUNCATED
 from specsim.replay.checks import check_covered, check_replayable
 from specsim.replay.replay import compiled
-from specsim.replay.table import compile_for, has_own_cost
+from specsim.replay.table import cost_table, has_own_cost
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
@@ -64,9 +64,9 @@ class Evaluator:
         if jobs is not None and jobs < 1:
             raise InputError(f"jobs={jobs}; give at least 1 thread")
         self.kind, self.trace, self.cost, self.held = kind, trace, cost, dict(held or {})
-        self.table = compile_for(trace, cost)
+        self.table = cost_table(trace, cost)
         self.train = trace if train is None else train
-        self.train_table = self.table if train is None else compile_for(train, cost)
+        self.train_table = self.table if train is None else cost_table(train, cost)
         self.jobs: int = jobs or cpu_count()
         self.outcomes = list(outcomes(trace, seed))
         self.own_cost = has_own_cost(trace, kind)
@@ -95,7 +95,7 @@ class Evaluator:
         return policy
 
     def _table_of(self, policy: Policy) -> CostTable:
-        return compile_for(self.trace, self.cost, policy) if self.own_cost else self.table
+        return cost_table(self.trace, self.cost, policy) if self.own_cost else self.table
 
     def seconds(self, policies: Sequence[Policy], which: Indices | None = None) -> Floats:
         """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from specsim.tuning.evaluate import BATCH
 from specsim.tuning.journal import Line
 from specsim.tuning.space import Settings
-from specsim.tuning.trials import Task, ranked
+from specsim.tuning.trials import SearchContext, ranked
 
 
-def try_all(task: Task, points: Sequence[Settings]) -> None:
+def grid_search(task: SearchContext, points: Sequence[Settings]) -> None:
     """Replay every point on every sequence."""
     totals: list[float | None] = []
     for start in range(0, len(points), BATCH):

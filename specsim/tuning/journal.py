@@ -22,7 +22,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE, CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-tuning", 1
@@ -174,7 +174,7 @@ def trace_digest(trace: Trace) -> str:
 
 def cost_digest(trace: Trace, cost: CostModel) -> str:
     """A digest of all prices that a policy can meet on this trace, also for passes longer than its depth."""
-    parts = [_bytes_of(value) for value in vars(compile_for(trace, cost)).values()]
+    parts = [_bytes_of(value) for value in vars(cost_table(trace, cost)).values()]
     ends = np.array(context_range(trace))
     passes = [cost.verify, cost.tree_verify] if trace.meta.get("drafter_kind") == SPACE else [cost.verify]
     for price in passes:

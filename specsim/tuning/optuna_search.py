@@ -9,7 +9,7 @@ import numpy as np
 
 from specsim.tuning.journal import Line
 from specsim.tuning.space import Axis, Space
-from specsim.tuning.trials import Task, ranked
+from specsim.tuning.trials import SearchContext, ranked
 
 if TYPE_CHECKING:
     import optuna
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BATCH = 8  # points asked for together, whatever the number of threads, so that the answer does not depend on it
 
 
-def search_optuna(task: Task, space: Space, points: int, seed: int) -> None:
+def search_optuna(task: SearchContext, space: Space, points: int, seed: int) -> None:
     """Try the defaults, then what the estimator proposes, `points` in all.
 
     The sampler is seeded anew for every batch from (seed, points so far): a search that goes

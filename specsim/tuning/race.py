@@ -20,7 +20,7 @@ from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import BATCH, Evaluator
 from specsim.tuning.journal import Line
 from specsim.tuning.space import Settings
-from specsim.tuning.trials import Task, ranked
+from specsim.tuning.trials import SearchContext, ranked
 
 EFFORT = 0.1  # of brute force's work
 FIRST_SHARE = 0.25  # of the race's work, for the first rung
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
-def race(task: Task, points: Sequence[Settings], seed: int) -> None:
+def race(task: SearchContext, points: Sequence[Settings], seed: int) -> None:
     """Find the best of these points with about a tenth of the work of trying all on all sequences.
 
     A trace of fewer than ten sequences takes more work, as every point sees one of them.

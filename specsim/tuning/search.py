@@ -16,17 +16,17 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.intervals import Comparison, paired_difference
-from specsim.speedup.prediction import Prediction, least_seconds, summarise, widest
+from specsim.speedup.prediction import Prediction, oracle_seconds, oracle_width, summarise
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import MOST_TRUNCATED, Evaluator, evaluate_many
-from specsim.tuning.grid import try_all
+from specsim.tuning.grid import grid_search
 from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
 from specsim.tuning.race import race
 from specsim.tuning.space import Settings, Space, search_space
-from specsim.tuning.trials import Progress, Task, Trials, no_progress
+from specsim.tuning.trials import Progress, SearchContext, SearchState, no_progress
 
 Search = Literal["grid", "race", "optuna"]
 OPTUNA_TRIALS = 500
@@ -35,7 +35,7 @@ CALLED = {RUNNER_UP: "the runner-up", DEFAULT: "the default settings", BEST_FIXE
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search ended with.
 
     runner_up : the best that differs from the best by more than a shade; None if there is none
@@ -169,7 +169,7 @@ def find_best(
     jobs: int | None = None,
     storage: Path | None = None,
     progress: Progress | None = None,
-) -> Found:
+) -> SearchResult:
     """Search the policy's space for the fewest seconds on this trace.
 
     fixed : settings held at a value. `max_draft` is held at the recorded depth if absent.
@@ -200,8 +200,8 @@ def find_best(
         how = "grid"
     job = {"search": how, "trials": trials, "seed": seed}
     journal = Journal(storage, describe_job(kind, train, cost, held, job) if storage else {})
-    done = Trials()
-    task = Task(evaluator, journal, done, progress or no_progress)
+    done = SearchState()
+    task = SearchContext(evaluator, journal, done, progress or no_progress)
     interrupted = False
     try:
         _run(how, task, space, trials, seed)
@@ -214,16 +214,16 @@ def find_best(
     return _conclude(evaluator, space, done, how, interrupted)
 
 
-def _run(how: Search, task: Task, space: Space, trials: int, seed: int) -> None:
+def _run(how: Search, task: SearchContext, space: Space, trials: int, seed: int) -> None:
     if how == "optuna":
         search_optuna(task, space, trials, seed)
     elif how == "race":
         race(task, space.sobol(trials, seed), seed)
     else:
-        try_all(task, space.grid(int(min(trials, space.size))))
+        grid_search(task, space.grid(int(min(trials, space.size))))
 
 
-def _conclude(evaluator: Evaluator, space: Space, done: Trials, how: Search, interrupted: bool) -> Found:
+def _conclude(evaluator: Evaluator, space: Space, done: SearchState, how: Search, interrupted: bool) -> SearchResult:
     def built(point: Settings) -> Policy:
         policy = evaluator.build([point])[0]
         if isinstance(policy, InputError):
@@ -238,7 +238,7 @@ def _conclude(evaluator: Evaluator, space: Space, done: Trials, how: Search, int
         )
     best, *others = [done.points[i] for i in done.ranking]
     runner_up = next((point for point in others if space.apart(best, point)), None)
-    return Found(
+    return SearchResult(
         best=built(best),
         runner_up=None if runner_up is None else built(runner_up),
         search=how,
@@ -284,7 +284,7 @@ def reference_policies(
     train: Trace,
     cost: CostModel,
     fixed: Mapping[str, Any] | None,
-    found: Found,
+    found: SearchResult,
     seed: int,
     jobs: int | None,
 ) -> dict[str, Policy]:
@@ -301,9 +301,9 @@ def reference_policies(
 
 def replayed(trace: Trace, policy: Policy, cost: CostModel, seed: int, kind: type[Policy]) -> tuple[Replay, Prediction]:
     """One replay under the policy's own cost of a round, and its summary; the oracle of this kind and of chains."""
-    result = replay(trace, policy, compile_for(trace, cost, policy), seed=seed)
+    result = replay(trace, policy, cost_table(trace, cost, policy), seed=seed)
     return result, summarise(
-        result, least_seconds(trace, [kind, FixedK], compile_for(trace, cost), width=widest(policy), seed=seed)
+        result, oracle_seconds(trace, [kind, FixedK], cost_table(trace, cost), width=oracle_width(policy), seed=seed)
     )
 
 

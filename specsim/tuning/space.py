@@ -127,7 +127,7 @@ def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(kind) if field.metadata["tune"]]
 
 
-def shortened(kind: type[Policy], depth: int) -> Settings:
+def cap_depth(kind: type[Policy], depth: int) -> Settings:
     """Settings that bound the depth of a draft and whose defaults exceed the recorded one, cut to it."""
     usual: Settings = {field.name: field.default for field in dataclasses.fields(kind)}
     return {name: depth for name in DEPTHS if usual.get(name, 0) > depth}
@@ -144,7 +144,7 @@ def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, 
     if not isinstance(default, int):
         return Axis(name, default, low, high, log, None).around(default)
     low, high = int(low), int(high)
-    others = {**shortened(kind, depth), **held}
+    others = {**cap_depth(kind, depth), **held}
     high = next((v for v in range(high, low, -1) if _fits(kind, {**others, name: v}, depth)), low)
     return Axis(name, default, low, high, log, range(low, high + 1)).around(default)
 

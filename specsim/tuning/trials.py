@@ -18,7 +18,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 @dataclass
-class Trials:
+class SearchState:
     """Points tried, in order.
 
     ranking : indices of points, best first as far as is known; without those refused
@@ -31,12 +31,12 @@ class Trials:
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchContext:
     """What every search is given."""
 
     evaluator: Evaluator
     journal: Journal
-    trials: Trials
+    trials: SearchState
     progress: Progress = no_progress
 
     def totals(self, points: Sequence[Settings]) -> list[float | None]:

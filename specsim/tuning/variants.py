@@ -8,23 +8,25 @@ from specsim.cost.model import CostModel
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.checks import why_not
-from specsim.replay.table import compile_for
+from specsim.replay.checks import unsupported_reason
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning.search import find_best, held_settings
-from specsim.tuning.space import DEPTHS, shortened
+from specsim.tuning.space import DEPTHS, cap_depth
 
 LENGTHS = (*DEPTHS, "k")  # settings that bound the draft length, so never above the trace's depth
 
 Form = tuple[type[Policy], Variant]
 
 
-def forms(trace: Trace, kinds: Iterable[type[Policy]], cost: CostModel) -> tuple[list[Form], list[tuple[str, str]]]:
+def applicable_variants(
+    trace: Trace, kinds: Iterable[type[Policy]], cost: CostModel
+) -> tuple[list[Form], list[tuple[str, str]]]:
     """All variants of these policies that trace and costs can serve, and (policy, reason) of the others."""
     found: list[Form] = []
     skipped: list[tuple[str, str]] = []
     for kind in kinds:
-        reason = why_not(trace, kind)
+        reason = unsupported_reason(trace, kind)
         if not reason and issubclass(kind, TreePolicy) and cost.max_tree_tokens <= trace.depth + 1:
             reason = f"these costs cover trees of up to {cost.max_tree_tokens} tokens; profile with `--tree-tokens`"
         if reason:
@@ -45,7 +47,7 @@ def label(kind: type[Policy], variant: Variant) -> str:
     return f"{kind.name}, {variant.label}"
 
 
-def settle(
+def fit_variant(
     kind: type[Policy],
     variant: Variant,
     train: Trace,
@@ -58,5 +60,5 @@ def settle(
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
         return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
-    settings = {**shortened(kind, train.depth), **held_settings(kind, variant.held, train.depth)}
-    return fit(kind, settings, train, compile_for(train, cost))
+    settings = {**cap_depth(kind, train.depth), **held_settings(kind, variant.held, train.depth)}
+    return fit(kind, settings, train, cost_table(train, cost))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.leaderboard.job import Settings, named, run_leaderboard
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB, LAB_WEIGHTS, LOOKUP, load_pair
@@ -37,7 +37,7 @@ def board(out: Path, run: Config, config: Config) -> Document:
         record=RecordSettings(
             config["depth"],
             config["max_new_tokens"],
-            Choice(run["mode"], run["temperature"], seed=config["seed"]),
+            Sampler(run["mode"], run["temperature"], seed=config["seed"]),
             config["tree_nodes"],
             config["tree_width"],
         ),

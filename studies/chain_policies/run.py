@@ -19,7 +19,7 @@ from typing import Any
 
 from questions import lambda_loss, questions
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings
@@ -148,9 +148,9 @@ def main(out: Path) -> None:
     documents: dict[str, dict[str, Any]] = {}
     boards: dict[str, dict[str, list[Board]]] = {}
     for run in config["runs"]:
-        choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+        sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
         settings = Settings(
-            record=RecordSettings(config["depth"], config["max_new_tokens"], choice),
+            record=RecordSettings(config["depth"], config["max_new_tokens"], sampler),
             kinds=kinds,
             trials=config["trials"],
             repeats=config["repeats"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import FILE, load_predictor
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair
@@ -33,7 +33,7 @@ from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.files import read_trace
 
 Config = Mapping[str, Any]
@@ -93,10 +93,10 @@ def validation(
     done = folder / "validation.json"
     if not done.is_file():
         pair = load(drafter, config)
-        choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+        sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
         nodes = config["tree_nodes"] if trees else 0
         settings = Settings(
-            record=RecordSettings(config["depth"], config["max_new_tokens"], choice, nodes, config["tree_width"]),
+            record=RecordSettings(config["depth"], config["max_new_tokens"], sampler, nodes, config["tree_width"]),
             kinds=kinds,
             trials=config["trials"],
             repeats=config["repeats"],
@@ -105,7 +105,7 @@ def validation(
         )
         prompts = study_prompts(pair.tokenizer, config["prompts"])
         run_main_job(pair, prompts, settings, folder, lambda what, n, total: report(f"{folder.name}: {what}", n, total))
-    table = compile_for(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
+    table = cost_table(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
     return {**json.loads(done.read_text()), "step_ratio": table.step_ratio}
 
 

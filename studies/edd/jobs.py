@@ -15,7 +15,7 @@ from typing import Any
 
 import numba as nb
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair, load_target
 from realrun.pairs.prompts import study_prompts
@@ -31,7 +31,7 @@ from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
@@ -142,8 +142,8 @@ def trained(out: Path, config: Config, report: Report) -> dict[str, Path]:
 
 def record_settings(run: Config, config: Config, tree_nodes: int) -> RecordSettings:
     """What is recorded in this way of decoding."""
-    choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
-    return RecordSettings(config["depth"], config["max_new_tokens"], choice, tree_nodes, config["tree_width"])
+    sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
+    return RecordSettings(config["depth"], config["max_new_tokens"], sampler, tree_nodes, config["tree_width"])
 
 
 def named(report: Report, name: str) -> Report:
@@ -174,7 +174,7 @@ def main_jobs(
         for row in document["rows"]:
             policy = build_policy(POLICIES[row["policy"]], row["params"])
             row["train_speedup"] = predict(trace.select(tuning), policy, cost).speedup.estimate
-        document["step_ratio"] = compile_for(trace, cost).step_ratio
+        document["step_ratio"] = cost_table(trace, cost).step_ratio
         document["facts"] = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
         found[drafter] = document
     return found

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings
@@ -61,9 +61,9 @@ def main(out: Path) -> None:
     prompts = lab_prompts(pair.tokenizer, config["prompts"])
     documents = {}
     for run in config["runs"]:
-        choice = Choice(run["mode"], run["temperature"], config["seed"])
+        sampler = Sampler(run["mode"], run["temperature"], config["seed"])
         settings = Settings(
-            record=RecordSettings(config["depth"], config["max_new_tokens"], choice),
+            record=RecordSettings(config["depth"], config["max_new_tokens"], sampler),
             trials=config["trials"],
             repeats=config["repeats"],
             seed=config["seed"],

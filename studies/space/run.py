@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, load_pair, load_target
 from realrun.pairs.prompts import study_prompts
@@ -63,9 +63,9 @@ def validation(folder: Path, run: Config, config: Config, report: Report) -> Doc
     done = folder / "validation.json"
     if not done.is_file():
         pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=DRAFTER)
-        choice = Choice(run["mode"], run["temperature"], seed=config["seed"])
+        sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
         settings = Settings(
-            record=RecordSettings(config["masks"], config["max_new_tokens"], choice),
+            record=RecordSettings(config["masks"], config["max_new_tokens"], sampler),
             kinds=(EveryK, *(POLICIES[name] for name in config["others"])),
             trials=config["trials"],
             repeats=config["repeats"],

@@ -21,7 +21,7 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.pct import PCT
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.report.tree_figures import dense_sizes
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.static_tree import shape as tree_shapes
@@ -77,7 +77,7 @@ class Rounds:
 
 def rounds_of(trace: Trace, policy: Policy) -> Rounds:
     """Replay with draft passes for seconds: what costs have no part in."""
-    one = replay(trace, policy, compile_for(trace, PASSES, policy), log=True)
+    one = replay(trace, policy, cost_table(trace, PASSES, policy), log=True)
     assert one.log is not None
     return Rounds(one, one.log[:, 4 if isinstance(policy, TreePolicy) else 2])
 
@@ -139,7 +139,7 @@ def opponents(board: Document, document: Document) -> list[tuple[str, Row | None
 
 def baseline_s(trace: Trace, cost: CostModel) -> npt.NDArray[np.float64]:
     """Autoregressive seconds per sequence [S]."""
-    return autoregressive_seconds(trace, compile_for(trace, cost))
+    return autoregressive_seconds(trace, cost_table(trace, cost))
 
 
 def paper_pct(config: Document) -> PCT:
@@ -173,7 +173,7 @@ def paper_answer(trace: Trace, config: Document, cost: CostModel) -> PaperAnswer
     pct, eagle2 = paper_pct(config), Eagle2()
     rounds = rounds_of(trace, pct)
     nodes = max(1, round(rounds.verified.estimate))
-    seconds = [replay(trace, policy, compile_for(trace, cost, policy)).speculative_s for policy in (pct, eagle2)]
+    seconds = [replay(trace, policy, cost_table(trace, cost, policy)).speculative_s for policy in (pct, eagle2)]
     return PaperAnswer(
         pct=rounds,
         eagle2=rounds_of(trace, eagle2),
@@ -220,7 +220,7 @@ def static_sizes(
 
     expected : tokens per round by the rates of `train`, so that a tree can be chosen without the held-out sequences
     """
-    tables = {name: compile_for(holdout, cost) for name, cost in costs.items()}
+    tables = {name: cost_table(holdout, cost) for name, cost in costs.items()}
     rates = rates_of(train)
     found = best_trees(rates, max(SIZES))
     shapes = [tree_shapes.cartesian(sizes) for sizes in dense_sizes(rates.shape)]

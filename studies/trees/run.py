@@ -35,7 +35,7 @@ from facts import (
 )
 from text import OURS, Run, report_text
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings, elapsed_ratio
@@ -140,10 +140,10 @@ def main(out: Path, config: Mapping[str, Any]) -> None:
     prompts = study_prompts(pair.tokenizer, config["prompts"])
     runs: dict[str, Run] = {}
     for run in config["runs"]:
-        name, choice = run["name"], Choice(run["mode"], run["temperature"], seed=config["seed"])
+        name, sampler = run["name"], Sampler(run["mode"], run["temperature"], seed=config["seed"])
         settings = Settings(
             record=RecordSettings(
-                config["depth"], config["max_new_tokens"], choice, config["tree_nodes"], config["tree_width"]
+                config["depth"], config["max_new_tokens"], sampler, config["tree_nodes"], config["tree_width"]
             ),
             kinds=kinds_run(config),
             trials=config["trials"],

@@ -17,14 +17,14 @@ from tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.eesd import EarlyExit, as_model
-from realrun.lm.skipped_layers import Skips
+from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 
 KINDS = ("model", "eesd", "medusa", "self-sd", "edd", "eagle")
 INSIDE = KINDS[1:]
 STATES_AFTER = 1  # layers, of EDD's
-SKIPS = Skips(frozenset({1}), frozenset({1}))
+SKIPS = SkippedSublayers(frozenset({1}), frozenset({1}))
 
 
 def marked(kinds: Sequence[str], slow: Sequence[str] = ("eagle",)) -> list[Any]:
@@ -41,7 +41,7 @@ def early_exit_pair(target: Any, layers: int = 1, exit_layers: int = 1) -> Pair:
     return Pair(target, draft, tiny_tokenizer(), "tiny/target", "tiny/exit", (), kind="eesd", split=layers)
 
 
-def skipping_pair(target: Any, skips: Skips = SKIPS) -> Pair:
+def skipping_pair(target: Any, skips: SkippedSublayers = SKIPS) -> Pair:
     return Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/skips", (), kind="self-sd", skips=skips)
 
 

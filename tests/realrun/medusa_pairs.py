@@ -12,23 +12,23 @@ from tiny import POSITIONS, VOCAB, tiny_model, tiny_prompts, tiny_tokenizer
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
-from realrun.drafters.acceptance_predictor import producing_states
+from realrun.decode.sampling import Sampler
+from realrun.drafters.acceptance_predictor import pending_token_states
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 HEADS, TOKENS, STEPS = 4, 60, 10
 CONFIGS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}
 
 
 def own_texts(
-    pair: Pair, choice: Choice, tokens: int = TOKENS, prompts: Sequence[Prompt] | None = None
+    pair: Pair, sampler: Sampler, tokens: int = TOKENS, prompts: Sequence[Prompt] | None = None
 ) -> list[list[int]]:
     """What the target alone says after these prompts, the tiny ones by default."""
-    plain = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, choice)
+    plain = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, sampler)
     texts = [prompt.tokens for prompt in prompts or tiny_prompts()]
     return [plain.decode(text, tokens, None, sequence=number).tokens for number, text in enumerate(texts)]
 
@@ -71,9 +71,9 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.03) -> None:
     heads = pair.draft
     states: list[list[torch.Tensor]] = [[] for _ in heads.residual]
     truth: list[list[torch.Tensor]] = [[] for _ in heads.residual]
-    for choice in CHOICES.values():
-        for prompt, text in zip(prompts, own_texts(pair, choice, prompts=prompts), strict=True):
-            produced = producing_states(pair.target, prompt.tokens, text)
+    for sampler in CHOICES.values():
+        for prompt, text in zip(prompts, own_texts(pair, sampler, prompts=prompts), strict=True):
+            produced = pending_token_states(pair.target, prompt.tokens, text)
             for k in range(len(heads)):
                 states[k].append(produced[: len(text) - k].clone())
                 truth[k].append(torch.tensor(text[k:]))

@@ -11,7 +11,7 @@ import torch
 
 from realrun.decode.chain_verify import Verifier
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice, Stream
+from realrun.decode.sampling import Sampler, Stream
 
 HALVINGS = 26  # of a threshold's interval
 EXACT = 1e-5  # of a law put together from a few hundred thresholds found to 2^-26
@@ -33,7 +33,7 @@ def warped(logits: Sequence[float], temperature: float, top_p: float) -> list[fl
 
 
 @dataclass(frozen=True)
-class FedChoice(Choice):
+class FedChoice(Sampler):
     """A choice whose uniforms are given by hand."""
 
     fed: dict[tuple[Stream, int], float] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def add(law: Law, path: Path, chance: float, target: Callable[[Path], list[float
 
 
 def emitted_law(
-    tables: Tables, depth: int, choice: FedChoice, verifier: Verifier, judged_by: Choice | None = None
+    tables: Tables, depth: int, sampler: FedChoice, verifier: Verifier, judged_by: Sampler | None = None
 ) -> Law:
     """The law of the first depth + 1 tokens of one round and the target's own after it.
 
@@ -96,47 +96,47 @@ def emitted_law(
     law: Law = {}
 
     def target(path: Path) -> list[float]:
-        return warped(tables.target[path].tolist(), choice.temperature, choice.top_p)
+        return warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p)
 
     for chain in itertools.product(range(vocabulary), repeat=depth):
-        chance = float(np.prod([choice.probs(tables.drafter[chain[:i]][None])[0, chain[i]] for i in range(depth)]))
+        chance = float(np.prod([sampler.probs(tables.drafter[chain[:i]][None])[0, chain[i]] for i in range(depth)]))
         if chance == 0:
             continue
-        told = [(judged_by or choice).probs(tables.drafter[chain[:i]][None])[0] for i in range(depth)]
+        told = [(judged_by or sampler).probs(tables.drafter[chain[:i]][None])[0] for i in range(depth)]
         draft = Draft(tokens=[*chain], probs=told)
         logits = torch.stack([tables.target[chain[:i]] for i in range(depth + 1)])
 
         def emitted(draft: Draft = draft, logits: torch.Tensor = logits) -> list[int]:
-            return verifier(logits, draft, choice, 0, 0)
+            return verifier(logits, draft, sampler, 0, 0)
 
         def accepts(place: int, u: float, emitted: Callable[[], list[int]] = emitted) -> bool:
-            choice.fed["judge", place + 1] = u
+            sampler.fed["judge", place + 1] = u
             return len(emitted()) > place + 1
 
         def last_is_at_most(token: int, u: float, emitted: Callable[[], list[int]] = emitted) -> bool:
-            choice.fed["last", 0] = u
+            sampler.fed["last", 0] = u
             return emitted()[-1] <= token
 
-        choice.fed.update({("judge", i + 1): 0.0 for i in range(depth)} | {("last", 0): 0.5})
+        sampler.fed.update({("judge", i + 1): 0.0 for i in range(depth)} | {("last", 0): 0.5})
         for place in range(depth + 1):
             # All before `place` are accepted; here, if it is a place of the draft, one is rejected.
             accepted = threshold(lambda u, at=place: accepts(at, u)) if place < depth else 0.0
             if accepted < 1:
                 if place < depth:
-                    choice.fed["judge", place + 1] = 1 - 2**-53
+                    sampler.fed["judge", place + 1] = 1 - 2**-53
                 cumulative = [threshold(lambda u, x=token: last_is_at_most(x, u)) for token in range(vocabulary)]
                 for token, mass in enumerate(np.diff(cumulative, prepend=0.0)):
                     add(law, (*chain[:place], token), chance * (1 - accepted) * mass, target, depth + 1)
             chance *= accepted
             if chance == 0:
                 break
-            choice.fed["judge", place + 1] = 0.0
+            sampler.fed["judge", place + 1] = 0.0
     return law
 
 
-def exact_law(tables: Tables, depth: int, choice: Choice) -> Law:
+def exact_law(tables: Tables, depth: int, sampler: Sampler) -> Law:
     law: Law = {}
-    add(law, (), 1.0, lambda path: warped(tables.target[path].tolist(), choice.temperature, choice.top_p), depth + 1)
+    add(law, (), 1.0, lambda path: warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p), depth + 1)
     return law
 
 

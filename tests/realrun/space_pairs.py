@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tiny import VOCAB, random_prompts, tiny_model, tiny_tokenizer
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, Masks, with_mask
 from realrun.pairs.drafter_files import Loaded, load_drafter
 from realrun.pairs.pair import Pair
@@ -22,7 +22,7 @@ from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import SpaceSettings, train_space
 
 MASKS = 5
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 LOOP = LoopSettings(steps=100, batch_windows=8, window_tokens=24, warmup_steps=3, dtype="float64", log_every=5)
 # What the tests decode with: all of the target trained, on a text of few words.
 FULL = SpaceSettings(MASKS, full=True, lr=1e-2, examples=6)

@@ -31,7 +31,7 @@ def close_to(name: str) -> dict[str, float]:
 
 @cache
 def target_of(name: str, layers: int = LAYERS) -> Any:
-    """In float64; one of LEAN goes through lean pieces, one of LIBRARY through the library's."""
+    """In float64; one of LEAN goes through fused parts, one of LIBRARY through the library's."""
     if name == "llama-bias":
         return biased(layers)
     architecture, _, attention = name.partition("-")

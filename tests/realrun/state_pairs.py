@@ -24,7 +24,7 @@ from realrun.training.eagle import feature_pass
 from realrun.training.edd import block_logits, states_and_logits
 
 KINDS = ("edd", "eagle")
-TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # lean pieces, and the library's
+TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
 SPLITS = {"edd": 2, "eagle": LAYERS}
 TOKENS, STEPS, BLOCK = 24, 8, 6
 PROMPTS = [Prompt("code", [17]), *tiny_prompts(4, seed=7)]  # the first has no state before its pending token
@@ -49,8 +49,8 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
     target, draft = pair.target.requires_grad_(False), pair.draft.requires_grad_(True)
     texts = [
         [*prompt.tokens, *text]
-        for choice in CHOICES.values()
-        for prompt, text in zip(prompts, own_texts(pair, choice, TOKENS, prompts), strict=True)
+        for sampler in CHOICES.values()
+        for prompt, text in zip(prompts, own_texts(pair, sampler, TOKENS, prompts), strict=True)
     ]
     longest = max(map(len, texts))
     rows = torch.tensor([text + [NOTHING] * (longest - len(text)) for text in texts])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -19,7 +19,7 @@ from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 NEW_TOKENS = 96
 PROMPTS = 6
@@ -64,9 +64,9 @@ def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
     k: int, lab_pair64: Pair, prompts: list[Prompt]
 ) -> None:
     some = prompts[:: len(prompts) // PROMPTS][:PROMPTS]
-    trace = record(lab_pair64, some, RecordSettings(8, NEW_TOKENS, Choice("greedy")))
+    trace = record(lab_pair64, some, RecordSettings(8, NEW_TOKENS, Sampler("greedy")))
     policy = make_policy("fixed_k", {"k": k})
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)))
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)))
     for number, prompt in enumerate(some):
         with counted_passes(lab_pair64) as sizes:
             output = assisted_generation(lab_pair64, prompt.tokens, k)
@@ -80,7 +80,7 @@ def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
 def test_at_least_one_and_a_half_times_its_speed(lab_pair32: Pair, prompts: list[Prompt]) -> None:
     policy = make_policy("fixed_k", {"k": 4})
     drafter = DraftModel(lab_pair32.draft, lab_pair32.eos_token_ids)
-    decoder = Decoder(lab_pair32.target, drafter, lab_pair32.eos_token_ids, Choice("greedy"))
+    decoder = Decoder(lab_pair32.target, drafter, lab_pair32.eos_token_ids, Sampler("greedy"))
     ratios = []
     for number, prompt in enumerate([prompts[0], *prompts[:: len(prompts) // PROMPTS]]):
         start = time.perf_counter()

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from realrun.decode.gumbel import gumbel_noise
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from specsim.errors import InputError
 
 CPU = torch.device("cpu")
@@ -79,33 +79,33 @@ def p_value(chosen: np.ndarray, probs: np.ndarray) -> float:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_choices_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -1.5], dtype=torch.float64)
-    choice = Choice("gumbel", temperature, seed=3)
+    sampler = Sampler("gumbel", temperature, seed=3)
     rows = logits.expand(3000, -1)
-    chosen = np.concatenate([choice.tokens(rows, sequence, 0).numpy() for sequence in range(10)])
+    chosen = np.concatenate([sampler.tokens(rows, sequence, 0).numpy() for sequence in range(10)])
     assert p_value(chosen, (logits / temperature).softmax(-1).numpy()) > 1e-3
     assert p_value(chosen, (logits / (1.1 * temperature)).softmax(-1).numpy()) < 1e-6  # the test can fail
 
 
 def test_many_positions_at_once_choose_as_one_by_one() -> None:
     logits = torch.randn(150, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    choice = Choice("gumbel", 0.8, seed=9)
-    one_by_one = [choice.tokens(logits[i : i + 1], 4, 30 + i).item() for i in range(150)]
-    assert choice.tokens(logits, 4, 30).tolist() == one_by_one
-    assert choice.tokens(logits, 5, 30).tolist() != one_by_one
+    sampler = Sampler("gumbel", 0.8, seed=9)
+    one_by_one = [sampler.tokens(logits[i : i + 1], 4, 30 + i).item() for i in range(150)]
+    assert sampler.tokens(logits, 4, 30).tolist() == one_by_one
+    assert sampler.tokens(logits, 5, 30).tolist() != one_by_one
 
 
 def test_greedy_is_the_argmax_and_ignores_temperature_and_seed() -> None:
     logits = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(0))
-    for choice in (Choice(), Choice("greedy", 0.0, 7)):
-        assert torch.equal(choice.tokens(logits, 3, 5), logits.argmax(-1))
-        confidence = choice.statistics(logits, 3, 5)[:, 2]
+    for sampler in (Sampler(), Sampler("greedy", 0.0, 7)):
+        assert torch.equal(sampler.tokens(logits, 3, 5), logits.argmax(-1))
+        confidence = sampler.statistics(logits, 3, 5)[:, 2]
         torch.testing.assert_close(confidence, logits.softmax(-1).amax(-1))
 
 
 def test_half_precision_logits_are_compared_in_float32() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.5, 0.0]])
-    choice = Choice("gumbel", 0.7)
-    assert torch.equal(choice.statistics(logits.bfloat16(), 0, 0), choice.statistics(logits, 0, 0))
+    sampler = Sampler("gumbel", 0.7)
+    assert torch.equal(sampler.statistics(logits.bfloat16(), 0, 0), sampler.statistics(logits, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,5 @@ def test_half_precision_logits_are_compared_in_float32() -> None:
 )
 def test_a_bad_mode_or_temperature_is_refused(mode: str, temperature: float) -> None:
     with pytest.raises(InputError, match=r"mode|temperature") as caught:
-        Choice(mode, temperature)  # type: ignore[arg-type]
+        Sampler(mode, temperature)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)

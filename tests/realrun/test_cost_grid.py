@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import tiny_pair, tiny_prompts
 
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.shapes import kv_bytes_per_token, random_model, shape_config
 from realrun.profiling import cost_grid
 from realrun.profiling.cost_grid import Axes, fitting, measure_grid, run_cost_grid
@@ -52,7 +52,7 @@ def test_the_simulator_reads_the_files_and_predicts_from_them(document: dict[str
     assert json.loads((tmp_path / "target.json").read_text()) == document
     grid = read_grid(tmp_path / "target.json")
     assert float(grid.pass_s(3, 4, 32)) >= float(np.array(document["median_s"])[1, 1, 2])
-    trace = record(tiny_pair(), tiny_prompts(), RecordSettings(6, 24, Choice("gumbel", 0.8)))
+    trace = record(tiny_pair(), tiny_prompts(), RecordSettings(6, 24, Sampler("gumbel", 0.8)))
     for batch in AXES.batches:
         cost = read_grid_pair(tmp_path / "target.json", tmp_path / "draft.json", batch=batch)
         found = predict(with_prefix(trace, 8), make_policy("adaedl", {"max_draft": 6}), cost)

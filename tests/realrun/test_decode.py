@@ -15,10 +15,10 @@ from realrun.decode.chain_verify import match_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
-from realrun.lm.llama import LeanLlama
+from realrun.lm.llama import FusedLlama
 from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
@@ -26,10 +26,10 @@ from specsim.policy.base import setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 DEPTH = 8
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 SETTINGS = {  # every policy, with settings that stop drafting here and there on this pair
     "fixed_k": [{"k": 1}, {"k": 5}],
     "max_confidence": [
@@ -94,18 +94,18 @@ mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 policies = pytest.mark.parametrize("policy", ARMS, ids=str)
 
 
-def decoder(choice: Choice, eos: Sequence[int] = (), **options: object) -> Decoder:
+def decoder(sampler: Sampler, eos: Sequence[int] = (), **options: object) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.draft, eos), eos, choice, **options)  # type: ignore[arg-type]
+    return Decoder(pair.target, DraftModel(pair.draft, eos), eos, sampler, **options)  # type: ignore[arg-type]
 
 
 @torch.inference_mode()
-def plain_output(prompt: Sequence[int], count: int, choice: Choice, sequence: int) -> list[int]:
+def plain_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
     """The target alone, without a cache and without the loop under test."""
     tokens = list(prompt)
     for position in range(count):
         logits = tiny_pair().target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(int(choice.tokens(logits, sequence, position)))
+        tokens.append(int(sampler.tokens(logits, sequence, position)))
     return tokens[len(prompt) :]
 
 
@@ -125,31 +125,31 @@ def check_counts(decoded: Decoded, policy: ChainPolicy | None, eos: Sequence[int
 
 @mode
 @policies
-def test_output_is_the_targets_own(choice: Choice, policy: ChainPolicy) -> None:
-    drafter = decoder(choice)
+def test_output_is_the_targets_own(sampler: Sampler, policy: ChainPolicy) -> None:
+    drafter = decoder(sampler)
     for sequence, prompt in enumerate(random_prompts(3, seed=1)):
         for budget in (1, 2, 3, 24):  # below and above the draft length
             decoded = drafter.decode(prompt, budget, policy, sequence=sequence)
-            assert decoded.tokens == plain_output(prompt, budget, choice, sequence)
+            assert decoded.tokens == plain_output(prompt, budget, sampler, sequence)
             assert len(decoded.tokens) == budget
             check_counts(decoded, policy)
 
 
 @mode
-def test_the_baseline_is_the_targets_own_output_one_token_a_round(choice: Choice) -> None:
+def test_the_baseline_is_the_targets_own_output_one_token_a_round(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=2)
-    decoded = decoder(choice).decode(prompt, 20, None, sequence=3)
-    assert decoded.tokens == plain_output(prompt, 20, choice, 3)
+    decoded = decoder(sampler).decode(prompt, 20, None, sequence=3)
+    assert decoded.tokens == plain_output(prompt, 20, sampler, 3)
     assert decoded.log() == [(t, 0, 0) for t in range(20)]
 
 
 def test_drafts_are_accepted_and_rejected_on_this_pair() -> None:
     """Else the claims above would say little."""
-    for choice in CHOICES.values():
+    for sampler in CHOICES.values():
         rounds = [
             r
             for sequence, prompt in enumerate(random_prompts(6, seed=1))
-            for r in decoder(choice).decode(prompt, 40, ARMS[1], sequence=sequence).rounds
+            for r in decoder(sampler).decode(prompt, 40, ARMS[1], sequence=sequence).rounds
         ]
         assert {r.accepted for r in rounds} >= {0, 1, 2}
         assert 0.1 < sum(r.accepted for r in rounds) / sum(r.drafted for r in rounds) < 0.9
@@ -158,11 +158,11 @@ def test_drafts_are_accepted_and_rejected_on_this_pair() -> None:
 @mode
 @policies
 @pytest.mark.parametrize("place", [0, 1, 2, 5, 11])
-def test_decoding_ends_with_the_end_of_text(choice: Choice, policy: ChainPolicy, place: int) -> None:
+def test_decoding_ends_with_the_end_of_text(sampler: Sampler, policy: ChainPolicy, place: int) -> None:
     (prompt,) = random_prompts(1, seed=5)
-    plain = plain_output(prompt, 24, choice, 0)
+    plain = plain_output(prompt, 24, sampler, 0)
     eos = (plain[place],)
-    decoded = decoder(choice, eos).decode(prompt, 24, policy)
+    decoded = decoder(sampler, eos).decode(prompt, 24, policy)
     assert decoded.tokens == plain[: plain.index(eos[0]) + 1]
     check_counts(decoded, policy, eos)
 
@@ -171,8 +171,8 @@ def test_an_accepted_end_of_text_cuts_the_token_after_it() -> None:
     """Both ends: the drafter proposes it and is right, or the target adds it itself."""
     cut = []
     for prompt in random_prompts(12, seed=6):
-        eos = (plain_output(prompt, 4, Choice(), 0)[3],)
-        decoded = decoder(Choice(), eos).decode(prompt, 24, ARMS[1])
+        eos = (plain_output(prompt, 4, Sampler(), 0)[3],)
+        decoded = decoder(Sampler(), eos).decode(prompt, 24, ARMS[1])
         assert decoded.tokens[-1] == eos[0] and decoded.tokens.count(eos[0]) == 1
         last = decoded.rounds[-1]
         cut.append(last.t + last.accepted == len(decoded.tokens))
@@ -181,15 +181,15 @@ def test_an_accepted_end_of_text_cuts_the_token_after_it() -> None:
 
 @mode
 @pytest.mark.parametrize("eos_from_output", [False, True])
-def test_replay_repeats_every_real_round(choice: Choice, eos_from_output: bool) -> None:
+def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool) -> None:
     prompts = tiny_prompts(4, seed=7)
     eos: tuple[int, ...] = ()
     if eos_from_output:
-        eos = tuple({plain_output(p.tokens, 12, choice, s)[4 * (s % 3)] for s, p in enumerate(prompts[:3])})
+        eos = tuple({plain_output(p.tokens, 12, sampler, s)[4 * (s % 3)] for s, p in enumerate(prompts[:3])})
     pair = replace(tiny_pair(), eos_token_ids=eos)
-    trace = record(pair, prompts, RecordSettings(DEPTH, 30, choice))
-    table = compile_for(trace, ConstantCost(1e-3, 1e-2))
-    real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, choice)
+    trace = record(pair, prompts, RecordSettings(DEPTH, 30, sampler))
+    table = cost_table(trace, ConstantCost(1e-3, 1e-2))
+    real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, sampler)
     for policy in (*ARMS, Coin()):
         replayed = replay(trace, policy, table, seed=9, log=True)
         log, state = [], None
@@ -205,42 +205,42 @@ def test_state_starts_anew_with_every_sequence() -> None:
     """A dynamic threshold has moved after the first sequence; the second must not see it."""
     first, second = random_prompts(2, seed=8)
     policy = make_policy("adaedl", {"epsilon": 1.0, "max_draft": DEPTH})
-    used = decoder(Choice())
+    used = decoder(Sampler())
     used.decode(first, 30, policy)
-    after, fresh = used.decode(second, 30, policy), decoder(Choice()).decode(second, 30, policy)
+    after, fresh = used.decode(second, 30, policy), decoder(Sampler()).decode(second, 30, policy)
     assert after.tokens == fresh.tokens and after.log() == fresh.log()
 
 
 def greedy_by_one_verifier(
-    logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int
+    logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int
 ) -> list[int]:
     """Wrong on purpose: accepts one token more than the target agrees with."""
-    emitted = match_verifier(logits, draft, choice, sequence, position)
+    emitted = match_verifier(logits, draft, sampler, sequence, position)
     if len(emitted) <= len(draft.tokens):
         emitted = [*draft.tokens[: len(emitted)], emitted[-1]]
     return emitted
 
 
 @mode
-def test_a_verifier_that_accepts_one_token_too_many_is_caught(choice: Choice) -> None:
-    broken = decoder(choice, verifier=greedy_by_one_verifier)
+def test_a_verifier_that_accepts_one_token_too_many_is_caught(sampler: Sampler) -> None:
+    broken = decoder(sampler, verifier=greedy_by_one_verifier)
     outputs = [broken.decode(p, 24, ARMS[1], sequence=s) for s, p in enumerate(random_prompts(3, seed=1))]
-    plain = [plain_output(p, 24, choice, s) for s, p in enumerate(random_prompts(3, seed=1))]
+    plain = [plain_output(p, 24, sampler, s) for s, p in enumerate(random_prompts(3, seed=1))]
     assert [o.tokens[:24] for o in outputs] != plain
 
 
 def cached_values(lm: CachedLM) -> list[torch.Tensor]:
-    """Keys and values [layers, heads, length, size], of the lean pass or of the library's cache."""
-    if isinstance(lm, LeanLlama):
+    """Keys and values [layers, heads, length, size], of the fused pass or of the library's cache."""
+    if isinstance(lm, FusedLlama):
         return [part[:, :, : lm.length].clone() for part in (lm.keys, lm.values)]
     layers = lm.cache.layers
     return [torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers])]
 
 
 @mode
-def test_caches_after_every_round_equal_a_fresh_prefill(choice: Choice) -> None:
+def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=9)
-    loop = decoder(choice)
+    loop = decoder(sampler)
     policy = make_policy("fixed_k", {"k": 4})
     drafter = loop.drafter
     assert isinstance(drafter, DraftModel)
@@ -268,7 +268,7 @@ def test_a_draft_describes_every_token_it_holds() -> None:
     with torch.inference_mode():
         drafter.begin(prompt[:-1])
         asked: list[int] = []
-        draft = drafter.propose(prompt, 5, lambda step, depth: not asked.append(depth), Choice(), 0, 0)
+        draft = drafter.propose(prompt, 5, lambda step, depth: not asked.append(depth), Sampler(), 0, 0)
     assert asked == [1, 2, 3, 4]  # the last token of a full draft needs no decision
     assert draft.parents == [-1, 0, 1, 2, 3] and len(draft.steps) == len(draft.step_s) == 5
     for step in draft.steps:
@@ -285,15 +285,15 @@ def test_input_that_cannot_be_decoded_is_refused(
     prompt: list[int], budget: int, says: str, policy: ChainPolicy | None
 ) -> None:
     with pytest.raises(InputError, match=says) as caught:
-        decoder(Choice()).decode(prompt, budget, policy)
+        decoder(Sampler()).decode(prompt, budget, policy)
     assert "\n" not in str(caught.value)
 
 
 def test_prompt_and_output_may_fill_every_position() -> None:
     (prompt,) = random_prompts(1, seed=4)
-    decoded = decoder(Choice()).decode(prompt, POSITIONS - len(prompt), ARMS[1])
+    decoded = decoder(Sampler()).decode(prompt, POSITIONS - len(prompt), ARMS[1])
     assert len(decoded.tokens) == POSITIONS - len(prompt)
 
 
 def test_a_prompt_of_one_token_decodes() -> None:
-    assert decoder(Choice()).decode([5], 12, ARMS[1]).tokens == plain_output([5], 12, Choice(), 0)
+    assert decoder(Sampler()).decode([5], 12, ARMS[1]).tokens == plain_output([5], 12, Sampler(), 0)

@@ -25,7 +25,7 @@ from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.medusa import MedusaHeads
-from realrun.lm.skipped_layers import Skips
+from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
 from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
 from specsim.errors import InputError
@@ -216,10 +216,10 @@ def test_fingerprints_tell_drafters_apart() -> None:
         medusa(MedusaHeads(target, 2)),
         medusa(MedusaHeads(target, 3)),
         medusa(other_head),
-        skipping_pair(target, Skips(frozenset(), frozenset())),
+        skipping_pair(target, SkippedSublayers(frozenset(), frozenset())),
         skipping_pair(target),
-        skipping_pair(target, Skips(SKIPS.attention, frozenset())),
-        skipping_pair(target, Skips(frozenset(), SKIPS.mlp)),
+        skipping_pair(target, SkippedSublayers(SKIPS.attention, frozenset())),
+        skipping_pair(target, SkippedSublayers(frozenset(), SKIPS.mlp)),
     ]
     assert len({pair.fingerprint for pair in pairs}) == len(pairs)
     assert early_exit_pair(target).fingerprint == pairs[1].fingerprint

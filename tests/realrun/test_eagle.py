@@ -19,7 +19,7 @@ from tiny import random_prompts
 import realrun.recording.target_cache
 import realrun.recording.trees
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle, EagleLM, parents_and_levels
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.open import open_drafter
@@ -62,14 +62,14 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: 
     "policy", [make_policy("fixed_k", {"k": 4}), VCT, CoinTree(), KeepNone(2)], ids=lambda p: p.name
 )
 @torch.inference_mode()
-def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, choice: Choice) -> None:
+def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, sampler: Sampler) -> None:
     """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
     pair = state_pair("eagle", name)
     for prompt in PROMPTS[:2]:
         target, drafter = open_drafter(pair)
         assert isinstance(drafter.lm, EagleLM)
         seen = watch(drafter.lm)
-        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), choice), prompt.tokens, policy, 7)]
+        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
         assert any(r.accepted < r.drafted for r in done[:-1])
         assert max(len(row.drafted) for row in seen) >= policy.deepest - 1
         for row in seen:
@@ -92,20 +92,20 @@ def test_a_feature_more_or_less_of_the_target_would_be_seen() -> None:
 @pytest.mark.parametrize("chunk", [3, 256])
 @torch.inference_mode()
 def test_columns_and_ranks_are_what_the_library_says(
-    choice: Choice, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
     monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
     pair, depth, count = state_pair("eagle", name), 3, 8
     lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = Decoder(*open_drafter(pair), (), choice).decode(prompt, count, None, sequence=sequence).tokens
-        dense = shared_columns(lm, prompt, output, depth, choice, sequence)
+        output = Decoder(*open_drafter(pair), (), sampler).decode(prompt, count, None, sequence=sequence).tokens
+        dense = shared_columns(lm, prompt, output, depth, sampler, sequence)
         assert lm.nodes == 0 and len(lm.features) == 0
         for t in range(count):
             context, drafted = [*prompt, *output[:t]], list[int]()
             for i in range(depth):
-                token, prob, *_ = choice.statistics(reference(pair, context, drafted)[None], sequence, t + i)[
+                token, prob, *_ = sampler.statistics(reference(pair, context, drafted)[None], sequence, t + i)[
                     0
                 ].tolist()
                 drafted.append(int(token))
@@ -113,7 +113,7 @@ def test_columns_and_ranks_are_what_the_library_says(
                 np.testing.assert_allclose(dense["prob"][t, i], prob, rtol=1e-6)
                 if t + i < count:
                     logits = reference(pair, context, output[t : t + i])[None]
-                    order = choice.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
+                    order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
                     assert order.index(output[t + i]) == dense["true_rank"][t, i]
                 else:
                     assert dense["true_rank"][t, i] == -1
@@ -122,22 +122,22 @@ def test_columns_and_ranks_are_what_the_library_says(
 @mode
 @torch.inference_mode()
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
-    choice: Choice, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 60)  # of three positions
     monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
     pair, depth, size = state_pair("eagle"), 4, TreeSize(20, 4)
     (prompt,) = random_prompts(1, seed=8)
-    output = Decoder(*open_drafter(pair), (), choice).decode(prompt, 5, None, sequence=2).tokens
+    output = Decoder(*open_drafter(pair), (), sampler).decode(prompt, 5, None, sequence=2).tokens
     lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
-    columns = shared_columns(lm, prompt, output, depth, choice, 2, tree=size)
+    columns = shared_columns(lm, prompt, output, depth, sampler, 2, tree=size)
     trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
     recorded = as_record(trees, size.width)
     for t in range(len(output)):
 
         def siblings(tokens: Sequence[int], t: int = t) -> tuple[np.ndarray, np.ndarray]:
             logits = reference(pair, [*prompt, *output[:t]], tokens)[None]
-            found, probs = choice.candidates(logits, 2, [t + len(tokens)], size.width)
+            found, probs = sampler.candidates(logits, 2, [t + len(tokens)], size.width)
             return found[0].numpy(), np.float32(probs[0].double().numpy())
 
         expected, horizon = one_by_one(siblings, depth, size.nodes)

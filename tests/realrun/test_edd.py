@@ -15,9 +15,9 @@ from test_tree_decode import CoinTree, KeepNone
 from tiny import random_prompts
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import EffectiveDraftDecoderLM, one_layer_model, own_state
-from realrun.lm.layer_stack import open_pieces
+from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
@@ -51,14 +51,14 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int]) -> tor
     "policy", [make_policy("fixed_k", {"k": 4}), VCT, CoinTree(), KeepNone(2)], ids=lambda p: p.name
 )
 @torch.inference_mode()
-def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, choice: Choice) -> None:
+def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, sampler: Sampler) -> None:
     """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
     pair = state_pair("edd", name)
     for prompt in PROMPTS[:2]:
         target, drafter = open_drafter(pair)
         assert isinstance(drafter.lm, EffectiveDraftDecoderLM)
         seen = watch(drafter.lm)
-        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), choice), prompt.tokens, policy, 7)]
+        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
         assert any(r.accepted < r.drafted for r in done[:-1])
         assert max(len(row.drafted) for row in seen) >= policy.deepest - 1
         for row in seen:
@@ -108,11 +108,11 @@ def test_a_decoder_starts_with_the_targets_embedding_norm_and_head(name: str) ->
 def test_filling_slots_leaves_the_keys_and_values_of_a_pass(name: str) -> None:
     """In pieces, over slots that were taken before, and behind the first room of the buffers."""
     target = target_of(name)
-    pieces = open_pieces(target)
+    pieces = model_parts(target)
     ran, filled = pieces.stack(target.model.layers[2:3]), pieces.stack(target.model.layers[2:3])
     rows = torch.randn(300, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if name not in LIBRARY:
-        rows = rows[:150]  # the lean pass knows as many positions as the model has
+        rows = rows[:150]  # the fused pass knows as many positions as the model has
     count = len(rows)
     for start, end in ((0, 9), (9, 10), (10, 60), (40, 70), (70, count)):
         x = rows[start:end] + (0.5 if end == 60 else 0.0)  # written anew by the next
@@ -131,7 +131,7 @@ def test_filling_slots_leaves_the_keys_and_values_of_a_pass(name: str) -> None:
 def test_filling_is_for_stacks_of_one_layer() -> None:
     for name in ("llama", "qwen2-sdpa"):
         target = target_of(name)
-        stack = open_pieces(target).stack(target.model.layers[:2])
+        stack = model_parts(target).stack(target.model.layers[:2])
         with pytest.raises((AssertionError, ValueError)):
             stack.fill(torch.zeros(1, 32, dtype=torch.float64), 0, slice(0, 1))
 

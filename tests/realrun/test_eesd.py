@@ -21,7 +21,7 @@ from tiny import random_prompts, tiny_prompts, tiny_tokenizer
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Decoded, Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.eesd import EarlyExit, EarlyExitDrafter, EarlyExitLM, as_model
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
@@ -36,11 +36,11 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 DEPTH, TOKENS = 6, 24
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 CHAINS: list[tuple[str, dict[str, Any]]] = [
     ("fixed_k", {"k": 1}),
     ("fixed_k", {"k": 4}),
@@ -103,26 +103,26 @@ def pair_of(case: tuple[str, int, int], eos: tuple[int, ...] = ()) -> Pair:
 
 @cache
 @torch.inference_mode()
-def plain_output(name: str, prompt: tuple[int, ...], choice: Choice, sequence: int) -> list[int]:
+def plain_output(name: str, prompt: tuple[int, ...], sampler: Sampler, sequence: int) -> list[int]:
     """The target alone, without a cache and without the loop under test."""
     tokens = list(prompt)
     for position in range(TOKENS):
         logits = target_of(name)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(int(choice.tokens(logits, sequence, position)))
+        tokens.append(int(sampler.tokens(logits, sequence, position)))
     return tokens[len(prompt) :]
 
 
-def decoder_of(case: tuple[str, int, int], choice: Choice, eos: tuple[int, ...] = ()) -> Decoder:
-    return Decoder(*open_drafter(pair_of(case, eos)), eos, choice)
+def decoder_of(case: tuple[str, int, int], sampler: Sampler, eos: tuple[int, ...] = ()) -> Decoder:
+    return Decoder(*open_drafter(pair_of(case, eos)), eos, sampler)
 
 
 @mode
 @cases
-def test_output_is_the_targets_own(choice: Choice, case: tuple[str, int, int]) -> None:
-    loop = decoder_of(case, choice)
+def test_output_is_the_targets_own(sampler: Sampler, case: tuple[str, int, int]) -> None:
+    loop = decoder_of(case, sampler)
     for policy in (*ARMS, CoinTree(), KeepNone(2), Wide(0), None):
         for sequence, prompt in enumerate(random_prompts(2, seed=1)):
-            expected = plain_output(case[0], tuple(prompt), choice, sequence)
+            expected = plain_output(case[0], tuple(prompt), sampler, sequence)
             budget = (TOKENS, 3)[sequence]  # above the draft length, and below
             decoded = loop.decode(prompt, budget, policy, sequence=sequence)
             assert decoded.tokens == expected[:budget], policy
@@ -131,11 +131,11 @@ def test_output_is_the_targets_own(choice: Choice, case: tuple[str, int, int]) -
 @mode
 @cases
 @pytest.mark.parametrize("place", [0, 11])
-def test_decoding_ends_with_the_end_of_text(choice: Choice, case: tuple[str, int, int], place: int) -> None:
+def test_decoding_ends_with_the_end_of_text(sampler: Sampler, case: tuple[str, int, int], place: int) -> None:
     (prompt,) = random_prompts(1, seed=5)
-    plain = plain_output(case[0], tuple(prompt), choice, 0)
+    plain = plain_output(case[0], tuple(prompt), sampler, 0)
     eos = (plain[place],)
-    loop = decoder_of(case, choice, eos)
+    loop = decoder_of(case, sampler, eos)
     for policy in ARMS:
         decoded = loop.decode(prompt, TOKENS, policy)
         assert decoded.tokens == plain[: plain.index(eos[0]) + 1], policy
@@ -146,8 +146,8 @@ def test_drafts_are_accepted_and_rejected_on_these_pairs() -> None:
     chain, tree = make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 2, "depth": 4})
     off_chain = 0
     for case in CASES:
-        for choice in CHOICES.values():
-            loop = decoder_of(case, choice)
+        for sampler in CHOICES.values():
+            loop = decoder_of(case, sampler)
             for policy in (chain, tree):
                 runs = [loop.decode(p, TOKENS, policy, sequence=s) for s, p in enumerate(random_prompts(4, seed=1))]
                 rounds = [r for run in runs for r in run.rounds]
@@ -178,7 +178,9 @@ def rounds_of(loop: Decoder, prompt: Sequence[int], policy: Policy, count: int) 
 
 @mode
 @cases
-def test_after_every_round_the_shared_cache_equals_a_fresh_prefill(choice: Choice, case: tuple[str, int, int]) -> None:
+def test_after_every_round_the_shared_cache_equals_a_fresh_prefill(
+    sampler: Sampler, case: tuple[str, int, int]
+) -> None:
     """Keys, values and states of the first N layers, keys and values of the others, and the exit layer's own."""
     name, split, exit_layers = case
     close, pair = close_to(name), pair_of(case)
@@ -186,7 +188,7 @@ def test_after_every_round_the_shared_cache_equals_a_fresh_prefill(choice: Choic
     lacking = set()
     with torch.inference_mode():
         for policy in (*ARMS, CoinTree(), KeepNone(2)):
-            loop = decoder_of(case, choice)
+            loop = decoder_of(case, sampler)
             target, drafter = loop.target, loop.drafter
             assert isinstance(target, SplitTarget) and isinstance(drafter, EarlyExitDrafter)
             for tokens, *_ in rounds_of(loop, prompt, policy, 8):
@@ -220,7 +222,7 @@ def test_after_every_round_the_shared_cache_equals_a_fresh_prefill(choice: Choic
 def test_the_drafter_says_what_an_independent_model_of_its_layers_says(case: tuple[str, int, int]) -> None:
     pair, rounds = pair_of(case), 0
     (prompt,) = random_prompts(1, seed=3)
-    loop = decoder_of(case, Choice())
+    loop = decoder_of(case, Sampler())
     with torch.inference_mode():
         before = list(prompt)
         for tokens, _, draft in rounds_of(loop, prompt, make_policy("fixed_k", {"k": 4}), 8):
@@ -251,7 +253,7 @@ def test_verification_runs_only_the_upper_layers_for_what_was_drafted(
     drafted = set()
     with torch.inference_mode():
         for policy in (*ARMS[:6], make_policy("fixed_k", {"k": DEPTH})):
-            loop = decoder_of(case, Choice("gumbel", 0.8, seed=4))
+            loop = decoder_of(case, Sampler("gumbel", 0.8, seed=4))
             layers = [*pair.target.model.layers, *pair.draft.model.layers[split:]]
             lacked = 0
             steps = rounds_of(loop, prompt, policy, 8)
@@ -296,7 +298,7 @@ def test_verification_of_a_tree_runs_the_lower_layers_for_its_unexpanded_nodes_a
     saved = 0
     with torch.inference_mode():
         for policy in (*ARMS[6:], CoinTree()):
-            loop = decoder_of(case, Choice("gumbel", 0.8, seed=4))
+            loop = decoder_of(case, Sampler("gumbel", 0.8, seed=4))
             layers = [*pair.target.model.layers, *pair.draft.model.layers[split:]]
             steps = rounds_of(loop, prompt, policy, 8)
             for _ in range(8):
@@ -323,7 +325,7 @@ def test_verification_of_a_tree_runs_the_lower_layers_for_its_unexpanded_nodes_a
 @pytest.mark.parametrize("name", NAMES)
 def test_the_baseline_passes_every_layer_once_a_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pair_of((name, 1, 1))
-    loop, layers = decoder_of((name, 1, 1), Choice()), list(pair.target.model.layers)
+    loop, layers = decoder_of((name, 1, 1), Sampler()), list(pair.target.model.layers)
     with torch.inference_mode():
         loop.target.prefill([5, 6])
         tokens: list[int] = [5, 6, 7]
@@ -334,31 +336,33 @@ def test_the_baseline_passes_every_layer_once_a_token(name: str, monkeypatch: py
 
 
 @cache
-def recorded(case: tuple[str, int, int], choice: Choice, eos_from_output: bool) -> tuple[Pair, Sequence[Prompt], Trace]:
+def recorded(
+    case: tuple[str, int, int], sampler: Sampler, eos_from_output: bool
+) -> tuple[Pair, Sequence[Prompt], Trace]:
     prompts, eos = tiny_prompts(3, seed=7), ()
     if eos_from_output:
-        plain = [plain_output(case[0], tuple(p.tokens), choice, s) for s, p in enumerate(prompts)]
+        plain = [plain_output(case[0], tuple(p.tokens), sampler, s) for s, p in enumerate(prompts)]
         eos = tuple({output[2 + 4 * s] for s, output in enumerate(plain)})
     pair = pair_of(case, eos)
-    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, choice, 500, 6))
+    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, 500, 6))
 
 
 @mode
 @cases
 @pytest.mark.parametrize("eos_from_output", [False, True])
-def test_replay_repeats_every_real_round(choice: Choice, case: tuple[str, int, int], eos_from_output: bool) -> None:
-    pair, prompts, trace = recorded(case, choice, eos_from_output)
+def test_replay_repeats_every_real_round(sampler: Sampler, case: tuple[str, int, int], eos_from_output: bool) -> None:
+    pair, prompts, trace = recorded(case, sampler, eos_from_output)
     assert (trace.output_tokens < TOKENS).any() == eos_from_output
     assert trace.meta["drafter_kind"] == "eesd"
     check_replay(pair, prompts, trace, [*ARMS, CoinTree(0.1)])
 
 
 def check_replay(pair: Pair, prompts: Sequence[Prompt], trace: Trace, policies: Sequence[Policy]) -> None:
-    choice = Choice(**trace.meta["decoding"])
-    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    sampler = Sampler(**trace.meta["decoding"])
+    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
     seen: Counter[int] = Counter()
     for policy in policies:
-        replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
+        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
         runs, state = list[Decoded](), None
         for index, prompt in enumerate(prompts):
             budget = int(trace.budget_tokens[index])
@@ -427,7 +431,7 @@ def test_as_a_model_it_shares_the_targets_weights_and_leaves_the_target_alone(na
 
 
 def test_the_model_of_a_target_whose_weights_a_lean_pass_has_joined_owns_its_layers() -> None:
-    """The lean pass makes the projections views of one matrix; copies of them must not be."""
+    """The fused pass makes the projections views of one matrix; copies of them must not be."""
     target = small_target("llama", layers=LAYERS)
     SplitTarget(target, 1)
     early_exit = EarlyExit(target, 1)

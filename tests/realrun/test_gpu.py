@@ -8,7 +8,7 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.rounds import Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
@@ -19,7 +19,7 @@ from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,14 +32,14 @@ def cuda_pair() -> Pair:
     return load_pair(device="cuda", dtype="float64")
 
 
-@pytest.mark.parametrize("choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
-def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, sampler: Sampler) -> None:
     prompts = lab_prompts(cuda_pair.tokenizer, 6)
-    trace = record(cuda_pair, prompts, RecordSettings(16, 64, choice))
+    trace = record(cuda_pair, prompts, RecordSettings(16, 64, sampler))
     policy = make_policy("adaedl", {"lambda0": -0.1})
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), log=True)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), log=True)
     drafter = DraftModel(cuda_pair.draft, cuda_pair.eos_token_ids)
-    decoder = Decoder(cuda_pair.target, drafter, cuda_pair.eos_token_ids, choice)
+    decoder = Decoder(cuda_pair.target, drafter, cuda_pair.eos_token_ids, sampler)
     runs = [decoder.decode(p.tokens, 64, policy, sequence=i) for i, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == 1.0
     assert output_identical(trace, runs) == 1.0
@@ -50,13 +50,13 @@ def low_pair() -> Pair:
     return load_pair(device="cuda", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
-def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: Sampler) -> None:
     policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft": 6})
     runs = []
     for graphs in (True, False):
         drafter = DraftModel(low_pair.draft, low_pair.eos_token_ids)
-        decoder = Decoder(low_pair.target, drafter, low_pair.eos_token_ids, choice)
+        decoder = Decoder(low_pair.target, drafter, low_pair.eos_token_ids, sampler)
         for lm in (decoder.target, drafter.lm):
             assert isinstance(lm, StaticLlama) and lm._graphs is not None
             if not graphs:
@@ -71,7 +71,7 @@ def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, choice: Ch
 
 def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
     drafter = DraftModel(low_pair.draft, ())
-    decoder = Decoder(low_pair.target, drafter, (), Choice())
+    decoder = Decoder(low_pair.target, drafter, (), Sampler())
     (prompt,) = lab_prompts(low_pair.tokenizer, 1)
     policy = make_policy("fixed_k", {"k": 5})
     decoder.decode(prompt.tokens, 32, policy)
@@ -80,11 +80,11 @@ def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
         assert {n for n, size in lm._sizes.items() if size.replay is not None} == set(sizes)
 
 
-@pytest.mark.parametrize("choice", [Choice("greedy"), Choice("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("choice", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 @torch.inference_mode()
-def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, choice: Choice) -> None:
+def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sampler: Sampler) -> None:
     drafter = DraftModel(low_pair.draft, ())
-    decoder = Decoder(low_pair.target, drafter, (), choice)
+    decoder = Decoder(low_pair.target, drafter, (), sampler)
     policy = make_policy("fixed_k", {"k": 6})
     (prompt,) = lab_prompts(low_pair.tokenizer, 1)
     decoder.decode(prompt.tokens, 64, policy)  # compiles, records

@@ -15,10 +15,10 @@ from typer.testing import CliRunner, Result
 import realrun.cli.main
 import realrun.validation.run as main_job
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.kernels import named, use_kernels
-from realrun.lm.llama import LeanLlama
+from realrun.lm.llama import FusedLlama
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
@@ -31,10 +31,10 @@ from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.files import read_trace
 
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 POLICIES = [
     make_policy("fixed_k", {"k": 3}),
     make_policy("max_confidence", {"lambda0": 0.5, "dynamic": False, "max_draft": 4}),
@@ -64,11 +64,11 @@ def pair32() -> Pair:
 
 @cache
 def run(kernels: str, mode: str, policy: ChainPolicy) -> Run:
-    pair, choice = pair32(), CHOICES[mode]
+    pair, sampler = pair32(), CHOICES[mode]
     with use_kernels(kernels):
         drafter = DraftModel(pair.draft, ())
-        decoder = Decoder(pair.target, drafter, (), choice)
-        expected = LeanLlama if kernels == "auto" else StaticLlama
+        decoder = Decoder(pair.target, drafter, (), sampler)
+        expected = FusedLlama if kernels == "auto" else StaticLlama
         assert type(decoder.target) is type(drafter.lm) is expected
         decoded = decoder.decode(random_prompts(1, seed=1)[0], NEW_TOKENS, policy, sequence=2)
     return decoded.tokens, decoded.log()
@@ -89,37 +89,37 @@ def test_the_compared_rounds_accept_and_reject() -> None:
 
 @pytest.mark.parametrize("mode", CHOICES)
 def test_replay_repeats_every_round_of_the_static_cache(mode: str) -> None:
-    pair, prompts, choice = tiny_pair(), tiny_prompts(3, seed=7), CHOICES[mode]
+    pair, prompts, sampler = tiny_pair(), tiny_prompts(3, seed=7), CHOICES[mode]
     with use_kernels("reference"):
-        trace = record(pair, prompts, RecordSettings(4, 30, choice))
-        decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice)
+        trace = record(pair, prompts, RecordSettings(4, 30, sampler))
+        decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
         for policy in POLICIES:
-            replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
+            replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
             log = [
                 (index, *r)
                 for index, prompt in enumerate(prompts)
                 for r in decoder.decode(prompt.tokens, 30, policy, sequence=index, seed=9).log()
             ]
             assert replayed.log is not None and [tuple(row) for row in replayed.log.tolist()] == log
-    lean = record(pair, prompts, RecordSettings(4, 30, choice))
-    assert (trace.meta["kernels"], lean.meta["kernels"]) == ("reference", "reference")
-    assert (trace.token == lean.token).all() and (trace.draft_token == lean.draft_token).all()
+    fused = record(pair, prompts, RecordSettings(4, 30, sampler))
+    assert (trace.meta["kernels"], fused.meta["kernels"]) == ("reference", "reference")
+    assert (trace.token == fused.token).all() and (trace.draft_token == fused.draft_token).all()
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 @pytest.mark.parametrize("kernels", ON_CPU)
-def test_the_lean_statistics_are_the_operations(choice: Choice, kernels: str) -> None:
+def test_the_lean_statistics_are_the_operations(sampler: Sampler, kernels: str) -> None:
     logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(0))
-    lean = choice.statistics(logits, 1, 2)
+    fused = sampler.statistics(logits, 1, 2)
     with use_kernels(kernels):
-        found = choice.statistics(logits, 1, 2)
-        assert torch.equal(choice.tokens(logits, 1, 2), lean[:, 0].long())
-    assert found.shape == lean.shape == (3, 4)
+        found = sampler.statistics(logits, 1, 2)
+        assert torch.equal(sampler.tokens(logits, 1, 2), fused[:, 0].long())
+    assert found.shape == fused.shape == (3, 4)
     # Float32 sums over 97 terms.
-    torch.testing.assert_close(found, lean, rtol=1e-5, atol=1e-6)
-    exact = choice.statistics(logits.double(), 1, 2)
+    torch.testing.assert_close(found, fused, rtol=1e-5, atol=1e-6)
+    exact = sampler.statistics(logits.double(), 1, 2)
     with use_kernels("reference"):
-        torch.testing.assert_close(choice.statistics(logits.double(), 1, 2), exact, rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(sampler.statistics(logits.double(), 1, 2), exact, rtol=1e-13, atol=1e-14)
 
 
 def test_kernels_are_named_inside_the_block_only() -> None:

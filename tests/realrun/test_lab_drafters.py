@@ -9,7 +9,7 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
@@ -21,12 +21,12 @@ from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 CHAINS_ONLY = ("space",)
 DEPTH, TOKENS, NODES, WIDTH = 4, 48, 600, 6  # as deep as MEDUSA has heads
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 POLICIES = [
     make_policy("fixed_k", {"k": 1}),
     make_policy("fixed_k", {"k": DEPTH}),
@@ -56,14 +56,14 @@ choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 
 
 @cache
-def recorded(name: str, choice: Choice) -> tuple[Pair, list[Prompt], Trace]:
+def recorded(name: str, sampler: Sampler) -> tuple[Pair, list[Prompt], Trace]:
     pair = load_pair(dtype="float64", drafter=name)
     prompts = lab_prompts(pair.tokenizer, 3)
-    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, choice, NODES * pair.trees, WIDTH))
+    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, NODES * pair.trees, WIDTH))
 
 
-def really_run(pair: Pair, prompts: list[Prompt], choice: Choice, policy: Policy | None) -> list[Decoded]:
-    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+def really_run(pair: Pair, prompts: list[Prompt], sampler: Sampler, policy: Policy | None) -> list[Decoded]:
+    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
     runs, state = list[Decoded](), None
     for index, prompt in enumerate(prompts):
         runs.append(loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9, state=state))
@@ -72,12 +72,12 @@ def really_run(pair: Pair, prompts: list[Prompt], choice: Choice, policy: Policy
 
 
 @torch.inference_mode()
-def plain_output(pair: Pair, prompt: list[int], count: int, choice: Choice, sequence: int) -> list[int]:
+def plain_output(pair: Pair, prompt: list[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
     """The target alone, without a cache and without the loop under test."""
     tokens = list(prompt)
     for position in range(count):
         logits = pair.target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(int(choice.tokens(logits, sequence, position)))
+        tokens.append(int(sampler.tokens(logits, sequence, position)))
     return tokens[len(prompt) :]
 
 
@@ -104,21 +104,21 @@ def test_some_have_a_target_of_their_own_near_the_labs(name: str) -> None:
 @pytest.mark.slow
 @drafters
 @choices
-def test_the_output_is_the_targets_own(name: str, choice: Choice) -> None:
-    pair, prompts, trace = recorded(name, choice)
+def test_the_output_is_the_targets_own(name: str, sampler: Sampler) -> None:
+    pair, prompts, trace = recorded(name, sampler)
     for index, prompt in enumerate(prompts):
         output = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
-        assert output == plain_output(pair, prompt.tokens, len(output), choice, index)
+        assert output == plain_output(pair, prompt.tokens, len(output), sampler, index)
     assert 0.1 < (trace.match_len > 0).mean() < 0.95
 
 
 @pytest.mark.slow
 @choices
 @pytest.mark.parametrize(("name", "policy"), PAIRS, ids=lambda part: str(part))
-def test_replay_repeats_every_real_round(name: str, choice: Choice, policy: Policy) -> None:
-    pair, prompts, trace = recorded(name, choice)
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
-    runs = really_run(pair, prompts, choice, policy)
+def test_replay_repeats_every_real_round(name: str, sampler: Sampler, policy: Policy) -> None:
+    pair, prompts, trace = recorded(name, sampler)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
+    runs = really_run(pair, prompts, sampler, policy)
     assert replayed.truncated is None or not replayed.truncated.any()
     assert rounds_identical(replayed, runs) == 1.0
     assert output_identical(trace, runs) == 1.0

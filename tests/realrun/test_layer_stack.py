@@ -30,9 +30,9 @@ from transformers import (
 )
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import LibraryPieces, open_pieces
-from realrun.lm.llama import LeanPieces
-from realrun.lm.skipped_layers import Skips
+from realrun.lm.layer_stack import LibraryPieces, model_parts
+from realrun.lm.llama import FusedParts
+from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.lm.split_target import SplitTarget
 from specsim.errors import InputError
 
@@ -59,8 +59,8 @@ def _inference() -> Any:
 
 
 def test_both_kinds_of_pieces_are_tested_here() -> None:
-    assert all(isinstance(open_pieces(target_of(name)), LeanPieces) for name in LEAN)
-    assert all(isinstance(open_pieces(target_of(name)), LibraryPieces) for name in LIBRARY)
+    assert all(isinstance(model_parts(target_of(name)), FusedParts) for name in LEAN)
+    assert all(isinstance(model_parts(target_of(name)), LibraryPieces) for name in LIBRARY)
 
 
 def say(pieces: Any, model: Any, stacks: list[Any], tokens: list[int], start: int) -> torch.Tensor:
@@ -76,7 +76,7 @@ def say(pieces: Any, model: Any, stacks: list[Any], tokens: list[int], start: in
 @pytest.mark.parametrize("cuts", [(), (1,), (2, 3)], ids=str)
 def test_stacks_say_what_the_model_says_over_any_cutting_and_rollback(name: str, cuts: tuple[int, ...]) -> None:
     model = target_of(name)
-    pieces, plain = open_pieces(model), CachedLM(model)
+    pieces, plain = model_parts(model), CachedLM(model)
     edges = [0, *cuts, LAYERS]
     stacks = [pieces.stack(model.model.layers[a:b]) for a, b in itertools.pairwise(edges)]
     rng = np.random.default_rng(3)
@@ -90,7 +90,7 @@ def test_stacks_say_what_the_model_says_over_any_cutting_and_rollback(name: str,
 @names
 def test_a_long_prompt_makes_the_buffers_grow(name: str) -> None:
     model = target_of(name)
-    pieces, plain = open_pieces(model), CachedLM(model)
+    pieces, plain = model_parts(model), CachedLM(model)
     stack = pieces.stack(model.model.layers)
     prompt = np.random.default_rng(1).integers(0, VOCAB, POSITIONS - 1).tolist()
     for start, end in ((0, 3), (3, 100), (100, 101), (101, 159)):
@@ -105,7 +105,7 @@ def test_a_long_prompt_makes_the_buffers_grow(name: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_trees_level_by_level_or_at_once_and_the_path_that_is_kept(name: str, seed: int) -> None:
     model = target_of(name)
-    pieces, plain = open_pieces(model), CachedLM(model)
+    pieces, plain = model_parts(model), CachedLM(model)
     stack = pieces.stack(model.model.layers)
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, VOCAB, 11).tolist()
@@ -132,8 +132,8 @@ def test_trees_level_by_level_or_at_once_and_the_path_that_is_kept(name: str, se
 @names
 def test_a_skipped_sublayer_is_one_that_adds_nothing(name: str) -> None:
     model = target_of(name)
-    skips = Skips(frozenset({0, 2}), frozenset({2, 3}))
-    pieces = open_pieces(model)
+    skips = SkippedSublayers(frozenset({0, 2}), frozenset({2, 3}))
+    pieces = model_parts(model)
     silent = copy.deepcopy(model)
     for numbers, projection in ((skips.attention, "self_attn.o_proj"), (skips.mlp, "mlp.down_proj")):
         for number in numbers:
@@ -187,34 +187,34 @@ def test_models_that_join_like_parts_otherwise_are_refused(kind: str, dtype: tor
     torch.manual_seed(1)
     built = model(config(**SIZES, **special)).to(dtype).eval()
     with pytest.raises(InputError, match=f"^{model.__name__} has parts .*no drafter can live") as caught:
-        open_pieces(built)
+        model_parts(built)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LIBRARY)
 def test_models_that_fit_are_taken_in_any_type(name: str, dtype: torch.dtype) -> None:
-    open_pieces(copy.deepcopy(target_of(name)).to(dtype))
+    model_parts(copy.deepcopy(target_of(name)).to(dtype))
 
 
 def test_granite_without_multipliers_is_a_llama() -> None:
     """What is refused above is refused for what it says, not for its name."""
     torch.manual_seed(1)
-    open_pieces(GraniteForCausalLM(GraniteConfig(**SIZES, **PLAIN)).double().eval())
+    model_parts(GraniteForCausalLM(GraniteConfig(**SIZES, **PLAIN)).double().eval())
 
 
 def test_what_cannot_be_taken_apart_says_so() -> None:
     with pytest.raises(InputError, match="GPT2LMHeadModel has no embed_tokens where"):
-        open_pieces(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2)).eval())
+        model_parts(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2)).eval())
     with pytest.raises(InputError, match="CohereForCausalLM has no post_attention_layernorm where"):
-        open_pieces(CohereForCausalLM(CohereConfig(**SIZES)).eval())
+        model_parts(CohereForCausalLM(CohereConfig(**SIZES)).eval())
     flex = copy.deepcopy(target_of("qwen2-sdpa"))
     flex.config._attn_implementation = "flex_attention"
     with pytest.raises(InputError, match="flex_attention attention takes no mask; load Qwen2ForCausalLM with"):
-        open_pieces(flex)
+        model_parts(flex)
     sliding = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}
     with pytest.raises(InputError, match="layers with a sliding window"):
-        open_pieces(Qwen2ForCausalLM(Qwen2Config(**SIZES, **sliding)).eval())
+        model_parts(Qwen2ForCausalLM(Qwen2Config(**SIZES, **sliding)).eval())
 
 
 def test_a_window_of_all_layers_bounds_the_positions() -> None:
@@ -231,6 +231,6 @@ def test_what_a_sublayer_does_inside_is_its_own_affair() -> None:
     """Phi-3 joins its projections itself and is a Llama otherwise."""
     torch.manual_seed(1)
     model = Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=None)).double().eval()
-    plain, pieces = CachedLM(model), open_pieces(model)
+    plain, pieces = CachedLM(model), model_parts(model)
     stack = pieces.stack(model.model.layers)
     torch.testing.assert_close(say(pieces, model, [stack], [3, 1, 4], 0), plain.forward([3, 1, 4]), **CLOSE)

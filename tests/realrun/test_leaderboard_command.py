@@ -23,7 +23,7 @@ import realrun.leaderboard.job as job_module
 import realrun.leaderboard.measure as measure_module
 import realrun.profiling.profile as profile_module
 from realrun.cli.leaderboard import print_board
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.leaderboard.job import Settings, named, run_leaderboard
 from realrun.pairs.pair import LAB_DRAFTERS, LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
@@ -33,13 +33,13 @@ from specsim.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
 from specsim.speedup.intervals import paired_difference
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 
-CHOICE = Choice("gumbel", 0.8, 0)
+CHOICE = Sampler("gumbel", 0.8, 0)
 KINDS = tuple(POLICIES[name] for name in ("fixed_k", "max_confidence", "vct"))
 SETTINGS = Settings(RecordSettings(3, 20, CHOICE, tree_nodes=8, tree_width=3), KINDS, trials=4, repeats=1)
 ENDS = (3, 17, 40, 66)  # so many that outputs differ in length
@@ -132,7 +132,7 @@ def test_all_share_one_baseline_and_one_split(job: Job) -> None:
         trace = read_trace(out / row["drafter"] / "trace").select(held)
         cost = replace(read_cost(out / row["drafter"] / "profile.json"), autoregressive_s=np.array(plain))
         policy = build_policy(POLICIES[row["policy"]], row["params"])
-        replayed = replay(trace, policy, compile_for(trace, cost, policy), seed=0)
+        replayed = replay(trace, policy, cost_table(trace, cost, policy), seed=0)
         if not row["own_target"]:
             baseline = replayed.autoregressive_s
             assert row["sequence_seconds"] == pytest.approx(replayed.speculative_s)
@@ -154,7 +154,7 @@ def test_a_target_of_its_own_is_charged_for_as_much_text(job: Job) -> None:
     cost = json.loads((out / "autoregressive" / "profile.json").read_text())["median_s"]["autoregressive"]
     model = replace(read_cost(out / "tuned" / "profile.json"), autoregressive_s=np.array(cost))
     policy = build_policy(POLICIES[row["policy"]], row["params"])
-    runs = [replay(t, policy, compile_for(t, model, policy), seed=0) for t in (own.select(held), plain.select(held))]
+    runs = [replay(t, policy, cost_table(t, model, policy), seed=0) for t in (own.select(held), plain.select(held))]
     expected = runs[0].speculative_s * runs[1].autoregressive_s / runs[0].autoregressive_s
     assert row["sequence_seconds"] == pytest.approx(expected)
 
@@ -241,7 +241,7 @@ def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="trials=4, asked for 9; pass --overwrite"):
         start(out, replace(SETTINGS, trials=9))
     with pytest.raises(InputError, match="greedy and Gumbel"):
-        start(tmp_path / "out", replace(SETTINGS, record=RecordSettings(4, 20, Choice("rejection"))))
+        start(tmp_path / "out", replace(SETTINGS, record=RecordSettings(4, 20, Sampler("rejection"))))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("keep")
     with pytest.raises(InputError, match="holds other files"):

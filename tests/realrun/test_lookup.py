@@ -20,7 +20,7 @@ from tiny import VOCAB, tiny_pair, tiny_prompts
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, NgramIndex
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import LOOKUP, Pair, load_pair
@@ -36,13 +36,13 @@ from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replay.expected import expected_replay
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
-from specsim.speedup.chain_oracle import oracle_rounds, oracle_seconds
+from specsim.replay.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import NO_TOKEN, Trace
 
 DEPTH, TOKENS = 6, 48
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.25, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.25, seed=4)}
 choices = pytest.mark.parametrize("mode", CHOICES)
 FIXED = make_policy("fixed_k", {"k": DEPTH})
 LESS_OFTEN = pytest.mark.slow
@@ -158,7 +158,7 @@ def test_the_output_is_the_targets_own(mode: str, lab: bool) -> None:
 @pytest.mark.parametrize("lab", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tiny", "lab"])
 def test_replay_repeats_every_real_round(mode: str, lab: bool, policy: Policy) -> None:
     pair, prompts, trace = recorded(mode, lab)
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-6, 1e-2)), seed=9, log=True)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-6, 1e-2)), seed=9, log=True)
     loop = Decoder(*open_drafter(pair), pair.eos_token_ids, CHOICES[mode])
     runs = [loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9) for index, prompt in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
@@ -174,12 +174,12 @@ def test_a_drafted_end_of_text_is_the_last() -> None:
     pair = lookup_pair(eos_token_ids=(9,))
     drafter = LookupDrafter(open_drafter(pair)[0], (9,))
     drafter.begin([7, 8, 9, 5, 7])
-    draft = drafter.propose([7, 8, 9, 5, 7, 8], DEPTH, lambda step, depth: True, Choice(), 0, 0)
+    draft = drafter.propose([7, 8, 9, 5, 7, 8], DEPTH, lambda step, depth: True, Sampler(), 0, 0)
     assert draft.tokens == [9]
 
 
 def test_rejection_sampling_is_told_that_the_draft_was_certain() -> None:
-    choice = Choice("rejection", 1.0, seed=1)
+    sampler = Sampler("rejection", 1.0, seed=1)
     pair = lookup_pair()
     kept: list[Draft] = []
 
@@ -189,7 +189,7 @@ def test_rejection_sampling_is_told_that_the_draft_was_certain() -> None:
             return kept[-1]
 
     target, _ = open_drafter(pair)
-    decoder = Decoder(target, Watched(target, ()), (), choice)
+    decoder = Decoder(target, Watched(target, ()), (), sampler)
     runs = [decoder.decode([7, 8, 9, 5] * 3, TOKENS, FIXED, sequence=s) for s in range(3)]
     assert sum(r.accepted for run in runs for r in run.rounds) > 0
     for draft in kept:
@@ -203,8 +203,8 @@ def test_it_refuses_what_it_cannot_do() -> None:
     with pytest.raises(InputError, match="chains only; record it with --tree-nodes 0"):
         record(pair, prompts, RecordSettings(DEPTH, TOKENS, tree_nodes=8))
     with pytest.raises(InputError, match="greedy and Gumbel mode only"):
-        record(pair, prompts, RecordSettings(DEPTH, TOKENS, Choice("rejection")))
-    decoder = Decoder(*open_drafter(pair), (), Choice())
+        record(pair, prompts, RecordSettings(DEPTH, TOKENS, Sampler("rejection")))
+    decoder = Decoder(*open_drafter(pair), (), Sampler())
     with pytest.raises(InputError, match="prompt lookup chains only"):
         decoder.decode(prompts[0].tokens, 4, make_policy("vct", {"width": 2, "depth": 2}))
     with pytest.raises(InputError, match="score.*choose another policy"):
@@ -233,7 +233,7 @@ def test_a_draft_may_be_shorter_than_the_depth() -> None:
     short = dataclasses.replace(trace, draft_token=cut)
     whole = trace.draft_limit
     assert np.array_equal(short.draft_limit, np.minimum(whole, 2))
-    replayed = replay(short, FIXED, compile_for(short, ConstantCost(1e-3, 1e-2)), log=True)
+    replayed = replay(short, FIXED, cost_table(short, ConstantCost(1e-3, 1e-2)), log=True)
     assert replayed.log is not None and replayed.log[:, 2].max() == 2
 
 
@@ -248,7 +248,7 @@ def test_what_is_not_proposed_is_never_read() -> None:
     other = dataclasses.replace(trace, **changed)
     policy = POLICIES[1]
     assert isinstance(policy, Policy)
-    logs = [replay(t, policy, compile_for(t, ConstantCost(1e-3, 1e-2)), log=True).log for t in (trace, other)]
+    logs = [replay(t, policy, cost_table(t, ConstantCost(1e-3, 1e-2)), log=True).log for t in (trace, other)]
     assert logs[0] is not None and np.array_equal(*logs)
     for a, b in zip(judged_tokens(trace), judged_tokens(other), strict=True):
         assert np.array_equal(a, b)
@@ -258,9 +258,9 @@ def test_what_is_not_proposed_is_never_read() -> None:
 def test_no_policy_beats_the_oracle_where_drafts_lag(mode: str) -> None:
     """Under costs of catching up, which rounds with nothing to draft do not owe."""
     _, _, trace = recorded(mode)
-    table = compile_for(trace, ConstantCost(1e-4, 1e-2))
+    table = cost_table(trace, ConstantCost(1e-4, 1e-2))
     table = dataclasses.replace(table, catch_up_s=np.full_like(table.catch_up_s, 5e-3))
-    least = oracle_seconds(trace, table)
+    least = chain_oracle_seconds(trace, table)
     for k in range(1, DEPTH + 1):
         assert (least <= replay(trace, make_policy("fixed_k", {"k": k}), table).speculative_s + 1e-12).all()
     rounds, behind, total = oracle_rounds(trace, table), 0, np.zeros(trace.sequences)
@@ -278,7 +278,7 @@ def test_no_policy_beats_the_oracle_where_drafts_lag(mode: str) -> None:
 def test_the_expectation_of_a_policy_that_draws_counts_silent_rounds() -> None:
     _, _, trace = recorded("gumbel")
     policy = make_policy("beta_ts", {"alpha0": 2.0, "max_draft": DEPTH})
-    table = compile_for(trace, ConstantCost(1e-3, 1e-2))
+    table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     expected = expected_replay(trace, policy, table)  # type: ignore[arg-type]
     seeds = [replay(trace, policy, table, seed=seed) for seed in range(400)]
     for name in ("rounds", "drafted", "accepted"):

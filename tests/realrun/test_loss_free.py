@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, lab_prompts
@@ -20,14 +20,14 @@ from specsim.cost.model import ConstantCost
 from specsim.fitting.fit import fit
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 SIZES = [  # (prompts, output tokens)
     pytest.param((9, 64), id="9x64"),
     pytest.param((21, 128), id="21x128", marks=pytest.mark.slow),
 ]
-CHOICES = {"greedy": Choice("greedy"), "gumbel": Choice("gumbel", 0.8, seed=11)}
+CHOICES = {"greedy": Sampler("greedy"), "gumbel": Sampler("gumbel", 0.8, seed=11)}
 SETTINGS = [
     ("fixed_k", {"k": 4}),
     ("max_confidence", {"lambda0": 0.4, "dynamic": True}),
@@ -53,7 +53,7 @@ SETTINGS = [
 class Recorded:
     """A trace of the lab and what it was recorded from."""
 
-    choice: Choice
+    sampler: Sampler
     trace: Trace
     prompts: list[Prompt]
     new_tokens: int
@@ -66,9 +66,9 @@ def size(request: pytest.FixtureRequest) -> tuple[int, int]:
 
 @pytest.fixture(scope="module", params=sorted(CHOICES))
 def recorded(request: pytest.FixtureRequest, size: tuple[int, int], lab_pair64: Pair) -> Recorded:
-    choice, (count, new_tokens) = CHOICES[request.param], size
+    sampler, (count, new_tokens) = CHOICES[request.param], size
     prompts = lab_prompts(lab_pair64.tokenizer, count)
-    return Recorded(choice, record(lab_pair64, prompts, RecordSettings(16, new_tokens, choice)), prompts, new_tokens)
+    return Recorded(sampler, record(lab_pair64, prompts, RecordSettings(16, new_tokens, sampler)), prompts, new_tokens)
 
 
 def test_every_policy_is_tested_here() -> None:
@@ -80,11 +80,11 @@ def test_every_round_and_every_output_is_identical(
     recorded: Recorded, spec: tuple[str, dict[str, Any]], lab_pair64: Pair
 ) -> None:
     name, settings = spec
-    table = compile_for(recorded.trace, ConstantCost(1e-3, 5e-3))
+    table = cost_table(recorded.trace, ConstantCost(1e-3, 5e-3))
     policy = fit(CHAIN_POLICIES[name], settings, recorded.trace, table)
     replayed = replay(recorded.trace, policy, table, seed=3, log=True)
     drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids, lab_pair64.predictor)
-    decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, recorded.choice)
+    decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, recorded.sampler)
     runs, state = [], None
     for number, prompt in enumerate(recorded.prompts):
         runs.append(decoder.decode(prompt.tokens, recorded.new_tokens, policy, sequence=number, seed=3, state=state))
@@ -97,13 +97,13 @@ def test_every_round_and_every_output_is_identical(
 @torch.inference_mode()
 def test_recorded_outputs_are_the_targets_own_choices(recorded: Recorded, lab_pair64: Pair) -> None:
     """Checked without our loop and without a cache: one plain forward pass over each output."""
-    choice, trace = recorded.choice, recorded.trace
+    sampler, trace = recorded.sampler, recorded.trace
     for number, prompt in enumerate(recorded.prompts):
         output = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
         ids = torch.tensor([prompt.tokens + output])
         logits = lab_pair64.target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
-        assert choice.tokens(logits, number, 0).tolist() == output
-        if choice.mode == "greedy":
+        assert sampler.tokens(logits, number, 0).tolist() == output
+        if sampler.mode == "greedy":
             assert logits.argmax(-1).tolist() == output
 
 
@@ -111,7 +111,7 @@ def test_the_traces_look_like_real_text(recorded: Recorded) -> None:
     """A pair that always or never agrees, or text that loops, would teach nothing."""
     meta = recorded.trace.meta
     assert 0.4 < meta["first_token_accepted_share"] < 0.85
-    if recorded.choice.mode == "gumbel":
+    if recorded.sampler.mode == "gumbel":
         assert meta["distinct_trigram_share"] > 0.6
 
 

@@ -18,7 +18,7 @@ from tiny import VOCAB, tiny_model, tiny_prompts
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.medusa import MedusaHeads, MedusaLM
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
@@ -30,7 +30,7 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 COST = ConstantCost(1e-4, 5e-3)
@@ -60,15 +60,15 @@ def scored(pair: Pair) -> Pair:
 
 
 @cache
-def recorded(architecture: str, choice: Choice, eos: tuple[int, ...] = (), nodes: int = 256) -> tuple[Pair, Trace]:
+def recorded(architecture: str, sampler: Sampler, eos: tuple[int, ...] = (), nodes: int = 256) -> tuple[Pair, Trace]:
     pair = scored(medusa_pair(architecture, eos))
-    return pair, record(pair, tiny_prompts(), RecordSettings(16, TOKENS, choice, nodes, 6))
+    return pair, record(pair, tiny_prompts(), RecordSettings(16, TOKENS, sampler, nodes, 6))
 
 
 def decoded(
-    pair: Pair, policy: Policy, choice: Choice, seed: int = 3, prompts: Sequence[Prompt] | None = None
+    pair: Pair, policy: Policy, sampler: Sampler, seed: int = 3, prompts: Sequence[Prompt] | None = None
 ) -> list[Decoded]:
-    decoder, state, runs = Decoder(*open_drafter(pair), pair.eos_token_ids, choice), None, []
+    decoder, state, runs = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler), None, []
     for number, prompt in enumerate(prompts or tiny_prompts()):
         runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=number, seed=seed, state=state))
         state = runs[-1].state
@@ -76,15 +76,15 @@ def decoded(
 
 
 def check(
-    pair: Pair, trace: Trace, policy: Policy, choice: Choice, prompts: Sequence[Prompt] | None = None
+    pair: Pair, trace: Trace, policy: Policy, sampler: Sampler, prompts: Sequence[Prompt] | None = None
 ) -> list[Decoded]:
     """The runs, the same round for round as the replay, and token for token as the target alone."""
-    replayed = replay(trace, policy, compile_for(trace, COST, policy), seed=3, log=True)
-    runs = decoded(pair, policy, choice, prompts=prompts)
+    replayed = replay(trace, policy, cost_table(trace, COST, policy), seed=3, log=True)
+    runs = decoded(pair, policy, sampler, prompts=prompts)
     assert rounds_identical(replayed, runs) == 1.0 and (replayed.truncated is None or replayed.truncated.sum() == 0)
     assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
     assert output_identical(trace, runs) == 1.0
-    assert [run.tokens for run in runs] == own_texts(pair, choice, prompts=prompts)
+    assert [run.tokens for run in runs] == own_texts(pair, sampler, prompts=prompts)
     return runs
 
 
@@ -129,10 +129,10 @@ def test_head_k_predicts_the_token_k_places_after_the_pending_one() -> None:
     prompt, policy = Prompt("code", [4, 5, 6, 7]), make_policy("fixed_k", {"k": HEADS})
     for shift, accepted in ((0, HEADS), (1, 0), (-1, 0)):
         pair = counting_pair(shift)
-        run = Decoder(*open_drafter(pair), (), Choice()).decode(prompt.tokens, 60, policy)
+        run = Decoder(*open_drafter(pair), (), Sampler()).decode(prompt.tokens, 60, policy)
         assert run.tokens == [*range(8, 68)]
         assert {r.accepted for r in run.rounds} == {accepted}
-        trace = record(pair, [prompt], RecordSettings(16, 60, Choice()))
+        trace = record(pair, [prompt], RecordSettings(16, 60, Sampler()))
         assert trace.depth == HEADS and (trace.match_len[: 60 - HEADS] == accepted).all()
         assert ((trace.true_rank[: 60 - HEADS] == 0) == (shift == 0)).all()
         assert (trace.true_rank[-1] == [trace.true_rank[-1, 0], -1, -1, -1]).all()
@@ -143,10 +143,10 @@ def test_head_k_predicts_the_token_k_places_after_the_pending_one() -> None:
 
 @choices
 @pytest.mark.parametrize("spec", [*CHAINS, *TREES], **ids)
-def test_every_round_and_every_output_is_identical(spec: tuple[str, dict[str, Any]], choice: Choice) -> None:
-    pair, trace = recorded("llama", choice)
-    policy = POLICIES[spec[0]].fit(spec[1], trace, compile_for(trace, COST))
-    runs = check(pair, trace, policy, choice)
+def test_every_round_and_every_output_is_identical(spec: tuple[str, dict[str, Any]], sampler: Sampler) -> None:
+    pair, trace = recorded("llama", sampler)
+    policy = POLICIES[spec[0]].fit(spec[1], trace, cost_table(trace, COST))
+    runs = check(pair, trace, policy, sampler)
     drafted, accepted = (sum(getattr(r, name) for run in runs for r in run.rounds) for name in ("drafted", "accepted"))
     assert 0.1 * accepted < 0.9 * accepted < drafted and accepted > 60
 
@@ -155,27 +155,27 @@ def test_every_round_and_every_output_is_identical(spec: tuple[str, dict[str, An
 @pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
 @pytest.mark.parametrize("spec", [CHAINS[4], TREES[1], TREES[5]], **ids)
 def test_other_architectures_are_identical_too(
-    architecture: str, spec: tuple[str, dict[str, Any]], choice: Choice
+    architecture: str, spec: tuple[str, dict[str, Any]], sampler: Sampler
 ) -> None:
-    pair, trace = recorded(architecture, choice)
-    check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, compile_for(trace, COST)), choice)
+    pair, trace = recorded(architecture, sampler)
+    check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, cost_table(trace, COST)), sampler)
 
 
 @pytest.mark.parametrize("spec", [CHAINS[1], TREES[1], TREES[5]], **ids)
 def test_end_of_text_ends_drafts_and_output(spec: tuple[str, dict[str, Any]]) -> None:
-    choice = CHOICES["gumbel"]
-    tokens, counts = np.unique(np.concatenate(own_texts(medusa_pair(), choice)), return_counts=True)
+    sampler = CHOICES["gumbel"]
+    tokens, counts = np.unique(np.concatenate(own_texts(medusa_pair(), sampler)), return_counts=True)
     eos = tuple(tokens[np.argsort(-counts)[2:8:2]].tolist())
-    pair, trace = recorded("llama", choice, eos)
+    pair, trace = recorded("llama", sampler, eos)
     pair = replace(pair, eos_token_ids=eos)
     assert min(trace.output_tokens) < TOKENS and np.isin(trace.draft_token, eos).any()
-    check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, compile_for(trace, COST)), choice)
+    check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, cost_table(trace, COST)), sampler)
 
 
 @choices
-def test_a_round_that_drafts_nothing_leaves_no_old_state_behind(choice: Choice) -> None:
-    pair, trace = recorded("llama", choice)
-    runs = check(pair, trace, CoinTree(), choice)
+def test_a_round_that_drafts_nothing_leaves_no_old_state_behind(sampler: Sampler) -> None:
+    pair, trace = recorded("llama", sampler)
+    runs = check(pair, trace, CoinTree(), sampler)
     empty = [r.drafted == 0 for run in runs for r in run.rounds[:-1]]
     assert 0.05 < np.mean(empty) < 0.5
 
@@ -186,22 +186,22 @@ def test_a_round_that_drafts_nothing_leaves_no_old_state_behind(choice: Choice) 
 @choices
 @pytest.mark.parametrize("spec", [TREES[1], TREES[5]], **ids)
 def test_candidates_are_sought_in_one_row_of_a_level(
-    spec: tuple[str, dict[str, Any]], choice: Choice, monkeypatch: pytest.MonkeyPatch
+    spec: tuple[str, dict[str, Any]], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the rows told apart, every node's candidates are sought: the same drafts, from more rows."""
     pair = medusa_pair()
     policy, counted = make_policy(*spec), []
-    candidates = Choice.candidates
+    candidates = Sampler.candidates
 
-    def counting(self: Choice, logits: torch.Tensor, *asked: Any) -> Any:
+    def counting(self: Sampler, logits: torch.Tensor, *asked: Any) -> Any:
         counted.append(len(logits))
         return candidates(self, logits, *asked)
 
-    monkeypatch.setattr(Choice, "candidates", counting)
-    shared = decoded(pair, policy, choice)
+    monkeypatch.setattr(Sampler, "candidates", counting)
+    shared = decoded(pair, policy, sampler)
     assert set(counted) == {1}
     monkeypatch.setattr(MedusaLM, "_logits", lambda self, rows, plain=MedusaLM._logits: plain(self, rows).contiguous())
-    apart = decoded(pair, policy, choice)
+    apart = decoded(pair, policy, sampler)
     assert max(counted) > 3
     assert [run.tree_log() for run in apart] == [run.tree_log() for run in shared]
     assert [run.tokens for run in apart] == [run.tokens for run in shared]
@@ -213,7 +213,7 @@ def test_candidates_are_sought_in_one_row_of_a_level(
 @pytest.mark.parametrize("spec", [("fixed_k", {"k": 5}), ("vct", {"width": 1, "depth": 5})], **ids)
 def test_drafting_beyond_the_heads_is_refused(spec: tuple[str, dict[str, Any]]) -> None:
     with pytest.raises(InputError, match="4 MEDUSA heads draft at most 4 tokens; lower") as caught:
-        decoded(medusa_pair(), make_policy(*spec), Choice())
+        decoded(medusa_pair(), make_policy(*spec), Sampler())
     assert "\n" not in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from tiny import VOCAB, random_prompts, tiny_tokenizer
 from transformers import LlamaForCausalLM
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.pairs.open import open_drafter
@@ -240,14 +240,14 @@ def outputs(decoder: Decoder, policy: Any, prompts: Sequence[list[int]]) -> list
     return [decoder.decode(prompt, 40, policy, sequence=i).tokens for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice("gumbel", 0.8, seed=4)], ids=["greedy", "gumbel"])
-def test_decoding_is_the_tuned_backbones_own(trained: Trained, choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8, seed=4)], ids=["greedy", "gumbel"])
+def test_decoding_is_the_tuned_backbones_own(trained: Trained, sampler: Sampler) -> None:
     """Chain and tree; and not the original's, or the claim would say little."""
     prompts = [*random_prompts(2), *(text(2)[i : i + 24].tolist() for i in (0, 30, 60, 90, 120))]
-    alone = outputs(Decoder(trained.pair.target, None, (), choice), None, prompts)
-    original = outputs(Decoder(trained.original, None, (), choice), None, prompts)
+    alone = outputs(Decoder(trained.pair.target, None, (), sampler), None, prompts)
+    original = outputs(Decoder(trained.original, None, (), sampler), None, prompts)
     assert sum(a != b for a, b in zip(alone, original, strict=True)) >= len(prompts) // 2
-    decoder = Decoder(*open_drafter(trained.pair), (), choice)
+    decoder = Decoder(*open_drafter(trained.pair), (), sampler)
     for name, settings in (
         ("fixed_k", {"k": 3}),
         ("adaedl", {"max_draft": 3}),

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import realrun.validation.run
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import last_states
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.drafter_files import describe_target, save_drafter
@@ -39,14 +39,14 @@ from specsim.policy.registry import POLICIES, make_policy
 from specsim.trace.files import read_trace
 from specsim.trace.outcomes import as_recorded
 
-ALL = {**CHOICES, "nucleus": Choice("gumbel", 1.0, seed=5, top_p=0.6)}
+ALL = {**CHOICES, "nucleus": Sampler("gumbel", 1.0, seed=5, top_p=0.6)}
 choices = pytest.mark.parametrize("choice", ALL.values(), ids=ALL.keys())
-REJECTION = Choice("rejection", 0.8, seed=4)
+REJECTION = Sampler("rejection", 0.8, seed=4)
 
 
 @choices
 @pytest.mark.parametrize("prompt", [[7], [5, 9, 3, 11]], ids=["one token", "four tokens"])
-def test_columns_are_what_each_head_says_at_each_position(choice: Choice, prompt: list[int]) -> None:
+def test_columns_are_what_each_head_says_at_each_position(sampler: Sampler, prompt: list[int]) -> None:
     """One head, one position at a time."""
     pair, depth, sequence = scored(medusa_pair()), 3, 2
     output = [*range(20, 31)]
@@ -57,7 +57,7 @@ def test_columns_are_what_each_head_says_at_each_position(choice: Choice, prompt
         prompt,
         output,
         depth,
-        choice,
+        sampler,
         sequence,
         pair.predictor.after(torch.stack([at(states, len(prompt) + t) for t in range(11)])),
         TreeSize(12, 5),
@@ -68,22 +68,22 @@ def test_columns_are_what_each_head_says_at_each_position(choice: Choice, prompt
         siblings = []
         for i in range(depth):
             logits = pair.draft(hidden[None])[i]
-            token, *features = choice.statistics(logits, sequence, t + i)[0].tolist()
+            token, *features = sampler.statistics(logits, sequence, t + i)[0].tolist()
             assert columns["draft_token"][t, i] == token
             np.testing.assert_allclose(
                 [columns[name][t, i] for name in ("prob", "confidence", "entropy_nats")], features, rtol=1e-6
             )
             score = pair.predictor.after(hidden[None])(pair.draft.states(hidden[None])[i], i + 1)
             assert columns["score"][t, i] == pytest.approx(float(score), rel=1e-6)
-            tokens, probs = (part[0].numpy() for part in choice.candidates(logits, sequence, [t + i], VOCAB))
+            tokens, probs = (part[0].numpy() for part in sampler.candidates(logits, sequence, [t + i], VOCAB))
             rank = -1 if t + i >= len(output) else tokens.tolist().index(output[t + i])
-            if choice.top_p == 1.0:  # outside the nucleus all are equal, and ordered by index
+            if sampler.top_p == 1.0:  # outside the nucleus all are equal, and ordered by index
                 assert columns["true_rank"][t, i] == rank
             siblings.append((tokens[:5], probs[:5].astype(np.float32)))
         expected, horizon = one_by_one(lambda path, found=siblings: found[len(path)], depth, 12)
         found = as_names(trees, t)
         assert paths_outside_chain(found) == pytest.approx(paths_outside_chain(expected), rel=1e-5)
-        assert choice.top_p < 1.0 or {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in expected.items()}
+        assert sampler.top_p < 1.0 or {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in expected.items()}
         assert trees.horizon[t] == pytest.approx(horizon, rel=1e-5)
     match = columns["draft_token"][:, 0] == output
     assert ((columns["match_len"] > 0) == match).all()
@@ -99,7 +99,7 @@ def test_more_depth_than_heads_is_cut_by_the_recorder_and_refused_by_the_pass() 
     assert trace.depth == trace.meta["depth"] == HEADS and trace.meta["drafter_kind"] == "medusa"
     pair = medusa_pair()
     with pytest.raises(InputError, match="4 MEDUSA heads draft at most 4 tokens, not 5; lower the depth"):
-        heads_columns(pair.target, pair.draft, [3, 4], [5, 6], HEADS + 1, Choice(), 0)
+        heads_columns(pair.target, pair.draft, [3, 4], [5, 6], HEADS + 1, Sampler(), 0)
 
 
 # --- Rejection sampling ---------------------------------------------------------------------------
@@ -137,14 +137,14 @@ def test_rejection_traces_hold_the_heads_distributions_and_the_targets_verdict()
 def test_rejection_sampling_accepts_what_target_and_head_have_in_common(temperature: float) -> None:
     """A first token is accepted with chance sum(min(p, q)): in real runs, and in the outcomes that are recorded."""
     pair, prompt, times = medusa_pair(), tiny_prompts(1)[0], 200
-    choice = Choice("rejection", temperature, 5)
-    p = choice.probs(logits_after(pair, prompt.tokens))[-1]
+    sampler = Sampler("rejection", temperature, 5)
+    p = sampler.probs(logits_after(pair, prompt.tokens))[-1]
     hidden = at(last_states(pair.target, prompt.tokens), len(prompt.tokens))
-    chance = float(torch.minimum(p, choice.probs(pair.draft(hidden[None])[0])[0]).sum())
+    chance = float(torch.minimum(p, sampler.probs(pair.draft(hidden[None])[0])[0]).sum())
     assert 0.02 < chance < 0.98
-    decoder, policy = Decoder(*open_drafter(pair), (), choice), make_policy("fixed_k", {"k": HEADS})
+    decoder, policy = Decoder(*open_drafter(pair), (), sampler), make_policy("fixed_k", {"k": HEADS})
     runs = [decoder.decode(prompt.tokens, HEADS + 1, policy, sequence=number) for number in range(times)]
-    trace = as_recorded(record(pair, [prompt] * times, RecordSettings(HEADS, HEADS + 1, choice)))
+    trace = as_recorded(record(pair, [prompt] * times, RecordSettings(HEADS, HEADS + 1, sampler)))
     for accepted in ([run.rounds[0].accepted for run in runs], trace.match_len[trace.offsets[:-1]]):
         assert stats.binomtest(int(np.count_nonzero(accepted)), times, chance).pvalue > 0.001
 
@@ -152,14 +152,14 @@ def test_rejection_sampling_accepts_what_target_and_head_have_in_common(temperat
 def test_rejection_sampling_with_heads_follows_the_targets_own_law() -> None:
     """The token after the next, over many seeds, against the target's exact law of it."""
     pair, prompt = medusa_pair(), tiny_prompts(1)[0]
-    choice = Choice("rejection", 0.5, 0)
-    probs = choice.probs(logits_after(pair, prompt.tokens))[-1]
+    sampler = Sampler("rejection", 0.5, 0)
+    probs = sampler.probs(logits_after(pair, prompt.tokens))[-1]
     first = int(probs.argmax())
-    second = choice.probs(logits_after(pair, [*prompt.tokens, first]))[-1]
-    decoder, policy = Decoder(*open_drafter(pair), (), choice), make_policy("fixed_k", {"k": HEADS})
+    second = sampler.probs(logits_after(pair, [*prompt.tokens, first]))[-1]
+    decoder, policy = Decoder(*open_drafter(pair), (), sampler), make_policy("fixed_k", {"k": HEADS})
     texts = []
     for seed in range(600):
-        decoder.choice = Choice("rejection", 0.5, seed)
+        decoder.sampler = Sampler("rejection", 0.5, seed)
         texts.append(decoder.decode(prompt.tokens, 4, policy).tokens)
     for law, seen in (
         (probs, [text[0] for text in texts]),

@@ -7,13 +7,13 @@ from pathlib import Path
 from tiny import tiny_pair, tiny_prompts
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -21,11 +21,11 @@ README = Path(__file__).parents[2] / "README.md"
 def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     path = tmp_path / "prob_floor.py"
     path.write_text(README.read_text().split("```python\n")[1].split("```")[0])
-    pair, prompts, choice = tiny_pair(), tiny_prompts(3), Choice("greedy")
-    trace = record(pair, prompts, RecordSettings(5, 24, choice))
+    pair, prompts, sampler = tiny_pair(), tiny_prompts(3), Sampler("greedy")
+    trace = record(pair, prompts, RecordSettings(5, 24, sampler))
     policy = make_policy(str(path), {"floor": 0.05, "max_draft": 5})
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2)), log=True)
-    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, choice)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, sampler)
     assert replayed.log is not None
     lengths = set()
     for index, prompt in enumerate(prompts):

@@ -19,12 +19,12 @@ from tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 import realrun.pairs.pair
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import FILE, Predictor, load_predictor, save_predictor
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
-from realrun.lm.llama import LeanLlama
+from realrun.lm.llama import FusedLlama
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
@@ -36,9 +36,9 @@ from specsim.errors import InputError
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 CPU = torch.device("cpu")
 
@@ -79,8 +79,8 @@ class Kept(DraftModel):
         super().__init__(pair.draft, pair.eos_token_ids, pair.predictor)
         self.drafts: list[tuple[int, int, Draft]] = []
 
-    def propose(self, tokens, limit, keep, choice, sequence, position):  # type: ignore[no-untyped-def]
-        draft = super().propose(tokens, limit, keep, choice, sequence, position)
+    def propose(self, tokens, limit, keep, sampler, sequence, position):  # type: ignore[no-untyped-def]
+        draft = super().propose(tokens, limit, keep, sampler, sequence, position)
         self.drafts.append((sequence, position, draft))
         return draft
 
@@ -122,7 +122,7 @@ def test_the_folded_predictor_equals_the_papers_factors() -> None:
     assert torch.equal(predictor.after(target)(draft[7:20], 2, begin=7), predictor.after(target)(draft, 2)[7:20])
 
 
-@pytest.mark.parametrize("kind", [CachedLM, LeanLlama, StaticLlama])
+@pytest.mark.parametrize("kind", [CachedLM, FusedLlama, StaticLlama])
 @torch.inference_mode()
 def test_hidden_rows_are_what_the_head_reads(kind: type[CachedLM]) -> None:
     model = small_model(max_position_embeddings=600)
@@ -162,7 +162,7 @@ def test_hidden_rows_of_recorded_graphs_are_those_of_the_last_pass() -> None:
 
 
 def test_nothing_is_kept_unless_asked() -> None:
-    for kind in (CachedLM, LeanLlama):
+    for kind in (CachedLM, FusedLlama):
         lm = kind(tiny_pair().draft)
         with torch.inference_mode():
             lm.forward([1, 2, 3])
@@ -170,12 +170,12 @@ def test_nothing_is_kept_unless_asked() -> None:
 
 
 @choices
-def test_recorded_scores_are_those_of_the_definition(choice: Choice) -> None:
+def test_recorded_scores_are_those_of_the_definition(sampler: Sampler) -> None:
     """H^T one position before the pending token, H^D after the tokens drafted so far; by plain passes."""
     for pair in (tiny_pair(), unequal_pair()):
         predictor = random_predictor(pair)
         prompts = [Prompt("all", [5, 9, 2]), Prompt("all", [11])]
-        trace = record(replace(pair, predictor=predictor), prompts, RecordSettings(5, 12, choice))
+        trace = record(replace(pair, predictor=predictor), prompts, RecordSettings(5, 12, sampler))
         assert trace.score is not None and trace.meta["predictor"] == predictor.digest
         for s, prompt in enumerate(prompts):
             output = trace.token[trace.offsets[s] : trace.offsets[s + 1]].tolist()
@@ -198,18 +198,18 @@ def test_recorded_scores_are_those_of_the_definition(choice: Choice) -> None:
 
 
 @choices
-@pytest.mark.parametrize("kind", [CachedLM, LeanLlama, StaticLlama])
-def test_the_real_loop_computes_exactly_the_recorded_scores(kind: type[CachedLM], choice: Choice) -> None:
+@pytest.mark.parametrize("kind", [CachedLM, FusedLlama, StaticLlama])
+def test_the_real_loop_computes_exactly_the_recorded_scores(kind: type[CachedLM], sampler: Sampler) -> None:
     # Unlike models agree only where they share their noise.
-    pair = scoring_pair() if choice.mode == "greedy" else unequal_pair()
+    pair = scoring_pair() if sampler.mode == "greedy" else unequal_pair()
     pair = replace(pair, predictor=random_predictor(pair))
     prompts = [Prompt("all", [17]), *tiny_prompts(2)]  # the first has no state before its pending token
     with passes(kind):
-        trace = record(pair, prompts, RecordSettings(5, 20, choice))
+        trace = record(pair, prompts, RecordSettings(5, 20, sampler))
         assert trace.score is not None and trace.match_len.mean() > 0.3
         drafter = Kept(pair)
         assert type(drafter.lm) is kind
-        decoder = Decoder(pair.target, drafter, pair.eos_token_ids, choice)
+        decoder = Decoder(pair.target, drafter, pair.eos_token_ids, sampler)
         for k in (2, 5):
             for sequence, prompt in enumerate(prompts):
                 decoded = decoder.decode(prompt.tokens, 20, ScoreReader(k=k), sequence=sequence)
@@ -225,12 +225,12 @@ def test_the_real_loop_computes_exactly_the_recorded_scores(kind: type[CachedLM]
 
 
 @choices
-def test_replay_equals_the_real_run_of_cali_ts(choice: Choice) -> None:
+def test_replay_equals_the_real_run_of_cali_ts(sampler: Sampler) -> None:
     pair, prompts = scoring_pair(), tiny_prompts(6)
-    trace = record(pair, prompts, RecordSettings(6, 30, choice))
-    decoder = Decoder(pair.target, Kept(pair), pair.eos_token_ids, choice)
+    trace = record(pair, prompts, RecordSettings(6, 30, sampler))
+    decoder = Decoder(pair.target, Kept(pair), pair.eos_token_ids, sampler)
     for policy in (CaliTS(max_draft=6), CaliTS(max_draft=6, theta="per_round", sigma_m=0.3)):
-        replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
+        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
         assert replayed.log is not None
         for sequence, prompt in enumerate(prompts):
             decoded = decoder.decode(prompt.tokens, 30, policy, sequence=sequence, seed=2)
@@ -242,7 +242,7 @@ def test_replay_equals_the_real_run_of_cali_ts(choice: Choice) -> None:
 def test_scores_cost_nothing_unless_the_policy_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = scoring_pair()
     drafter = Kept(pair)
-    decoder = Decoder(pair.target, drafter, (), Choice())
+    decoder = Decoder(pair.target, drafter, (), Sampler())
     decoder.decode([1, 2, 3], 8, ScoreReader(k=2))
     assert all(step.score > 0 for _, _, draft in drafter.drafts for step in draft.steps)
 
@@ -260,7 +260,7 @@ def test_scores_cost_nothing_unless_the_policy_reads_them(monkeypatch: pytest.Mo
 def test_a_policy_that_reads_scores_needs_a_predictor() -> None:
     pair = tiny_pair()
     with pytest.raises(InputError, match="--predictor") as caught:
-        Decoder(pair.target, DraftModel(pair.draft, ()), (), Choice()).decode([1, 2], 4, ScoreReader(k=2))
+        Decoder(pair.target, DraftModel(pair.draft, ()), (), Sampler()).decode([1, 2], 4, ScoreReader(k=2))
     assert "\n" not in str(caught.value)
     assert record(pair, tiny_prompts(1), RecordSettings(3, 4)).score is None
 

@@ -20,8 +20,8 @@ import realrun.recording.chain
 import realrun.recording.target_cache
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice
-from realrun.drafters.acceptance_predictor import RoundScorer, load_predictor, producing_states
+from realrun.decode.sampling import Sampler
+from realrun.drafters.acceptance_predictor import RoundScorer, load_predictor, pending_token_states
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
@@ -34,7 +34,7 @@ from realrun.training.predictor.train import train_predictor
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 DEPTH, TOKENS = 4, 24  # as many tokens as the MEDUSA heads draft
@@ -61,12 +61,12 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, Draft]]:
 @inside
 @choices
 def test_the_real_loop_computes_the_recorded_scores(
-    kind: str, choice: Choice, drafts: list[tuple[int, int, Draft]]
+    kind: str, sampler: Sampler, drafts: list[tuple[int, int, Draft]]
 ) -> None:
     pair = scoring(kind)
-    trace = record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, choice))
+    trace = record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler))
     assert trace.score is not None and trace.score.std() > 0.1
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
     for k in (1, 2, DEPTH):
         for sequence, prompt in enumerate(PROMPTS):
             decoded = decoder.decode(prompt.tokens, TOKENS, ScoreReader(k=k), sequence=sequence)
@@ -82,12 +82,12 @@ def test_the_real_loop_computes_the_recorded_scores(
 
 @inside
 @choices
-def test_replay_equals_the_real_run_of_cali_ts(kind: str, choice: Choice) -> None:
+def test_replay_equals_the_real_run_of_cali_ts(kind: str, sampler: Sampler) -> None:
     pair, prompts = scoring(kind), tiny_prompts(6)
-    trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, choice))
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler))
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
     for policy in (CaliTS(max_draft=DEPTH), CaliTS(max_draft=DEPTH, theta="per_round", sigma_m=0.3)):
-        replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
+        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
         assert replayed.log is not None
         for sequence, prompt in enumerate(prompts):
             decoded = decoder.decode(prompt.tokens, TOKENS, policy, sequence=sequence, seed=2)
@@ -97,19 +97,19 @@ def test_replay_equals_the_real_run_of_cali_ts(kind: str, choice: Choice) -> Non
     assert 0.1 < trace.match_len.mean() < DEPTH - 0.1
 
 
-def found(kind: str, choice: Choice) -> tuple[Trace, Samples]:
+def found(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:
     """A trace and what training collects on the same runs."""
     pair = scoring(kind)
-    settings = PredictorSettings(TOKENS, DEPTH, (choice.temperature if choice.mode == "gumbel" else 0.0,), seed=4)
-    decoder, dense = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice()), open_dense(pair, Choice())
+    settings = PredictorSettings(TOKENS, DEPTH, (sampler.temperature if sampler.mode == "gumbel" else 0.0,), seed=4)
+    decoder, dense = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler()), open_dense(pair, Sampler())
     sequences = [collect(pair, decoder, dense, prompt, settings, s) for s, prompt in enumerate(PROMPTS)]
-    return record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, choice)), joined(sequences)
+    return record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler)), joined(sequences)
 
 
 @kinds
 @choices
-def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, choice: Choice) -> None:
-    trace, samples = found(kind, choice)
+def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, sampler: Sampler) -> None:
+    trace, samples = found(kind, sampler)
     remaining = np.repeat(trace.output_tokens, trace.output_tokens) - trace.position
     expected = {
         (t, i, i <= trace.match_len[t])
@@ -127,11 +127,11 @@ def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, choice: Choic
 @kinds
 @choices
 def test_samples_have_the_states_that_scores_are_made_of(
-    kind: str, choice: Choice, monkeypatch: pytest.MonkeyPatch
+    kind: str, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (realrun.recording.chain, realrun.recording.target_cache):  # several chunks of positions
         monkeypatch.setattr(module, "CHUNK", 7)
-    trace, samples = found(kind, choice)
+    trace, samples = found(kind, sampler)
     predictor = scoring(kind).predictor
     assert trace.score is not None and predictor is not None
     for depth in range(1, DEPTH + 1):
@@ -176,11 +176,11 @@ def test_states_of_an_early_exit_lie_on_the_true_text() -> None:
     """A judged token's state is that of one pass over the text, wherever its round began."""
     pair = pair_of("eesd")
     _, samples = found("eesd", CHOICES["greedy"])
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice())
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
     expected = []
     for prompt in PROMPTS:
         output = decoder.decode(prompt.tokens, TOKENS, None).tokens
-        expected.append(producing_states(pair.draft, prompt.tokens, [*output, 0])[1:])
+        expected.append(pending_token_states(pair.draft, prompt.tokens, [*output, 0])[1:])
     states = torch.cat(expected)[samples.round + samples.depth - 1]
     torch.testing.assert_close(samples.draft_hidden.double(), states, rtol=0, atol=0.005)
 
@@ -211,7 +211,7 @@ def test_scores_are_made_for_policies_that_read_them_only(
     kind: str, drafts: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = scoring(kind)
-    decoder = Decoder(*open_drafter(pair), (), Choice())
+    decoder = Decoder(*open_drafter(pair), (), Sampler())
     decoder.decode([1, 2, 3], 8, ScoreReader(k=2))
     assert all(0 < step.score < 1 for _, _, draft in drafts for step in draft.steps)
 

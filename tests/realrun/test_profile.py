@@ -14,9 +14,9 @@ import torch
 from tiny import VOCAB, tiny_pair
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
-from realrun.lm.llama import LeanLlama
+from realrun.lm.llama import FusedLlama
 from realrun.profiling.profile import profile
 from realrun.profiling.rounds import ScriptedVerifier, _measure_round
 from specsim.cost.profile import profile_from_json, read_cost
@@ -29,7 +29,9 @@ TABLES = ("p25_s", "median_s", "p75_s")
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=5, choice=Choice("gumbel", 0.7), tree_tokens=0)
+    return profile(
+        tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=5, sampler=Sampler("gumbel", 0.7), tree_tokens=0
+    )
 
 
 def test_the_simulator_reads_a_profile(document: dict[str, Any], tmp_path: Path) -> None:
@@ -84,15 +86,15 @@ def test_progress_counts_the_contexts() -> None:
 def test_a_measured_round_leaves_both_caches_as_they_were(size: int, behind: int) -> None:
     pair, rng, context = tiny_pair(), np.random.default_rng(0), 12
     drafter = DraftModel(pair.draft, ())
-    decoder = Decoder(pair.target, drafter, (), Choice(), ScriptedVerifier())
+    decoder = Decoder(pair.target, drafter, (), Sampler(), ScriptedVerifier())
     tokens = rng.integers(1, VOCAB, context + 1).tolist()
     decoder.target.prefill(tokens[:-1])
     drafter.begin(tokens[:-1])
-    lean = [lm for lm in (decoder.target, drafter.lm) if isinstance(lm, LeanLlama)]
-    assert len(lean) == 2
+    fused = [lm for lm in (decoder.target, drafter.lm) if isinstance(lm, FusedLlama)]
+    assert len(fused) == 2
 
     def cached() -> list[torch.Tensor]:
-        return [part[:, :, :context].clone() for lm in lean for part in (lm.keys, lm.values)]
+        return [part[:, :, :context].clone() for lm in fused for part in (lm.keys, lm.values)]
 
     before = cached()
     for _ in range(6):  # the number of accepted tokens is drawn anew

@@ -12,7 +12,7 @@ from tiny import random_prompts, tiny_pair, tiny_prompts
 
 import realrun.recording.chain
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.pairs.prompts import Prompt
@@ -22,25 +22,25 @@ from specsim.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 
 
-def target_output(prompt: Sequence[int], count: int, choice: Choice, sequence: int) -> list[int]:
+def target_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
     pair = tiny_pair()
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
     return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
 @torch.inference_mode()
-def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, choice: Choice, sequence: int) -> Columns:
+def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, sampler: Sampler, sequence: int) -> Columns:
     """The definition of a dense row: the real drafter, asked at every position."""
     drafter = DraftModel(tiny_pair().draft, ())
     rows: dict[str, list[object]] = {name: [] for name in ("draft_token", "match_len", "steps")}
     for t in range(len(output)):
         context = [*prompt, *output[:t]]
         drafter.begin(context[:-1])
-        draft = drafter.propose(context, depth, lambda step, depth: True, choice, sequence, t)
+        draft = drafter.propose(context, depth, lambda step, depth: True, sampler, sequence, t)
         match = 0
         while match < depth and t + match < len(output) and draft.tokens[match] == output[t + match]:
             match += 1
@@ -59,14 +59,14 @@ def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, choic
 @pytest.mark.parametrize("chunk", [1, 7, 256])
 @pytest.mark.parametrize("depth", [1, 2, 6])
 def test_dense_columns_are_what_the_drafter_proposes(
-    choice: Choice, chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.recording.chain, "CHUNK", chunk)
     lm = CachedLM(tiny_pair().draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = target_output(prompt, 24, choice, sequence)
-        dense = dense_columns(lm, prompt, output, depth, choice, sequence)
-        expected = step_by_step(prompt, output, depth, choice, sequence)
+        output = target_output(prompt, 24, sampler, sequence)
+        dense = dense_columns(lm, prompt, output, depth, sampler, sequence)
+        expected = step_by_step(prompt, output, depth, sampler, sequence)
         for name in ("draft_token", "match_len"):
             np.testing.assert_array_equal(dense[name], expected[name], name)
         for name in ("prob", "confidence", "entropy_nats"):
@@ -82,14 +82,14 @@ def test_dense_columns_are_what_the_drafter_proposes(
         assert torch.equal(lm.cache.layers[0].keys, fresh.cache.layers[0].keys)
 
 
-RANK_CHOICES = {**CHOICES, "nucleus": Choice("gumbel", 0.8, seed=4, top_p=0.7)}
+RANK_CHOICES = {**CHOICES, "nucleus": Sampler("gumbel", 0.8, seed=4, top_p=0.7)}
 
 
 @pytest.mark.parametrize("choice", RANK_CHOICES.values(), ids=RANK_CHOICES.keys())
-def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(choice: Choice) -> None:
+def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=3)
-    output, depth = target_output(prompt, 15, choice, 2), 4
-    dense = dense_columns(CachedLM(tiny_pair().draft), prompt, output, depth, choice, 2)
+    output, depth = target_output(prompt, 15, sampler, 2), 4
+    dense = dense_columns(CachedLM(tiny_pair().draft), prompt, output, depth, sampler, 2)
     ranks = set()
     for t in range(len(output)):
         for i in range(depth):
@@ -99,7 +99,7 @@ def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(c
             with torch.inference_mode():
                 context = torch.tensor([[*prompt, *output[: t + i]]])
                 logits = tiny_pair().draft(input_ids=context, use_cache=False).logits[0, -1:]
-            order = choice.candidates(logits, 2, [t + i], logits.shape[1])[0][0].tolist()
+            order = sampler.candidates(logits, 2, [t + i], logits.shape[1])[0][0].tolist()
             assert order.index(output[t + i]) == dense["true_rank"][t, i]
             assert i or (dense["true_rank"][t, 0] == 0) == (dense["match_len"][t] > 0)
             ranks.add(int(dense["true_rank"][t, i]))
@@ -108,9 +108,9 @@ def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(c
 
 def test_of_equal_tokens_the_one_of_lowest_index_stands_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0]] * 5)
-    assert true_ranks(logits, range(5), Choice(), 0).tolist() == [3, 0, 1, 4, 2]
+    assert true_ranks(logits, range(5), Sampler(), 0).tolist() == [3, 0, 1, 4, 2]
     # 3 and 0 are outside the nucleus: neither can be drawn.
-    assert true_ranks(logits, range(5), Choice("gumbel", 1.0, top_p=0.8), 0)[[0, 3]].tolist() == [3, 4]
+    assert true_ranks(logits, range(5), Sampler("gumbel", 1.0, top_p=0.8), 0)[[0, 3]].tolist() == [3, 4]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import realrun.recording.trees
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import open_lm
@@ -35,9 +35,9 @@ Path = tuple[int, ...]  # of ranks from the root; a node's name
 Siblings = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # tokens from the root -> children's tokens, probs
 
 CHOICES = {
-    "greedy": Choice(),
-    "gumbel": Choice("gumbel", 0.8, seed=4),
-    "nucleus": Choice("gumbel", 1.0, seed=5, top_p=0.6),
+    "greedy": Sampler(),
+    "gumbel": Sampler("gumbel", 0.8, seed=4),
+    "nucleus": Sampler("gumbel", 1.0, seed=5, top_p=0.6),
 }
 mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 
@@ -190,18 +190,18 @@ def test_equal_and_zero_paths_still_make_best_trees(grid: int) -> None:
     assert ties > 0
 
 
-def output_of(pair: Pair, prompt: Sequence[int], count: int, choice: Choice, sequence: int) -> list[int]:
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice)
+def output_of(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
+    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
     return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
-def model_siblings(model: LlamaForCausalLM, context: list[int], t: int, width: int, choice: Choice, sequence: int):  # type: ignore[no-untyped-def]
+def model_siblings(model: LlamaForCausalLM, context: list[int], t: int, width: int, sampler: Sampler, sequence: int):  # type: ignore[no-untyped-def]
     """The drafter after context, at output position t, asked by one pass over the whole text at a time."""
 
     def siblings(tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([[*context, *tokens]]), use_cache=False).logits[0, -1:]
-            found, probs = choice.candidates(logits, sequence, [t + len(tokens)], width)
+            found, probs = sampler.candidates(logits, sequence, [t + len(tokens)], width)
         return found[0].numpy(), probs[0].numpy()
 
     return siblings
@@ -221,18 +221,18 @@ def assert_recorded(
 @mode
 @pytest.mark.parametrize(("depth", "nodes", "width", "chunk"), [(1, 4, 6, 1024), (3, 14, 4, 1024), (5, 20, 10, 40)])
 def test_a_record_is_what_the_draft_model_says_path_by_path(
-    choice: Choice, depth: int, nodes: int, width: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, depth: int, nodes: int, width: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", chunk)
     monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 5)
     pair = tiny_pair()
     lm = CachedLM(pair.draft)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = output_of(pair, prompt, 7, choice, sequence)
-        columns = dense_columns(lm, prompt, output, depth, choice, sequence, tree=TreeSize(nodes, width))
+        output = output_of(pair, prompt, 7, sampler, sequence)
+        columns = dense_columns(lm, prompt, output, depth, sampler, sequence, tree=TreeSize(nodes, width))
         tree = as_record(Trees(*(columns[f"tree_{name}"] for name in Trees._fields)), width)
         for t in range(len(output)):
-            siblings = model_siblings(pair.draft, [*prompt, *output[:t]], t, width, choice, sequence)
+            siblings = model_siblings(pair.draft, [*prompt, *output[:t]], t, width, sampler, sequence)
             assert_recorded(tree, t, one_by_one(siblings, depth, nodes))
         # The cache holds what it held before the trees.
         assert lm.cache.get_seq_length() == lm.length == len(prompt) + len(output) - 1
@@ -266,15 +266,15 @@ def little_pair(vocabulary: int) -> Pair:
 
 @pytest.mark.parametrize("choice", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
 @pytest.mark.parametrize("width", [5, 10])
-def test_a_whole_tree_is_all_paths_in_level_order(choice: Choice, width: int) -> None:
+def test_a_whole_tree_is_all_paths_in_level_order(sampler: Sampler, width: int) -> None:
     pair, vocabulary, depth = little_pair(5), 5, 3
-    trace = record(pair, [Prompt("all", [1, 2, 3])], RecordSettings(depth, 4, choice, 200, width))
+    trace = record(pair, [Prompt("all", [1, 2, 3])], RecordSettings(depth, 4, sampler, 200, width))
     assert trace.tree is not None
     whole = [vocabulary, vocabulary**2, vocabulary**3]
     assert trace.tree.count.tolist() == [sum(whole)] * 4 and (trace.tree.horizon == 0).all()
     for t in range(4):
         assert trace.tree.depth[t, : sum(whole)].tolist() == np.repeat([1, 2, 3], whole).tolist()
-        siblings = model_siblings(pair.draft, [1, 2, 3, *trace.token[:t].tolist()], t, vocabulary, choice, 0)
+        siblings = model_siblings(pair.draft, [1, 2, 3, *trace.token[:t].tolist()], t, vocabulary, sampler, 0)
         names = as_names(trace.tree, t)
         assert list(names) == sorted(names, key=lambda name: (len(name), name))
         assert_recorded(trace.tree, t, one_by_one(siblings, depth, sum(whole)))
@@ -285,10 +285,10 @@ def test_a_whole_tree_is_all_paths_in_level_order(choice: Choice, width: int) ->
 @pytest.fixture(scope="module", params=CHOICES.keys())
 def trace(request: pytest.FixtureRequest) -> Trace:
     """Four sequences, some of which end early by an end-of-text token."""
-    choice, prompts = CHOICES[request.param], tiny_prompts(4)
-    outputs = [output_of(tiny_pair(), p.tokens, 20, choice, s) for s, p in enumerate(prompts)]
+    sampler, prompts = CHOICES[request.param], tiny_prompts(4)
+    outputs = [output_of(tiny_pair(), p.tokens, 20, sampler, s) for s, p in enumerate(prompts)]
     pair = replace(tiny_pair(), eos_token_ids=(outputs[0][6], outputs[1][3]))
-    return record(pair, prompts, RecordSettings(5, 20, choice, tree_nodes=40, tree_width=6))
+    return record(pair, prompts, RecordSettings(5, 20, sampler, tree_nodes=40, tree_width=6))
 
 
 def test_every_position_has_its_whole_tree_to_the_very_end(trace: Trace) -> None:
@@ -384,7 +384,7 @@ def test_a_width_out_of_range_is_refused(width: int) -> None:
 
 def test_trees_of_rejection_sampling_are_refused_by_one_line() -> None:
     with pytest.raises(InputError, match="tree_nodes=64 with rejection sampling") as caught:
-        RecordSettings(choice=Choice("rejection", 0.8), tree_nodes=64)
+        RecordSettings(sampler=Sampler("rejection", 0.8), tree_nodes=64)
     assert "\n" not in str(caught.value)
     result = CliRunner().invoke(app, ["record", "nowhere", "--mode", "rejection", "--tree-nodes", "64"])
     assert isinstance(result.exception, InputError) and "rejection sampling" in str(result.exception)
@@ -402,9 +402,9 @@ def test_the_command_records_trees(tmp_path) -> None:  # type: ignore[no-untyped
 
 
 def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: Pair, prompts: list[Prompt]) -> None:
-    choice = Choice("gumbel", 0.8)
+    sampler = Sampler("gumbel", 0.8)
     pair = replace(lab_pair64, predictor=None)
-    trace = record(pair, prompts[:2], RecordSettings(6, 5, choice, tree_nodes=40, tree_width=8))
+    trace = record(pair, prompts[:2], RecordSettings(6, 5, sampler, tree_nodes=40, tree_width=8))
     assert trace.tree is not None
     lm = open_lm(pair.draft)
     for row in range(len(trace.token)):
@@ -419,7 +419,7 @@ def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: 
             lm.prefill(context[:-1])
             visible = torch.from_numpy(lineage)
             logits = lm.forward_nodes([context[-1], *tree.token[row].tolist()], depths, visible)
-            found, probs = choice.candidates(logits, sequence, [t + depth for depth in depths], 8)
+            found, probs = sampler.candidates(logits, sequence, [t + depth for depth in depths], 8)
         for node in range(41):
             children = np.arange(*tree.first_child[row, node : node + 2].astype(int))
             assert tree.token[row, children - 1].tolist() == found[node, : len(children)].tolist()

@@ -13,7 +13,7 @@ from tiny import random_prompts, tiny_pair, tiny_prompts
 
 from realrun.decode.chain_verify import verify_by_kernel, verify_chain
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice, Stream, draw, nucleus
+from realrun.decode.sampling import Sampler, Stream, draw, nucleus
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.kernels import use_kernels
 from realrun.recording.record import RecordSettings, record
@@ -22,7 +22,7 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 
 def test_a_draw_has_the_law_of_its_weights() -> None:
@@ -38,11 +38,11 @@ def test_a_draw_has_the_law_of_its_weights() -> None:
 def test_drafts_carry_their_distributions_in_rejection_mode_only() -> None:
     drafter = DraftModel(tiny_pair().draft, ())
     (prompt,) = random_prompts(1)
-    for choice in (Choice("rejection", 0.7, top_p=0.9), Choice("gumbel", 0.7), Choice()):
-        drafter.prepare(len(prompt) + 5, choice, 0, 6)
+    for sampler in (Sampler("rejection", 0.7, top_p=0.9), Sampler("gumbel", 0.7), Sampler()):
+        drafter.prepare(len(prompt) + 5, sampler, 0, 6)
         drafter.begin(prompt[:-1])
-        draft = drafter.propose(prompt, 4, lambda step, depth: True, choice, 0, 0)
-        if choice.mode != "rejection":
+        draft = drafter.propose(prompt, 4, lambda step, depth: True, sampler, 0, 0)
+        if sampler.mode != "rejection":
             assert draft.probs == []
             continue
         assert len(draft.probs) == len(draft.tokens) == 4
@@ -55,7 +55,7 @@ def test_drafts_carry_their_distributions_in_rejection_mode_only() -> None:
 def test_every_draw_has_a_uniform_of_its_own() -> None:
     streams: tuple[Stream, ...] = ("draft", "judge", "last", "couple")
     values = [
-        Choice("rejection", 1.0, seed).uniform(stream, sequence, t, depth)
+        Sampler("rejection", 1.0, seed).uniform(stream, sequence, t, depth)
         for seed, stream, sequence, t, depth in itertools.product((0, 1), streams, (0, 1), range(6), range(5))
     ]
     assert len(set(values)) == len(values) and all(0 < u < 1 for u in values)
@@ -83,16 +83,16 @@ def test_the_lean_verifier_is_the_kernels(kernels: str, cases: int) -> None:
 
 def test_named_kernels_decode_the_same_tokens() -> None:
     pair, policy = tiny_pair(), make_policy("fixed_k", {"k": 3})
-    choice = Choice("rejection", 0.8, seed=2, top_p=0.95)
+    sampler = Sampler("rejection", 0.8, seed=2, top_p=0.95)
     (prompt,) = random_prompts(1)
 
     def decoded() -> tuple[list[int], list[tuple[int, int, int]]]:
-        run = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice).decode(prompt, 20, policy)
+        run = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler).decode(prompt, 20, policy)
         return run.tokens, run.log()
 
-    lean = decoded()
+    fused = decoded()
     with use_kernels("reference"):
-        assert decoded() == lean
+        assert decoded() == fused
 
 
 def test_the_nucleus_is_the_fewest_most_probable_tokens_that_reach_the_mass() -> None:
@@ -109,28 +109,28 @@ def test_the_nucleus_is_the_fewest_most_probable_tokens_that_reach_the_mass() ->
 @pytest.mark.parametrize("mode", ["gumbel", "rejection"])
 def test_features_are_those_of_the_warped_distribution(mode: str) -> None:
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 2
-    choice = Choice(mode, 0.7, 4, 0.8)  # type: ignore[arg-type]
+    sampler = Sampler(mode, 0.7, 4, 0.8)  # type: ignore[arg-type]
     expected = np.array(warped(logits[0].tolist(), 0.7, 0.8))
-    np.testing.assert_allclose(choice.probs(logits)[0], expected, atol=1e-12)
+    np.testing.assert_allclose(sampler.probs(logits)[0], expected, atol=1e-12)
     positive = expected[expected > 0]
     assert 1 < len(positive) < 12
     for position in range(40):
-        ((token, prob, confidence, entropy_nats),) = choice.draft(logits, 0, position, 1)[0].tolist()
+        ((token, prob, confidence, entropy_nats),) = sampler.draft(logits, 0, position, 1)[0].tolist()
         assert prob == pytest.approx(expected[int(token)]) and prob > 0
         assert confidence == pytest.approx(expected.max())
         assert entropy_nats == pytest.approx(-(positive * np.log(positive)).sum())
     for backend in ("reference",) if mode == "gumbel" else ():
-        lean = choice.statistics(logits, 0, 3)
+        fused = sampler.statistics(logits, 0, 3)
         with use_kernels(backend):
-            torch.testing.assert_close(choice.statistics(logits, 0, 3), lean)
-            assert torch.equal(choice.tokens(logits, 0, 3), lean[:, 0].long())
+            torch.testing.assert_close(sampler.statistics(logits, 0, 3), fused)
+            assert torch.equal(sampler.tokens(logits, 0, 3), fused[:, 0].long())
 
 
 def test_gumbel_choices_within_the_nucleus_follow_its_law() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -1.5], dtype=torch.float64)
-    choice = Choice("gumbel", 0.9, 3, 0.8)
+    sampler = Sampler("gumbel", 0.9, 3, 0.8)
     probs = np.array(warped(logits.tolist(), 0.9, 0.8))
-    chosen = np.concatenate([choice.tokens(logits.expand(1000, -1), n, 0).numpy() for n in range(10)])
+    chosen = np.concatenate([sampler.tokens(logits.expand(1000, -1), n, 0).numpy() for n in range(10)])
     counts = np.bincount(chosen, minlength=6)
     assert not counts[probs == 0].any()
     assert stats.chisquare(counts[probs > 0], probs[probs > 0] * len(chosen)).pvalue > 1e-3
@@ -138,31 +138,31 @@ def test_gumbel_choices_within_the_nucleus_follow_its_law() -> None:
 
 def test_gumbel_replay_stays_exact_with_top_p() -> None:
     pair, prompts = tiny_pair(), tiny_prompts(4)
-    choice = Choice("gumbel", 0.9, seed=4, top_p=0.85)
-    trace = record(pair, prompts, RecordSettings(5, 24, choice))
-    assert Choice(**trace.meta["decoding"]) == choice
+    sampler = Sampler("gumbel", 0.9, seed=4, top_p=0.85)
+    trace = record(pair, prompts, RecordSettings(5, 24, sampler))
+    assert Sampler(**trace.meta["decoding"]) == sampler
     policy = make_policy("max_confidence", {"lambda0": 0.4, "max_draft": 5})
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
     runs = [decoder.decode(p.tokens, 24, policy, sequence=n, seed=3) for n, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
 
 
 def test_decoding_settings_of_old_traces_are_read() -> None:
     old = {"mode": "gumbel", "temperature": 0.8, "seed": 1}
-    assert Choice(**old) == Choice("gumbel", 0.8, 1, 1.0)  # type: ignore[arg-type]
-    assert Choice(**old).as_dict() == old  # type: ignore[arg-type]
-    for choice in (Choice(), Choice("rejection", 0.7, 3, 0.9), Choice("gumbel", 0.7, 3, 0.5)):
-        assert Choice(**choice.as_dict()) == choice
-    assert Choice(**old, top_p=1.0) == Choice(**old)  # type: ignore[arg-type]
+    assert Sampler(**old) == Sampler("gumbel", 0.8, 1, 1.0)  # type: ignore[arg-type]
+    assert Sampler(**old).as_dict() == old  # type: ignore[arg-type]
+    for sampler in (Sampler(), Sampler("rejection", 0.7, 3, 0.9), Sampler("gumbel", 0.7, 3, 0.5)):
+        assert Sampler(**sampler.as_dict()) == sampler
+    assert Sampler(**old, top_p=1.0) == Sampler(**old)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("top_p", [0.0, -0.5, 1.01, float("nan")])
 def test_a_bad_top_p_is_refused(top_p: float) -> None:
     with pytest.raises(InputError, match="top_p"):
-        Choice("rejection", 1.0, 0, top_p)
+        Sampler("rejection", 1.0, 0, top_p)
 
 
 def test_rejection_needs_a_temperature() -> None:
     with pytest.raises(InputError, match="temperature"):
-        Choice("rejection", 0.0)
+        Sampler("rejection", 0.0)

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 import realrun.recording.rejection as rejection_recording
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.profiling.profile import profile
@@ -34,47 +34,47 @@ from specsim.errors import InputError
 from specsim.policy.registry import POLICIES as POLICY_KINDS
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.report.validation import render_validation
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
 
-CHOICE = Choice("rejection", 0.8, seed=4, top_p=0.9)
+CHOICE = Sampler("rejection", 0.8, seed=4, top_p=0.9)
 DEPTH = 4
 
 
-def columns_for(prompt: list[int], count: int, depth: int, sequence: int = 0, choice: Choice = CHOICE) -> Columns:
+def columns_for(prompt: list[int], count: int, depth: int, sequence: int = 0, sampler: Sampler = CHOICE) -> Columns:
     pair = tiny_pair()
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
     output = decoder.decode(prompt, count, None, sequence=sequence).tokens
-    return rejection_columns(CachedLM(pair.draft), CachedLM(pair.target), prompt, output, depth, choice, sequence)
+    return rejection_columns(CachedLM(pair.draft), CachedLM(pair.target), prompt, output, depth, sampler, sequence)
 
 
 @torch.inference_mode()
-def plain_probs(model: LlamaForCausalLM, tokens: list[int], choice: Choice) -> np.ndarray:
+def plain_probs(model: LlamaForCausalLM, tokens: list[int], sampler: Sampler) -> np.ndarray:
     """What is sampled from after these tokens: one pass without cache or mask, warped in numpy."""
     logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].double().numpy()
-    probs = np.exp((logits - logits.max()) / choice.temperature)
+    probs = np.exp((logits - logits.max()) / sampler.temperature)
     probs /= probs.sum()
     order = np.argsort(-probs, kind="stable")
-    outside = order[np.cumsum(probs[order]) - probs[order] >= choice.top_p]
+    outside = order[np.cumsum(probs[order]) - probs[order] >= sampler.top_p]
     probs[outside] = 0
     return np.asarray(probs / probs.sum())
 
 
-@pytest.mark.parametrize("choice", [CHOICE, Choice("rejection", 1.3, seed=1)], ids=str)
-def test_features_and_acceptance_equal_plain_passes_over_every_branch(choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [CHOICE, Sampler("rejection", 1.3, seed=1)], ids=str)
+def test_features_and_acceptance_equal_plain_passes_over_every_branch(sampler: Sampler) -> None:
     pair, count = tiny_pair(), 9
     (prompt,) = random_prompts(1, seed=6)
-    columns = columns_for(prompt, count, DEPTH, choice=choice)
+    columns = columns_for(prompt, count, DEPTH, sampler=sampler)
     output = columns["token"].tolist()
     certain = 0
     for t, i in itertools.product(range(count), range(DEPTH)):
         branch = columns["draft_token"][t].tolist()
         context, token = [*prompt, *output[:t], *branch[:i]], branch[i]
-        q = plain_probs(pair.draft, context, choice)
-        p = plain_probs(pair.target, context, choice)
+        q = plain_probs(pair.draft, context, sampler)
+        p = plain_probs(pair.target, context, sampler)
         assert q[token] > 0
         expected = min(1.0, p[token] / q[token]) if t + i < count else 0.0
         certain += expected == 1.0
@@ -131,14 +131,14 @@ def test_drafts_drawn_with_the_output_follow_q_and_its_acceptance(seed: int) -> 
     q, p = (1.5 * torch.randn(2, vocabulary, generator=generator, dtype=torch.float64)).softmax(-1)
     wanted = torch.multinomial(p, n, replacement=True, generator=generator)
     yes = torch.ones(n, dtype=torch.bool)
-    choice = Choice("rejection", 1.0, seed)
-    drafted = drafted_with(q.expand(n, -1), p.expand(n, -1), wanted, yes, choice, 0, 0, 1)
+    sampler = Sampler("rejection", 1.0, seed)
+    drafted = drafted_with(q.expand(n, -1), p.expand(n, -1), wanted, yes, sampler, 0, 0, 1)
     accepted = drafted == wanted
     table = np.stack([np.bincount(drafted[part], minlength=vocabulary) for part in (accepted, ~accepted)]).ravel()
     law = torch.cat([torch.minimum(p, q), (q - p).clamp(min=0)]).numpy()
     assert not table[law == 0].any()
     assert stats.chisquare(table[law > 0], n * law[law > 0]).pvalue > 1e-3
-    off_path = drafted_with(q.expand(n, -1), p.expand(n, -1), wanted, ~yes, choice, 0, 0, 1)
+    off_path = drafted_with(q.expand(n, -1), p.expand(n, -1), wanted, ~yes, sampler, 0, 0, 1)
     counts = np.bincount(off_path, minlength=vocabulary)
     assert stats.chisquare(counts, n * q.numpy()).pvalue > 1e-3
 
@@ -150,7 +150,7 @@ POLICIES = [make_policy("fixed_k", {"k": 1}), make_policy("fixed_k", {"k": 5})]
 
 @cache
 def tiny_trace() -> Trace:
-    return record(tiny_pair(), tiny_prompts(40, seed=1), RecordSettings(5, 32, Choice("rejection", 0.8, seed=3)))
+    return record(tiny_pair(), tiny_prompts(40, seed=1), RecordSettings(5, 32, Sampler("rejection", 0.8, seed=3)))
 
 
 def test_a_recorded_trace_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_measuring_needs_a_trace_of_rejection_sampling() -> None:
 
 
 def test_other_modes_record_no_probabilities() -> None:
-    trace = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 6, Choice("gumbel", 0.8)))
+    trace = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 6, Sampler("gumbel", 0.8)))
     assert trace.accept_prob is None and not trace.approximate
 
 
@@ -209,13 +209,13 @@ def test_an_end_of_text_ends_what_is_accepted() -> None:
     left = np.repeat(trace.offsets[1:], trace.output_tokens) - np.arange(len(trace.token))
     beyond = np.arange(5) >= left[:, None]
     assert (trace.accept_prob[beyond] == 0).all()
-    result = replay(trace, POLICIES[1], compile_for(trace, ConstantCost(1e-3, 1e-2)))
+    result = replay(trace, POLICIES[1], cost_table(trace, ConstantCost(1e-3, 1e-2)))
     assert (result.accepted + result.rounds >= result.output_tokens).all()
     assert (result.accepted <= result.output_tokens).all()
 
 
 def test_a_profile_does_the_rejection_verifiers_work() -> None:
-    document = profile(tiny_pair(), contexts=[4, 9], depth=2, repeats=2, choice=CHOICE)
+    document = profile(tiny_pair(), contexts=[4, 9], depth=2, repeats=2, sampler=CHOICE)
     assert document["decoding"] == CHOICE.as_dict()
     assert np.isfinite(document["median_s"]["verify"]).all()
 
@@ -225,12 +225,12 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
     prompts = tiny_prompts(6)
     trace = record(tiny_pair(), prompts, RecordSettings(3, 16, CHOICE))
     low, high = context_range(trace)
-    measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, choice=CHOICE)
+    measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, sampler=CHOICE)
     seeds: list[int] = []
     decode = Decoder.decode
 
     def noted(self: Decoder, *args: Any, **options: Any) -> Any:
-        seeds.append(self.choice.seed)
+        seeds.append(self.sampler.seed)
         return decode(self, *args, **options)
 
     monkeypatch.setattr(Decoder, "decode", noted)

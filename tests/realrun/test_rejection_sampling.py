@@ -17,33 +17,33 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.decode.chain_verify import Verifier, match_verifier, rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice, draw
+from realrun.decode.sampling import Sampler, draw
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
 
 
-def broken_replacement(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+def broken_replacement(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
     """Draws the replacement of a rejected token from p (ERRATA C1)."""
-    emitted = rejection_verifier(logits, draft, choice, sequence, position)
-    last = draw(choice.probs(logits[len(emitted) - 1 :][:1]), [choice.uniform("last", sequence, position, 0)])
+    emitted = rejection_verifier(logits, draft, sampler, sequence, position)
+    last = draw(sampler.probs(logits[len(emitted) - 1 :][:1]), [sampler.uniform("last", sequence, position, 0)])
     return [*emitted[:-1], int(last)]
 
 
-def broken_ratio(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+def broken_ratio(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
     """Accepts where u < q/p."""
-    target = choice.probs(logits)
+    target = sampler.probs(logits)
     accepted = 0
     for place, token in enumerate(draft.tokens):
-        u = choice.uniform("judge", sequence, position, place + 1)
+        u = sampler.uniform("judge", sequence, position, place + 1)
         if not u * target[place, token] < draft.probs[place][token]:
             break
         accepted += 1
     weights = target[accepted]
     if accepted < len(draft.tokens):
         weights = (weights - draft.probs[accepted]).clamp(min=0)
-    last = draw(weights[None], [choice.uniform("last", sequence, position, 0)])
+    last = draw(weights[None], [sampler.uniform("last", sequence, position, 0)])
     return [*draft.tokens[:accepted], int(last)]
 
 
@@ -55,19 +55,19 @@ def test_the_law_of_what_is_emitted_is_the_targets(
     vocabulary: int, depth: int, temperature: float, top_p: float, seed: int
 ) -> None:
     tables = random_tables(vocabulary, depth, seed)
-    choice = FedChoice("rejection", temperature, 0, top_p)
-    law = emitted_law(tables, depth, choice, rejection_verifier)
+    sampler = FedChoice("rejection", temperature, 0, top_p)
+    law = emitted_law(tables, depth, sampler, rejection_verifier)
     assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert distance(law, exact_law(tables, depth, choice)) < EXACT
+    assert distance(law, exact_law(tables, depth, sampler)) < EXACT
 
 
 def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> None:
     """Top-p of the target alone decides the law; that of the drafter only what is accepted."""
-    tables, choice = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
-    whole = FedChoice("rejection", 1.0, 0, 1.0, choice.fed)
+    tables, sampler = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
+    whole = FedChoice("rejection", 1.0, 0, 1.0, sampler.fed)
 
-    def verifier(logits: torch.Tensor, draft: Draft, _: Choice, sequence: int, position: int) -> list[int]:
-        return rejection_verifier(logits, draft, choice, sequence, position)
+    def verifier(logits: torch.Tensor, draft: Draft, _: Sampler, sequence: int, position: int) -> list[int]:
+        return rejection_verifier(logits, draft, sampler, sequence, position)
 
     law = emitted_law(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
     wanted = {}
@@ -87,16 +87,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("verifier", "judged_by"), BROKEN.values(), ids=BROKEN.keys())
-def test_enumeration_catches_a_broken_verifier(verifier: Verifier, judged_by: Choice | None) -> None:
-    tables, choice = random_tables(4, 1, 7), FedChoice("rejection", 0.9, 0, 0.8)
-    assert distance(emitted_law(tables, 1, choice, verifier, judged_by), exact_law(tables, 1, choice)) > 0.02
+def test_enumeration_catches_a_broken_verifier(verifier: Verifier, judged_by: Sampler | None) -> None:
+    tables, sampler = random_tables(4, 1, 7), FedChoice("rejection", 0.9, 0, 0.8)
+    assert distance(emitted_law(tables, 1, sampler, verifier, judged_by), exact_law(tables, 1, sampler)) > 0.02
 
 
 # --- The real loop -----------------------------------------------------------------------------
 
 VOCABULARY, LENGTH, SAMPLES = 4, 3, 1200
 PROMPT = [1, 3, 0, 2]
-SAMPLED = Choice("rejection", 1.2, seed=5, top_p=0.8)
+SAMPLED = Sampler("rejection", 1.2, seed=5, top_p=0.8)
 
 
 @cache
@@ -141,9 +141,9 @@ class RememberedLM(CachedLM):
 KNOWN: tuple[dict[Path, torch.Tensor], dict[Path, torch.Tensor]] = ({}, {})
 
 
-def remembering_decoder(choice: Choice, verifier: Verifier | None) -> Decoder:
+def remembering_decoder(sampler: Sampler, verifier: Verifier | None) -> Decoder:
     target, drafter = models()
-    decoder = Decoder(target, DraftModel(drafter, ()), (), choice, verifier)
+    decoder = Decoder(target, DraftModel(drafter, ()), (), sampler, verifier)
     decoder.target = RememberedLM(target, KNOWN[0])
     assert isinstance(decoder.drafter, DraftModel)
     decoder.drafter.lm = RememberedLM(drafter, KNOWN[1])
@@ -166,10 +166,10 @@ def target_law() -> Law:
 
 
 def p_value(
-    choice: Choice, policy: ChainPolicy | None, verifier: Verifier | None = None, samples: int = SAMPLES
+    sampler: Sampler, policy: ChainPolicy | None, verifier: Verifier | None = None, samples: int = SAMPLES
 ) -> float:
     """Of a chi-square test of the loop's first tokens against the target's law; 0 for an impossible output."""
-    decoder = remembering_decoder(choice, verifier)
+    decoder = remembering_decoder(sampler, verifier)
     counts = Counter(
         tuple(decoder.decode(PROMPT, LENGTH + 1, policy, sequence=n).tokens[:LENGTH]) for n in range(samples)
     )
@@ -198,7 +198,7 @@ def test_many_samples_of_the_loop_follow_the_target(policy: ChainPolicy | None) 
 
 
 @dataclass(frozen=True)
-class ToldTheUncut(Choice):
+class ToldTheUncut(Sampler):
     """Drafts from the nucleus and says that it drew from all tokens."""
 
     def draft(
@@ -216,11 +216,11 @@ class ToldTheUncut(Choice):
     ],
     ids=BROKEN.keys(),
 )
-def test_samples_catch_a_broken_verifier(choice: Choice, verifier: Verifier | None) -> None:
-    assert p_value(choice, POLICIES[1], verifier, samples=500) < 1e-6
+def test_samples_catch_a_broken_verifier(sampler: Sampler, verifier: Verifier | None) -> None:
+    assert p_value(sampler, POLICIES[1], verifier, samples=500) < 1e-6
 
 
 def test_the_mode_picks_the_verifier() -> None:
     target, drafter = models()
-    for choice, verifier in ((SAMPLED, rejection_verifier), (Choice(), match_verifier)):
-        assert Decoder(target, DraftModel(drafter, ()), (), choice).verifier is verifier
+    for sampler, verifier in ((SAMPLED, rejection_verifier), (Sampler(), match_verifier)):
+        assert Decoder(target, DraftModel(drafter, ()), (), sampler).verifier is verifier

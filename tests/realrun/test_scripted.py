@@ -14,7 +14,7 @@ from tiny import tiny_pair, tiny_prompts
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
@@ -31,7 +31,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.trace.trace import Trace
 
@@ -49,7 +49,7 @@ EOS = (5, 11, 17, 23, 31, 43)
 @cache
 def trace(eos: tuple[int, ...] = ()) -> Trace:
     """Six sequences, depth 5; with end-of-text tokens, outputs and drafts of several lengths."""
-    return record(tiny_pair(eos), tiny_prompts(), RecordSettings(5, 30, Choice("gumbel", 0.8)))
+    return record(tiny_pair(eos), tiny_prompts(), RecordSettings(5, 30, Sampler("gumbel", 0.8)))
 
 
 @cache
@@ -68,9 +68,9 @@ def test_every_round_is_the_replays(policy: ChainPolicy, eos: tuple[int, ...]) -
     script = trace(eos)
     if eos:
         assert (script.output_tokens < script.budget_tokens).any()  # the script ends before its budget does
-    runner = ScriptedDecoder(pair(), script, Choice(), seed=3)
+    runner = ScriptedDecoder(pair(), script, Sampler(), seed=3)
     runs = [Decoded([], runner.speculative(s, policy), 0.0) for s in range(script.sequences)]
-    replayed = replay(script, policy, compile_for(script, ConstantCost(1e-3, 1e-2)), seed=3, log=True)
+    replayed = replay(script, policy, cost_table(script, ConstantCost(1e-3, 1e-2)), seed=3, log=True)
     assert rounds_identical(replayed, runs) == 1.0
     assert replayed.log is not None
     assert sum(len(run.rounds) for run in runs) == len(replayed.log)
@@ -79,8 +79,8 @@ def test_every_round_is_the_replays(policy: ChainPolicy, eos: tuple[int, ...]) -
 @pytest.mark.parametrize(("target", "draft"), [("llama-2-7b", "one-layer-7b"), ("qwen3-8b", "qwen3-0.6b")])
 def test_rounds_do_not_depend_on_the_models_or_the_choice(target: str, draft: str) -> None:
     logs = []
-    for models, choice in ((pair(), Choice()), (pair(target, draft), Choice("gumbel", 0.5))):
-        runner = ScriptedDecoder(models, trace(), choice, seed=0)
+    for models, sampler in ((pair(), Sampler()), (pair(target, draft), Sampler("gumbel", 0.5))):
+        runner = ScriptedDecoder(models, trace(), sampler, seed=0)
         logs.append([Decoded([], runner.speculative(s, POLICIES[4]), 0.0).log() for s in range(6)])
     assert logs[0] == logs[1]
 
@@ -88,14 +88,14 @@ def test_rounds_do_not_depend_on_the_models_or_the_choice(target: str, draft: st
 def test_rounds_are_the_replays_over_the_static_cache_too() -> None:
     """As on a GPU: buffers with room for all, warmed once, rolled back between sequences."""
     with use_kernels("reference"):
-        runner = ScriptedDecoder(pair(), with_prefix(trace(EOS), 50), Choice(), seed=0)
+        runner = ScriptedDecoder(pair(), with_prefix(trace(EOS), 50), Sampler(), seed=0)
         assert isinstance(runner.decoder.target, StaticLlama)
         runner.warm_up(POLICIES)
         capacity = runner.decoder.target.capacity
         for policy in POLICIES[1::2]:
             runs = [Decoded([], runner.speculative(s, policy), 0.0) for s in range(6)]
             assert len(runner.autoregressive(2, 3, 9)) == 6
-            replayed = replay(trace(EOS), policy, compile_for(trace(EOS), ConstantCost(1e-3, 1e-2)), log=True)
+            replayed = replay(trace(EOS), policy, cost_table(trace(EOS), ConstantCost(1e-3, 1e-2)), log=True)
             assert rounds_identical(replayed, runs) == 1.0
         assert runner.decoder.target.capacity == capacity
 
@@ -104,7 +104,7 @@ def test_an_end_of_text_token_stops_nothing() -> None:
     """Every token of the models is an end of text to their configuration, and none to a script."""
     models = pair()
     models = replace(models, eos_token_ids=tuple(range(models.target.config.vocab_size)))
-    runner = ScriptedDecoder(models, trace(), Choice(), seed=0)
+    runner = ScriptedDecoder(models, trace(), Sampler(), seed=0)
     rounds = runner.speculative(0, POLICIES[1])
     assert sum(r.accepted + 1 for r in rounds) >= trace().output_tokens[0]
     assert max(r.drafted for r in rounds) == 5
@@ -119,7 +119,7 @@ def test_the_policy_sees_the_traces_features_and_nothing_of_the_models() -> None
 
     drafter = ScriptedDrafter(DraftModel(pair().draft, ()), script)
     drafter.begin([1, 2])
-    draft = drafter.propose([1, 2, 3], 4, keep, Choice(), 2, 7)
+    draft = drafter.propose([1, 2, 3], 4, keep, Sampler(), 2, 7)
     row = trace().offsets[2] + 7
     expected = [
         (
@@ -144,16 +144,16 @@ def test_a_predictors_score_is_handed_on() -> None:
 
 def test_the_verifier_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """One choice of tokens per target pass, over all its logits."""
-    runner = ScriptedDecoder(pair(), trace(), Choice(), seed=0)
+    runner = ScriptedDecoder(pair(), trace(), Sampler(), seed=0)
     sizes: list[tuple[int, int]] = []
-    forward, tokens = runner.decoder.target.forward, Choice.tokens
+    forward, tokens = runner.decoder.target.forward, Sampler.tokens
 
-    def spy(self: Choice, scaled: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+    def spy(self: Sampler, scaled: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         sizes.append((len(scaled), position))
         return tokens(self, scaled, sequence, position)
 
     passes: list[int] = []
-    monkeypatch.setattr(Choice, "tokens", spy)
+    monkeypatch.setattr(Sampler, "tokens", spy)
     monkeypatch.setattr(runner.decoder.target, "forward", lambda feed: (passes.append(len(feed)), forward(feed))[1])
     rounds = runner.speculative(1, POLICIES[1])
     assert passes == [r.drafted + 1 for r in rounds]
@@ -162,7 +162,7 @@ def test_the_verifier_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.inference_mode()
 def test_bursts_are_the_baselines_rounds_at_their_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = ScriptedDecoder(pair(), trace(), Choice(), seed=0)
+    runner = ScriptedDecoder(pair(), trace(), Sampler(), seed=0)
     target, lengths = runner.decoder.target, []
     forward = target.forward
     monkeypatch.setattr(target, "forward", lambda feed: (lengths.append((target.length, len(feed))), forward(feed))[1])
@@ -267,9 +267,9 @@ def test_what_cannot_be_run_is_refused() -> None:
 
 def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
     """With the recorded models and no end of text, a decoding run and a scripted one do the same rounds."""
-    models, choice = tiny_pair(), Choice("gumbel", 0.8)
-    decoder = Decoder(models.target, DraftModel(models.draft, ()), (), choice)
-    runner = ScriptedDecoder(models, trace(), choice, seed=0)
+    models, sampler = tiny_pair(), Sampler("gumbel", 0.8)
+    decoder = Decoder(models.target, DraftModel(models.draft, ()), (), sampler)
+    runner = ScriptedDecoder(models, trace(), sampler, seed=0)
     for index, prompt in enumerate(tiny_prompts()):
         real = decoder.decode(prompt.tokens, 30, POLICIES[4], sequence=index)
         assert Decoded([], runner.speculative(index, POLICIES[4]), 0.0).log() == real.log()

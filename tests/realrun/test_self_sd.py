@@ -22,10 +22,10 @@ import realrun.recording.target_cache
 import realrun.recording.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.self_sd import SkippingLM
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
@@ -42,12 +42,12 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
-SKIPS = Skips(frozenset({2}), frozenset({2}))
-UNLIKE = Skips(frozenset({1}), frozenset({1, 2}))
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+SKIPS = SkippedSublayers(frozenset({2}), frozenset({2}))
+UNLIKE = SkippedSublayers(frozenset({1}), frozenset({1, 2}))
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 CHAINS = [
     make_policy(name, {**settings, **({} if name == "fixed_k" else {"max_draft": DEPTH})})
     for name, settings in [
@@ -68,7 +68,7 @@ architectures = pytest.mark.parametrize(
 
 
 @cache
-def pair_of(architecture: str = "llama", eos: tuple[int, ...] = (), skips: Skips = SKIPS) -> Pair:
+def pair_of(architecture: str = "llama", eos: tuple[int, ...] = (), skips: SkippedSublayers = SKIPS) -> Pair:
     """A random target whose draft agrees with it about as often as not, and random scores."""
     target = small_target(architecture, layers=4)
     pair = Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/self-sd", eos, kind="self-sd", skips=skips)
@@ -76,7 +76,7 @@ def pair_of(architecture: str = "llama", eos: tuple[int, ...] = (), skips: Skips
 
 
 @cache
-def zeroed(architecture: str, skips: Skips = SKIPS) -> Any:
+def zeroed(architecture: str, skips: SkippedSublayers = SKIPS) -> Any:
     """The library's model whose skipped sublayers add nothing."""
     model = copy.deepcopy(small_target(architecture, layers=4))
     with torch.no_grad():
@@ -100,9 +100,9 @@ def plain_logits(architecture: str, context: Sequence[int], drafted: Sequence[in
     return zeroed(architecture)(input_ids=fed, past_key_values=past).logits[0, -1:]
 
 
-def target_output(pair: Pair, prompt: Sequence[int], count: int, choice: Choice, sequence: int) -> list[int]:
+def target_output(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
     """By the library's pass of the target alone."""
-    decoder = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, choice)
+    decoder = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, sampler)
     return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
@@ -113,11 +113,11 @@ def skipping(pair: Pair) -> SkippingLM:
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize(
     "skips",
-    [NOTHING, Skips(frozenset({0}), frozenset()), Skips(frozenset(), frozenset({2, 3})), UNLIKE],
+    [NOTHING, SkippedSublayers(frozenset({0}), frozenset()), SkippedSublayers(frozenset(), frozenset({2, 3})), UNLIKE],
     ids=["nothing", "attention", "mlp", "both"],
 )
 @torch.inference_mode()
-def test_a_skipped_sublayer_is_one_whose_output_projection_is_zero(architecture: str, skips: Skips) -> None:
+def test_a_skipped_sublayer_is_one_whose_output_projection_is_zero(architecture: str, skips: SkippedSublayers) -> None:
     (tokens,) = random_prompts(1, seed=2, lengths=(12, 13))
     logits = skipping(pair_of(architecture, skips=skips)).forward(tokens)
     expected = zeroed(architecture, skips)(input_ids=torch.tensor([tokens])).logits[0]
@@ -137,7 +137,7 @@ def test_skipped_sublayers_are_not_run() -> None:
     ran.clear()
     drafter.begin([5, 6, 7])
     assert ran == []  # what the target has fed is not fed again
-    drafter.propose([5, 6, 7, 8], 2, lambda step, depth: True, Choice(), 0, 0)
+    drafter.propose([5, 6, 7, 8], 2, lambda step, depth: True, Sampler(), 0, 0)
     assert ran == 2 * [("attention", 0), ("mlp", 0), ("attention", 2), ("attention", 3), ("mlp", 3)]
 
 
@@ -145,21 +145,21 @@ def test_skipped_sublayers_are_not_run() -> None:
 @architectures
 @pytest.mark.parametrize("chunk", [3, 256])
 def test_columns_are_what_the_librarys_models_say(
-    choice: Choice, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
     monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
     pair, depth = pair_of(architecture), 4
     lm = skipping(pair)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = target_output(pair, prompt, 12, choice, sequence)
-        dense = shared_columns(lm, prompt, output, depth, choice, sequence)
+        output = target_output(pair, prompt, 12, sampler, sequence)
+        dense = shared_columns(lm, prompt, output, depth, sampler, sequence)
         assert lm.nodes == 0 and lm.length == lm.target.length == len(prompt) + len(output) - 1
         for t in range(len(output)):
             context, drafted = [*prompt, *output[:t]], list[int]()
             for i in range(depth):
                 logits = plain_logits(architecture, context, drafted)
-                token, *features = choice.statistics(logits, sequence, t + i)[0].tolist()
+                token, *features = sampler.statistics(logits, sequence, t + i)[0].tolist()
                 drafted.append(int(token))
                 assert dense["draft_token"][t, i] == drafted[-1]
                 for name, value in zip(("prob", "confidence", "entropy_nats"), features, strict=True):
@@ -168,7 +168,7 @@ def test_columns_are_what_the_librarys_models_say(
                     assert dense["true_rank"][t, i] == -1
                     continue
                 logits = plain_logits(architecture, context, output[t : t + i])
-                order = choice.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
+                order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
                 assert order.index(output[t + i]) == dense["true_rank"][t, i]
             ahead = output[t : t + depth]
             right = [a == b for a, b in zip(drafted, ahead, strict=False)] + [False]
@@ -178,20 +178,20 @@ def test_columns_are_what_the_librarys_models_say(
 def test_ranks_depend_on_where_the_round_began() -> None:
     """Those of an independent model do not, so that a shifted column would be wrong."""
     (prompt,) = random_prompts(1)
-    output = target_output(pair_of(), prompt, 60, Choice(), 0)
-    ranks = shared_columns(skipping(pair_of()), prompt, output, 2, Choice(), 0)["true_rank"]
+    output = target_output(pair_of(), prompt, 60, Sampler(), 0)
+    ranks = shared_columns(skipping(pair_of()), prompt, output, 2, Sampler(), 0)["true_rank"]
     assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5
 
 
 @mode
-def test_columns_are_what_the_drafter_proposes_one_by_one(choice: Choice) -> None:
+def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> None:
     pair, depth = pair_of(), 5
     assert pair.predictor is not None
     target, drafter = open_drafter(pair)
     target.keep_hidden = True
-    drafter.let_score(True)
+    drafter.enable_scores(True)
     (prompt,) = random_prompts(1, seed=6)
-    trace = record(pair, tiny_prompts(1, seed=6), RecordSettings(depth, 20, choice))
+    trace = record(pair, tiny_prompts(1, seed=6), RecordSettings(depth, 20, sampler))
     prompt, output = tiny_prompts(1, seed=6)[0].tokens, trace.token.tolist()
     assert trace.score is not None
     with torch.inference_mode():
@@ -200,7 +200,7 @@ def test_columns_are_what_the_drafter_proposes_one_by_one(choice: Choice) -> Non
             target.reset()
             target.prefill(context[:-1])
             drafter.begin(context[:-1], None if target.hidden is None else target.hidden[-1])
-            draft = drafter.propose(context, depth, lambda step, depth: True, choice, 0, t)
+            draft = drafter.propose(context, depth, lambda step, depth: True, sampler, 0, t)
             assert trace.draft_token[t].tolist() == draft.tokens
             for name in ("prob", "confidence", "entropy_nats", "score"):
                 drafted = np.float32([getattr(step, name) for step in draft.steps])
@@ -210,21 +210,21 @@ def test_columns_are_what_the_drafter_proposes_one_by_one(choice: Choice) -> Non
 @mode
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
-    choice: Choice, architecture: str, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 120)  # of four positions
     monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
     pair, depth, size = pair_of(architecture), 4, TreeSize(30, 4)
     (prompt,) = random_prompts(1, seed=8)
-    output = target_output(pair, prompt, 6, choice, 2)
-    columns = shared_columns(skipping(pair), prompt, output, depth, choice, 2, tree=size)
+    output = target_output(pair, prompt, 6, sampler, 2)
+    columns = shared_columns(skipping(pair), prompt, output, depth, sampler, 2, tree=size)
     trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
     recorded = as_record(trees, size.width)
     for t in range(len(output)):
 
         def siblings(tokens: Sequence[int], t: int = t) -> tuple[np.ndarray, np.ndarray]:
             logits = plain_logits(architecture, [*prompt, *output[:t]], tokens)
-            found, probs = choice.candidates(logits, 2, [t + len(tokens)], size.width)
+            found, probs = sampler.candidates(logits, 2, [t + len(tokens)], size.width)
             return found[0].numpy(), np.float32(probs[0].double().numpy())
 
         expected, horizon = one_by_one(siblings, depth, size.nodes)
@@ -236,15 +236,17 @@ def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
 
 
 @cache
-def recorded(architecture: str, choice: Choice, eos: tuple[int, ...] = ()) -> Trace:
-    size = RecordSettings(DEPTH, 24, choice, 300, WIDTH)
+def recorded(architecture: str, sampler: Sampler, eos: tuple[int, ...] = ()) -> Trace:
+    size = RecordSettings(DEPTH, 24, sampler, 300, WIDTH)
     return record(pair_of(architecture, eos), tiny_prompts(3, seed=7), size)
 
 
-def check_replay(pair: Pair, trace: Trace, prompts: Sequence[Any], choice: Choice, policy: Policy, tokens: int) -> None:
+def check_replay(
+    pair: Pair, trace: Trace, prompts: Sequence[Any], sampler: Sampler, policy: Policy, tokens: int
+) -> None:
     """Output and all rounds of really decoding are the recorded and replayed ones."""
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, choice)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
     runs, state = [], None
     for index, prompt in enumerate(prompts):
         runs.append(decoder.decode(prompt.tokens, tokens, policy, sequence=index, seed=9, state=state))
@@ -257,25 +259,25 @@ def check_replay(pair: Pair, trace: Trace, prompts: Sequence[Any], choice: Choic
 
 @mode
 @every_policy
-def test_replay_repeats_every_real_round(choice: Choice, policy: Policy) -> None:
+def test_replay_repeats_every_real_round(sampler: Sampler, policy: Policy) -> None:
     prompts = tiny_prompts(3, seed=7)
-    plain = target_output(pair_of(), prompts[0].tokens, 9, choice, 0)
+    plain = target_output(pair_of(), prompts[0].tokens, 9, sampler, 0)
     for eos in [(), (plain[4],)]:
-        check_replay(pair_of(eos=eos), recorded("llama", choice, eos), prompts, choice, policy, 24)
+        check_replay(pair_of(eos=eos), recorded("llama", sampler, eos), prompts, sampler, policy, 24)
 
 
 @mode
 @pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
 @pytest.mark.parametrize("policy", [*CHAINS, ARMS[1], ARMS[-1]], ids=str)
-def test_replay_repeats_every_real_round_of_other_targets(choice: Choice, architecture: str, policy: Policy) -> None:
-    trace = recorded(architecture, choice)
-    check_replay(pair_of(architecture), trace, tiny_prompts(3, seed=7), choice, policy, 24)
+def test_replay_repeats_every_real_round_of_other_targets(sampler: Sampler, architecture: str, policy: Policy) -> None:
+    trace = recorded(architecture, sampler)
+    check_replay(pair_of(architecture), trace, tiny_prompts(3, seed=7), sampler, policy, 24)
 
 
 @mode
 @architectures
-def test_recorded_output_is_the_targets_own(choice: Choice, architecture: str) -> None:
-    trace = recorded(architecture, choice)
+def test_recorded_output_is_the_targets_own(sampler: Sampler, architecture: str) -> None:
+    trace = recorded(architecture, sampler)
     assert 0.15 < (trace.match_len > 0).mean() < 0.95  # else the claims above would say little
     assert trace.match_len.max() > 2
     for number, prompt in enumerate(tiny_prompts(3, seed=7)):
@@ -283,7 +285,7 @@ def test_recorded_output_is_the_targets_own(choice: Choice, architecture: str) -
         with torch.inference_mode():
             ids = torch.tensor([[*prompt.tokens, *output]])
             logits = pair_of(architecture).target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
-        assert choice.tokens(logits, number, 0).tolist() == output
+        assert sampler.tokens(logits, number, 0).tolist() == output
 
 
 def cached(target: SplitTarget) -> list[torch.Tensor]:
@@ -303,12 +305,12 @@ def cached(target: SplitTarget) -> list[torch.Tensor]:
     ids=str,
 )
 def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
-    choice: Choice, architecture: str, policy: ChainPolicy | TreePolicy
+    sampler: Sampler, architecture: str, policy: ChainPolicy | TreePolicy
 ) -> None:
     pair = pair_of(architecture)
     target, drafter = open_drafter(pair)
     assert isinstance(target, SplitTarget)
-    loop = Decoder(target, drafter, (), choice)
+    loop = Decoder(target, drafter, (), sampler)
     (prompt,) = random_prompts(1, seed=9)
     accepted = 0
     with torch.inference_mode():
@@ -330,13 +332,13 @@ def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
 
 @mode
 @architectures
-def test_with_nothing_skipped_every_draft_is_accepted(choice: Choice, architecture: str) -> None:
+def test_with_nothing_skipped_every_draft_is_accepted(sampler: Sampler, architecture: str) -> None:
     pair = pair_of(architecture, skips=NOTHING)
-    decoder = Decoder(*open_drafter(pair), (), choice)
+    decoder = Decoder(*open_drafter(pair), (), sampler)
     for policy in (make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 2, "depth": 4})):
         decoded = decoder.decode(random_prompts(1, seed=3)[0], 31, policy)
         assert [r.accepted for r in decoded.rounds] == [4] * 6 + [0]  # the last token leaves no room for a draft
-    trace = record(pair, tiny_prompts(2), RecordSettings(4, 20, choice))
+    trace = record(pair, tiny_prompts(2), RecordSettings(4, 20, sampler))
     assert (
         trace.match_len == np.minimum(4, np.repeat(trace.output_tokens, trace.output_tokens) - trace.position)
     ).all()
@@ -350,11 +352,11 @@ def test_a_round_starts_with_the_pending_token_alone_and_catching_up_costs_nothi
     fed: list[int] = []
     forward = drafter.lm.forward
     drafter.lm.forward = lambda tokens: fed.append(len(tokens)) or forward(tokens)  # type: ignore[func-returns-value, method-assign]
-    Decoder(target, drafter, (), Choice()).decode([4, 5], 40, make_policy("fixed_k", {"k": 2}))
+    Decoder(target, drafter, (), Sampler()).decode([4, 5], 40, make_policy("fixed_k", {"k": 2}))
     assert set(fed) == {1}
 
 
 def test_rejection_sampling_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="greedy and Gumbel mode only") as caught:
-        open_dense(pair_of(), Choice("rejection"))
+        open_dense(pair_of(), Sampler("rejection"))
     assert "\n" not in str(caught.value)

@@ -15,8 +15,8 @@ from tiny import tiny_prompts
 
 import realrun.training.self_sd.search
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.decode.sampling import Sampler
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
@@ -91,10 +91,10 @@ def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
     whole = range(LAYERS)
     every = [frozenset(s) for s in chain.from_iterable(combinations(whole, n) for n in range(LAYERS + 1))]
     texts = [
-        (p.tokens, Decoder(*open_drafter(pair()), (), Choice()).decode(p.tokens, 16, None).tokens) for p in PROMPTS
+        (p.tokens, Decoder(*open_drafter(pair()), (), Sampler()).decode(p.tokens, 16, None).tokens) for p in PROMPTS
     ]
     search = Search(pair(), texts, SETTINGS, made_up_costs())
-    values = [search.try_out(Skips(*both))["value"] for both in product(every, every) if any(both)]
+    values = [search.try_out(SkippedSublayers(*both))["value"] for both in product(every, every) if any(both)]
     assert document["best"]["value"] == max(values)
     assert np.median([trial["value"] for trial in document["trials"]]) > np.median(values)
 
@@ -160,17 +160,17 @@ def test_no_prompts_or_too_long_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_measured_costs_bind_at_the_corners_and_in_between() -> None:
-    costs = measure_costs(pair(), (4, 30), SETTINGS.depth, 8, Choice(), 0, quiet)
+    costs = measure_costs(pair(), (4, 30), SETTINGS.depth, 8, Sampler(), 0, quiet)
     search = Search(pair(), [], SETTINGS, costs)
     everything = frozenset(range(LAYERS))
     corner = np.array(costs["draft_step"])
     assert corner.shape == (2, 2, SETTINGS.depth, 2) and (corner > 0).all()
     for skips, expected in [
         (NOTHING, corner[0, 0]),
-        (Skips(frozenset(), everything), corner[0, 1]),
-        (Skips(everything, frozenset()), corner[1, 0]),
-        (Skips(everything, everything), corner[1, 1]),
-        (Skips(frozenset({2}), frozenset()), 2 / 3 * corner[0, 0] + 1 / 3 * corner[1, 0]),
+        (SkippedSublayers(frozenset(), everything), corner[0, 1]),
+        (SkippedSublayers(everything, frozenset()), corner[1, 0]),
+        (SkippedSublayers(everything, everything), corner[1, 1]),
+        (SkippedSublayers(frozenset({2}), frozenset()), 2 / 3 * corner[0, 0] + 1 / 3 * corner[1, 0]),
     ]:
         np.testing.assert_allclose(search.cost(skips).draft_step_s, expected)
     assert corner[0, 0].mean() > corner[1, 1].mean()  # skipping everything saves time
@@ -185,14 +185,14 @@ def test_the_measured_objective_decodes_for_real(tmp_path: Path) -> None:
     assert again["trials"] == document["trials"] and again["costs"] == document["costs"]
 
 
-def suggested(trials: int, seed: int = 5) -> list[Skips]:
+def suggested(trials: int, seed: int = 5) -> list[SkippedSublayers]:
     """One set after the other, each worth its attention sublayers less its MLPs."""
     choices = sublayers(2, 0)
     found: list[dict[str, Any]] = []
     for _ in range(trials):
         skips = suggest(choices, found, seed)
         found.append({**skips.in_order, "value": float(len(skips.attention) - len(skips.mlp))})
-    return [Skips(frozenset(trial["attention"]), frozenset(trial["mlp"])) for trial in found]
+    return [SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"])) for trial in found]
 
 
 def test_suggestions_depend_on_seed_and_trials_alone() -> None:

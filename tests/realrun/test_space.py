@@ -15,7 +15,7 @@ from tiny import POSITIONS, VOCAB, random_prompts, tiny_model
 
 import speckernels
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, Masks, pass_layout, with_mask
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.open import open_drafter
@@ -164,24 +164,24 @@ def test_a_run_has_as_many_masks_as_its_longest_draft_and_the_baseline_has_none(
 # Decoding
 
 
-def own_texts(model: Any, choice: Choice, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+def own_texts(model: Any, sampler: Sampler, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """What the target says, without a cache, without masks and without our loop."""
     texts = []
     for number, prompt in enumerate(prompts):
         text = list(prompt)
         for position in range(tokens):
-            text += choice.tokens(plain(model, text)[-1:], number, position).tolist()
+            text += sampler.tokens(plain(model, text)[-1:], number, position).tolist()
         texts.append(text[len(prompt) :])
     return texts
 
 
 @pytest.mark.parametrize("name", sorted(CHOICES))
 def test_decoding_is_the_tuned_targets_own(name: str) -> None:
-    pair, choice = space_pair(), CHOICES[name]
+    pair, sampler = space_pair(), CHOICES[name]
     prompts = [prompt.tokens for prompt in word_prompts()]
     assert min(map(len, prompts)) == 1  # before whose pending token there is nothing, not even a context
-    expected = own_texts(pair.target, choice, prompts, 40)
-    decoder, histogram = Decoder(*open_drafter(pair), (), choice), np.zeros(MASKS + 1, dtype=int)
+    expected = own_texts(pair.target, sampler, prompts, 40)
+    decoder, histogram = Decoder(*open_drafter(pair), (), sampler), np.zeros(MASKS + 1, dtype=int)
     for settings_of in ({"k": MASKS}, {"k": 2}, {"k": 1}):
         policy = make_policy("fixed_k", settings_of)
         for number, prompt in enumerate(prompts):
@@ -196,10 +196,10 @@ def test_decoding_is_the_tuned_targets_own(name: str) -> None:
 def test_an_end_of_text_inside_a_draft_ends_the_output() -> None:
     ended = 0
     for prompt in word_prompts():
-        free = Decoder(*open_drafter(space_pair()), (), Choice()).decode(prompt.tokens, 40, None).tokens
+        free = Decoder(*open_drafter(space_pair()), (), Sampler()).decode(prompt.tokens, 40, None).tokens
         for end in dict.fromkeys(free):
             pair = space_pair((end,))
-            decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice())
+            decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
             run = decoder.decode(prompt.tokens, 40, make_policy("fixed_k", {"k": MASKS}))
             assert run.tokens == free[: free.index(end) + 1]
             last = run.rounds[-1]
@@ -213,20 +213,20 @@ def test_decoding_reaches_the_models_last_position() -> None:
     for length in (1, 12):
         prompt = word_prompts()[0].tokens[:length]
         room = POSITIONS - length
-        (expected,) = own_texts(pair.target, Choice(), [prompt], room)
+        (expected,) = own_texts(pair.target, Sampler(), [prompt], room)
         for settings_of in ({"k": MASKS}, {"k": 3}):
-            decoder = Decoder(*open_drafter(pair), (), Choice())
+            decoder = Decoder(*open_drafter(pair), (), Sampler())
             assert decoder.decode(prompt, room, make_policy("fixed_k", settings_of)).tokens == expected
 
 
 def test_a_single_token_of_output_needs_no_masks() -> None:
     pair, policy = untrained_pair(), make_policy("fixed_k", {"k": MASKS})
-    run = Decoder(*open_drafter(pair), (), Choice()).decode([5, 6], 1, policy)
+    run = Decoder(*open_drafter(pair), (), Sampler()).decode([5, 6], 1, policy)
     assert run.log() == [(0, 0, 0)]
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    decoder = Decoder(*open_drafter(untrained_pair()), (), Choice())
+    decoder = Decoder(*open_drafter(untrained_pair()), (), Sampler())
     with pytest.raises(InputError, match="5 masks of SPACE draft at most 5 tokens; lower the policy's limit"):
         decoder.decode([1, 2], 30, make_policy("fixed_k", {"k": 6}))
     with pytest.raises(InputError, match="SPACE drafts chains only; choose a policy that does not draft trees"):

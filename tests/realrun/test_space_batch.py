@@ -11,7 +11,7 @@ from space_pairs import CHOICES, MASKS, space_pair, word_prompts
 from tiny import POSITIONS
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.space_batch import decode_batch
 from realrun.pairs.open import open_drafter
 from specsim.errors import InputError
@@ -44,27 +44,27 @@ def test_every_row_is_decoded_as_it_is_alone(mode: str, k: int) -> None:
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     """Nor on what is left in the slots of rows that are shorter."""
     pair, rng = space_pair(), np.random.default_rng(0)
-    together = decode_batch(pair.target, pair.draft, PROMPTS, TOKENS, Choice())
+    together = decode_batch(pair.target, pair.draft, PROMPTS, TOKENS, Sampler())
     for _ in range(3):
         order = rng.permutation(len(PROMPTS))[: rng.integers(1, len(PROMPTS) + 1)].tolist()
-        again = decode_batch(pair.target, pair.draft, [PROMPTS[i] for i in order], TOKENS, Choice())
+        again = decode_batch(pair.target, pair.draft, [PROMPTS[i] for i in order], TOKENS, Sampler())
         assert [row.output for row in again] == [together[i].output for i in order]
 
 
 def test_a_batch_of_single_tokens_and_a_full_context() -> None:
     pair = space_pair()
-    (row, other) = decode_batch(pair.target, pair.draft, [[5], [7]], POSITIONS - 1, Choice())
-    decoder = Decoder(*open_drafter(pair), (), Choice())
+    (row, other) = decode_batch(pair.target, pair.draft, [[5], [7]], POSITIONS - 1, Sampler())
+    decoder = Decoder(*open_drafter(pair), (), Sampler())
     assert row.output == decoder.decode([5], POSITIONS - 1, None).tokens
     assert other.output == decoder.decode([7], POSITIONS - 1, None).tokens
-    (row,) = decode_batch(pair.target, pair.draft, [[5]], 1, Choice())
+    (row,) = decode_batch(pair.target, pair.draft, [[5]], 1, Sampler())
     assert row.rounds == [(0, 0, 0)] and len(row.output) == 1
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"choice": Choice("rejection")}, "decoded in greedy and Gumbel mode"),
+        ({"choice": Sampler("rejection")}, "decoded in greedy and Gumbel mode"),
         ({"k": 6}, "k=6 candidates of a target trained with 5 masks; choose 1 to 5"),
         ({"prompts": []}, "without prompts"),
         ({"prompts": [[1], []]}, "an empty one"),
@@ -74,6 +74,6 @@ def test_a_batch_of_single_tokens_and_a_full_context() -> None:
 )
 def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     pair = space_pair()
-    asked: dict[str, Any] = {"prompts": [[1]], "max_new_tokens": 5, "choice": Choice(), **changed}
+    asked: dict[str, Any] = {"prompts": [[1]], "max_new_tokens": 5, "choice": Sampler(), **changed}
     with pytest.raises(InputError, match=message):
         decode_batch(pair.target, pair.draft, **asked)

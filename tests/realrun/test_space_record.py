@@ -22,7 +22,7 @@ import realrun.validation.run
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, with_mask
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
@@ -36,11 +36,11 @@ from specsim.errors import InputError
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 TOKENS = 40
-REJECTION = Choice("rejection", 0.8, seed=4)
+REJECTION = Sampler("rejection", 0.8, seed=4)
 slow = pytest.mark.slow
 
 
@@ -51,8 +51,8 @@ def scoring() -> Pair:
 @cache
 @torch.inference_mode(False)
 def recorded(mode: str) -> Trace:
-    choice = REJECTION if mode == "rejection" else CHOICES[mode]
-    return record(scoring(), word_prompts(), RecordSettings(16, TOKENS, choice))
+    sampler = REJECTION if mode == "rejection" else CHOICES[mode]
+    return record(scoring(), word_prompts(), RecordSettings(16, TOKENS, sampler))
 
 
 def said(pair: Pair, before: list[int]) -> torch.Tensor:
@@ -68,7 +68,7 @@ def said(pair: Pair, before: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["greedy", "gumbel", "rejection"])
 def test_every_position_holds_what_the_masks_before_its_pending_token_say(mode: str) -> None:
     trace, pair, prompts = recorded(mode), scoring(), word_prompts()
-    choice = Choice(**trace.meta["decoding"])
+    sampler = Sampler(**trace.meta["decoding"])
     assert trace.depth == MASKS and trace.meta["drafter_kind"] == "space"
     assert trace.meta["drafter_facts"] == {"masks": MASKS} and trace.tree is None
     assert trace.true_rank is not None
@@ -81,16 +81,16 @@ def test_every_position_holds_what_the_masks_before_its_pending_token_say(mode: 
             drafted = trace.draft_token[row].tolist()
             for i in range(MASKS):
                 if mode != "rejection":
-                    described = choice.statistics(logits[i : i + 1], number, t + i)[0].tolist()
+                    described = sampler.statistics(logits[i : i + 1], number, t + i)[0].tolist()
                     assert drafted[i] == described[0]
                     assert trace.prob[row, i] == pytest.approx(described[1], rel=1e-6)
                     assert trace.confidence[row, i] == pytest.approx(described[2], rel=1e-6)
                     assert trace.entropy_nats[row, i] == pytest.approx(described[3], rel=1e-5, abs=1e-9)
                 elif t + i < end - start:
-                    offered = choice.probs(logits[i : i + 1])[0]
+                    offered = sampler.probs(logits[i : i + 1])[0]
                     with torch.inference_mode():
                         ids = torch.tensor([[*text[: first + t], *drafted[:i]]])
-                        judged = choice.probs(pair.target(input_ids=ids).logits[0, -1:])[0]
+                        judged = sampler.probs(pair.target(input_ids=ids).logits[0, -1:])[0]
                     assert trace.prob[row, i] == pytest.approx(float(offered[drafted[i]]), rel=1e-5)
                     accept = min(1.0, float(judged[drafted[i]] / offered[drafted[i]]))
                     assert trace.accept_prob is not None
@@ -116,7 +116,7 @@ POLICIES_HERE = [
 def test_every_round_and_every_output_is_identical(mode: str, spec: tuple[str, dict[str, Any]]) -> None:
     trace, pair = recorded(mode), scoring()
     policy = make_policy(*spec)
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 5e-3), policy), seed=3, log=True)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3), policy), seed=3, log=True)
     decoder, runs, state = Decoder(*open_drafter(pair), (), CHOICES[mode]), [], None
     for number, prompt in enumerate(word_prompts()):
         runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=number, seed=3, state=state))
@@ -154,16 +154,16 @@ def tables_of_a_model(vocabulary: int, depth: int) -> Tables:
     return Tables(own, {path: proposed[len(path)] for path in paths if len(path) < depth})
 
 
-def from_target(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+def from_target(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
     """Algorithm 1 as printed: in the place of a rejected candidate a token is drawn from Q itself (C1)."""
-    probs = choice.probs(logits)
+    probs = sampler.probs(logits)
     for place, token in enumerate(draft.tokens):
         ratio = float(probs[place, token] / draft.probs[place][token])
-        if not choice.uniform("judge", sequence, position, place + 1) < ratio:
+        if not sampler.uniform("judge", sequence, position, place + 1) < ratio:
             break
     else:
         place = len(draft.tokens)
-    last = torch.searchsorted(probs[place].cumsum(0), choice.uniform("last", sequence, position, 0), right=True)
+    last = torch.searchsorted(probs[place].cumsum(0), sampler.uniform("last", sequence, position, 0), right=True)
     return [*draft.tokens[:place], min(int(last), len(probs[place]) - 1)]
 
 
@@ -171,12 +171,12 @@ def from_target(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: in
 def test_candidates_from_masks_are_judged_to_the_exact_law(top_p: float) -> None:
     """Temperature and top-p warp both distributions (C12); the paper's replacement from Q stands out (C1)."""
     tables = tables_of_a_model(3, 2)
-    choice = FedChoice("rejection", 0.9, top_p=top_p)
-    law = exact_law(tables, 2, choice)
-    assert distance(emitted_law(tables, 2, choice, rejection_verifier), law) < EXACT
-    assert distance(emitted_law(tables, 2, choice, from_target), law) > 0.01
+    sampler = FedChoice("rejection", 0.9, top_p=top_p)
+    law = exact_law(tables, 2, sampler)
+    assert distance(emitted_law(tables, 2, sampler, rejection_verifier), law) < EXACT
+    assert distance(emitted_law(tables, 2, sampler, from_target), law) > 0.01
     if top_p < 1:
-        unwarped = emitted_law(tables, 2, choice, rejection_verifier, judged_by=Choice("rejection", 0.9))
+        unwarped = emitted_law(tables, 2, sampler, rejection_verifier, judged_by=Sampler("rejection", 0.9))
         assert distance(unwarped, law) > 0.003
 
 
@@ -187,9 +187,9 @@ def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from()
     drafts: list[tuple[int, Draft]] = []
     text: list[int] = []
 
-    def judged(logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> list[int]:
+    def judged(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
         drafts.append((position, draft))
-        return rejection_verifier(logits, draft, choice, sequence, position)
+        return rejection_verifier(logits, draft, sampler, sequence, position)
 
     decoder.verifier = judged
     text = decoder.decode(prompt, TOKENS, policy).tokens
@@ -211,7 +211,7 @@ def test_sampling_follows_the_targets_own_law(place: int) -> None:
     decoder, policy = Decoder(*open_drafter(pair), (), REJECTION), make_policy("fixed_k", {"k": 3})
     seen = []
     for seed in range(500):
-        decoder.choice = replace(REJECTION, seed=seed)
+        decoder.sampler = replace(REJECTION, seed=seed)
         text = decoder.decode(prompt, 4, policy).tokens
         if not place or text[0] == before:
             seen.append(text[place])

@@ -18,7 +18,7 @@ from test_lora import logits, perturbed, target, tokens
 from tiny import tiny_tokenizer
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import load_pair
@@ -233,7 +233,7 @@ def test_the_command_trains_a_drafter_that_decodes(tmp_path: Path) -> None:
         command(*asked, "--full")
     pair = load_pair(str(home), drafter=str(out), dtype="float64")
     assert pair.kind == "space" and pair.deepest == 3 and pair.drafter_facts == {"masks": 3}
-    run = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice())
+    run = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
     policy, prompt = make_policy("fixed_k", {"k": 3}), [5, 6, 7]
     assert run.decode(prompt, 20, policy).tokens == run.decode(prompt, 20, None).tokens
 

@@ -24,12 +24,12 @@ from test_tree_decode import CoinTree, KeepNone
 from tiny import tiny_tokenizer
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.eagle import Eagle, EagleLM
 from realrun.drafters.edd import EffectiveDraftDecoderLM, check_split, default_split, one_layer_model, own_state
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.lm.llama import LeanStack
+from realrun.lm.llama import FusedStack
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.open import open_drafter
@@ -52,23 +52,23 @@ targets = pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, mark
 policies = pytest.mark.parametrize("arms", [pytest.param(FEW[1:], id="few"), pytest.param(ALL, id="all", marks=slow)])
 
 
-def decoder_of(pair: Pair, choice: Choice) -> tuple[Decoder, StateDrafterLM]:
+def decoder_of(pair: Pair, sampler: Sampler) -> tuple[Decoder, StateDrafterLM]:
     target, drafter = open_drafter(pair)
     assert isinstance(drafter.lm, StateDrafterLM)
-    return Decoder(target, drafter, pair.eos_token_ids, choice), drafter.lm
+    return Decoder(target, drafter, pair.eos_token_ids, sampler), drafter.lm
 
 
-def output(name: str, number: int, choice: Choice) -> list[int]:
+def output(name: str, number: int, sampler: Sampler) -> list[int]:
     """The target's own, without a cache."""
-    return plain_output(name, tuple(PROMPTS[number].tokens), choice, number)
+    return plain_output(name, tuple(PROMPTS[number].tokens), sampler, number)
 
 
 @cache
-def recorded(kind: str, name: str, choice: Choice, with_eos: bool, nodes: int = 250) -> tuple[Pair, Trace]:
-    outputs = [output(name, number, choice) for number in range(len(PROMPTS))]
+def recorded(kind: str, name: str, sampler: Sampler, with_eos: bool, nodes: int = 250) -> tuple[Pair, Trace]:
+    outputs = [output(name, number, sampler) for number in range(len(PROMPTS))]
     eos = tuple({text[2 + 4 * number] for number, text in enumerate(outputs)}) if with_eos else ()
     pair = state_pair(kind, name, eos)
-    return pair, record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, choice, nodes, 6))
+    return pair, record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler, nodes, 6))
 
 
 # --- Loss-free, and as replayed -------------------------------------------------------------------
@@ -77,9 +77,9 @@ def recorded(kind: str, name: str, choice: Choice, with_eos: bool, nodes: int = 
 @kinds
 @mode
 @targets
-def test_the_pairs_agree_at_times(kind: str, choice: Choice, name: str) -> None:
+def test_the_pairs_agree_at_times(kind: str, sampler: Sampler, name: str) -> None:
     """Else the claims here would say little; a token that repeats the pending one is no agreement."""
-    _, trace = recorded(kind, name, choice, False)
+    _, trace = recorded(kind, name, sampler, False)
     assert 0.1 < (trace.match_len > 0).mean() < 0.9
     assert (trace.match_len > 1).sum() > 5 and len(np.unique(trace.draft_token[:, 0])) > 10
 
@@ -87,12 +87,12 @@ def test_the_pairs_agree_at_times(kind: str, choice: Choice, name: str) -> None:
 @kinds
 @mode
 @targets
-def test_output_is_the_targets_own(kind: str, choice: Choice, name: str) -> None:
+def test_output_is_the_targets_own(kind: str, sampler: Sampler, name: str) -> None:
     """From a drafter that has read nothing before, after a prompt of one token; and with less room than a draft."""
     for policy in (*FEW, CoinTree(), KeepNone(2), None):
-        loop, _ = decoder_of(state_pair(kind, name), choice)
+        loop, _ = decoder_of(state_pair(kind, name), sampler)
         for number, prompt in enumerate(PROMPTS):
-            expected = output(name, number, choice)
+            expected = output(name, number, sampler)
             for budget in (TOKENS, 1, 3) if number == 1 else (TOKENS,):
                 decoded = loop.decode(prompt.tokens, budget, policy, sequence=number)
                 assert decoded.tokens == expected[:budget], policy
@@ -104,11 +104,11 @@ def test_output_is_the_targets_own(kind: str, choice: Choice, name: str) -> None
 @policies
 @pytest.mark.parametrize("with_eos", [False, True], ids=["whole", "eos"])
 def test_replay_repeats_every_real_round(
-    kind: str, choice: Choice, name: str, arms: list[Policy], with_eos: bool
+    kind: str, sampler: Sampler, name: str, arms: list[Policy], with_eos: bool
 ) -> None:
-    pair, trace = recorded(kind, name, choice, with_eos, 800 if arms is ALL else 250)
+    pair, trace = recorded(kind, name, sampler, with_eos, 800 if arms is ALL else 250)
     for number, place in enumerate(trace.offsets[:-1].tolist()):
-        expected = output(name, number, choice)
+        expected = output(name, number, sampler)
         ends = [i + 1 for i, token in enumerate(expected) if token in pair.eos_token_ids]
         assert trace.token[place : trace.offsets[number + 1]].tolist() == expected[: min([TOKENS, *ends])]
     assert (trace.output_tokens < TOKENS).any() == with_eos
@@ -122,11 +122,11 @@ def test_replay_repeats_every_real_round(
 @kinds
 @mode
 @targets
-def test_replay_repeats_every_real_round_of_beta_ts_on_trees(kind: str, choice: Choice, name: str) -> None:
+def test_replay_repeats_every_real_round_of_beta_ts_on_trees(kind: str, sampler: Sampler, name: str) -> None:
     """From whole trees: it may expand what is so unlikely that no record of the likeliest nodes has it."""
     pair, depth, width = state_pair(kind, name), 3, 3
     nodes = sum(width**level for level in range(1, depth + 1))
-    trace = record(pair, PROMPTS, RecordSettings(depth, TOKENS, choice, nodes, width))
+    trace = record(pair, PROMPTS, RecordSettings(depth, TOKENS, sampler, nodes, width))
     check_replay(pair, PROMPTS, trace, [BETA_TREE])
 
 
@@ -165,7 +165,7 @@ def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: d
 @kinds
 def test_recording_for_rejection_sampling_is_refused_in_one_line(kind: str) -> None:
     with pytest.raises(InputError, match="greedy and Gumbel mode only; choose one of them$") as caught:
-        open_dense(state_pair(kind), Choice("rejection"))
+        open_dense(state_pair(kind), Sampler("rejection"))
     assert "\n" not in str(caught.value)
 
 
@@ -176,11 +176,11 @@ def test_recording_for_rejection_sampling_is_refused_in_one_line(kind: str) -> N
 @mode
 @targets
 @torch.inference_mode()
-def test_after_every_round_the_given_rows_equal_a_fresh_prefill(kind: str, choice: Choice, name: str) -> None:
+def test_after_every_round_the_given_rows_equal_a_fresh_prefill(kind: str, sampler: Sampler, name: str) -> None:
     pair = state_pair(kind, name)
     rejected = lagging = 0
     for policy in (FEW[0], FEW[2], CoinTree(), KeepNone(2)):
-        loop, lm = decoder_of(pair, choice)
+        loop, lm = decoder_of(pair, sampler)
         for tokens, done, _ in rounds_of(loop, PROMPTS[2].tokens, policy, 8):
             assert lm.length == lm.given <= loop.target.length == len(tokens) - 1 and lm.nodes == 0
             target = SplitTarget(pair.target, pair.split)
@@ -199,9 +199,9 @@ def test_after_every_round_the_given_rows_equal_a_fresh_prefill(kind: str, choic
 def test_a_round_ingests_at_once_what_the_last_one_accepted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """EDD keeps no row of the last round; EAGLE's of the pending token was made of a true feature and stays."""
     filled: list[int] = []
-    fill = LeanStack.fill
-    monkeypatch.setattr(LeanStack, "fill", lambda self, x, *rest: filled.append(len(x)) or fill(self, x, *rest))
-    loop, _ = decoder_of(state_pair(kind), Choice())
+    fill = FusedStack.fill
+    monkeypatch.setattr(FusedStack, "fill", lambda self, x, *rest: filled.append(len(x)) or fill(self, x, *rest))
+    loop, _ = decoder_of(state_pair(kind), Sampler())
     accepted = set()
     for prompt in PROMPTS[1:]:
         filled.clear()
@@ -216,10 +216,10 @@ def test_a_round_ingests_at_once_what_the_last_one_accepted(kind: str, monkeypat
 @kinds
 def test_a_profile_counts_it_as_part_of_the_first_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pause_s, rows = 0.008, Counter[int]()
-    fill, propose = LeanStack.fill, DraftModel.propose
+    fill, propose = FusedStack.fill, DraftModel.propose
     inside = False
 
-    def slow_fill(self: LeanStack, x: torch.Tensor, *rest: Any) -> None:
+    def slow_fill(self: FusedStack, x: torch.Tensor, *rest: Any) -> None:
         if inside:
             rows[len(x)] += 1
             time.sleep(pause_s)
@@ -233,7 +233,7 @@ def test_a_profile_counts_it_as_part_of_the_first_step(kind: str, monkeypatch: p
         finally:
             inside = False
 
-    monkeypatch.setattr(LeanStack, "fill", slow_fill)
+    monkeypatch.setattr(FusedStack, "fill", slow_fill)
     monkeypatch.setattr(DraftModel, "propose", proposing)
     document = profile(state_pair(kind), contexts=[8, 30], depth=3, repeats=6, tree_tokens=0)
     for table in ("median_s", "p25_s", "p75_s"):
@@ -339,4 +339,4 @@ def test_the_default_states_are_the_fourth_to_last() -> None:
 
 def test_the_passes_of_the_two_are_theirs() -> None:
     for kind, expected in (("edd", EffectiveDraftDecoderLM), ("eagle", EagleLM)):
-        assert type(decoder_of(state_pair(kind), Choice())[1]) is expected
+        assert type(decoder_of(state_pair(kind), Sampler())[1]) is expected

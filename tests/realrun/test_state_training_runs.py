@@ -16,7 +16,7 @@ from test_drafter_commands import command
 from tiny import random_prompts, tiny_tokenizer
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.pairs.open import open_drafter
@@ -76,7 +76,7 @@ def test_training_learns_and_the_drafter_decodes_what_its_target_would(
     if kind != "eagle":
         assert facts["states_after"] == loaded.split == (kind == "edd")  # of three layers, one below the states
     pair = replace(alone(target), draft=loaded.draft, kind=loaded.kind, split=loaded.split)
-    loop, plain = Decoder(*open_drafter(pair), (), Choice()), Decoder(target, DraftModel(target, ()), (), Choice())
+    loop, plain = Decoder(*open_drafter(pair), (), Sampler()), Decoder(target, DraftModel(target, ()), (), Sampler())
     for prompt in random_prompts(2):
         assert loop.decode(prompt, 16, make_policy("fixed_k", {"k": 3})).tokens == plain.decode(prompt, 16, None).tokens
 

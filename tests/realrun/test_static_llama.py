@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 import realrun.lm.static_llama as static
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
-from realrun.lm.llama import LeanLlama, supported
+from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.open import open_lm
 from realrun.lm.static_llama import PLAIN, StaticLlama
 from specsim.errors import InputError
@@ -70,7 +70,7 @@ def with_garbage(lm: StaticLlama) -> StaticLlama:
 @torch.inference_mode()
 def test_logits_equal_the_librarys_over_any_cutting_and_rollback(name: str) -> None:
     model = MODELS[name]()
-    plain, passes = CachedLM(model), [with_garbage(StaticLlama(model)), LeanLlama(model)]
+    plain, passes = CachedLM(model), [with_garbage(StaticLlama(model)), FusedLlama(model)]
     rng = np.random.default_rng(5)
     for round_number in range(16):
         tokens = rng.integers(0, VOCAB, rng.integers(1, 8)).tolist()
@@ -165,20 +165,20 @@ def test_bfloat16_stays_within_its_rounding() -> None:
         low, tokens = make().to(torch.bfloat16), list(range(1, 40))
         truth = CachedLM(make()).forward(tokens)
         theirs = (CachedLM(low).forward(tokens).double() - truth).norm()
-        for lm in (StaticLlama(low), LeanLlama(low)):
+        for lm in (StaticLlama(low), FusedLlama(low)):
             assert 0 < (lm.forward(tokens).double() - truth).norm() < 2 * theirs
 
 
 def test_models_open_with_the_pass_for_their_device_and_kernels() -> None:
     model, biased = small_model(), small_model(attention_bias=True)
-    assert type(open_lm(model)) is LeanLlama
+    assert type(open_lm(model)) is FusedLlama
     with use_kernels("auto"):
-        assert type(open_lm(model)) is LeanLlama
+        assert type(open_lm(model)) is FusedLlama
     with use_kernels("reference"):
         assert type(open_lm(model)) is StaticLlama
         assert type(open_lm(biased)) is CachedLM
-    assert type(open_lm(model)) is LeanLlama
-    assert type(open_lm(qwen3())) is LeanLlama
+    assert type(open_lm(model)) is FusedLlama
+    assert type(open_lm(qwen3())) is FusedLlama
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from test_predictor import CPU, refused
 from tiny import tiny_pair, tiny_prompts, tiny_tokenizer
 
-from realrun.drafters.acceptance_predictor import load_predictor, producing_states
+from realrun.drafters.acceptance_predictor import load_predictor, pending_token_states
 from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
@@ -20,9 +20,9 @@ from realrun.training.predictor.train import Trainer, compare, quality, train_pr
 
 
 def test_producing_states_of_a_one_token_prompt_begin_with_zeros() -> None:
-    states = producing_states(tiny_pair().target, [7], [4, 5, 6])
+    states = pending_token_states(tiny_pair().target, [7], [4, 5, 6])
     assert states.shape == (3, 32) and not states[0].any() and states[1].any()
-    longer = producing_states(tiny_pair().target, [3, 7], [4, 5, 6])
+    longer = pending_token_states(tiny_pair().target, [3, 7], [4, 5, 6])
     assert longer.shape == (3, 32) and longer[0].any()
 
 

@@ -20,7 +20,7 @@ from small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tiny import VOCAB, random_prompts
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.pairs.open import open_drafter
@@ -70,8 +70,8 @@ def test_training_learns_and_the_drafter_decodes_what_its_target_would(
     assert document["tokens"] == 24 * 4 * 32 and document["tokens_per_second"] > 0
     loaded = load_drafter(tmp_path / "out", target)
     pair = replace(alone(target), draft=loaded.draft, kind=loaded.kind, split=loaded.split)
-    decoder = Decoder(*open_drafter(pair), (), Choice())
-    plain = Decoder(target, DraftModel(target, ()), (), Choice())
+    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    plain = Decoder(target, DraftModel(target, ()), (), Sampler())
     for prompt in random_prompts(3):
         run = decoder.decode(prompt, 20, FixedK(3))
         assert run.tokens == plain.decode(prompt, 20, None).tokens

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Siblings, layout
 from realrun.decode.rounds import Decoded, Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
@@ -40,12 +40,12 @@ from specsim.policy.tree.expansion import initial_state, update
 from specsim.policy.tree.static import StaticTree
 from specsim.policy.tree.static import select as keep_all
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.rng import split
 from specsim.trace.trace import Trace
 
 DEPTH, WIDTH = 5, 6
-CHOICES = {"greedy": Choice(), "gumbel": Choice("gumbel", 0.8, seed=4)}
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # of trees that differ from round to round on this pair
     "vct": [{"width": 1, "depth": 4}, {"width": 2, "depth": 4}, {"width": 3, "depth": 4, "level_nodes": 6}],
     "cartesian": [{}, {"s1": 4, "s2": 2, "s3": 1, "s4": 1}],
@@ -167,19 +167,19 @@ mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 policies = pytest.mark.parametrize("policy", OWN, ids=str)
 
 
-def decoder(choice: Choice, eos: Sequence[int] = (), verifier: TreeVerifier | None = None, **options: Any) -> Decoder:
+def decoder(sampler: Sampler, eos: Sequence[int] = (), verifier: TreeVerifier | None = None, **options: Any) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.draft, eos, **options), eos, choice, tree_verifier=verifier)
+    return Decoder(pair.target, DraftModel(pair.draft, eos, **options), eos, sampler, tree_verifier=verifier)
 
 
 @cache
-def whole_output(prompt: tuple[int, ...], choice: Choice, sequence: int) -> list[int]:
-    return test_decode.plain_output(prompt, 24, choice, sequence)
+def whole_output(prompt: tuple[int, ...], sampler: Sampler, sequence: int) -> list[int]:
+    return test_decode.plain_output(prompt, 24, sampler, sequence)
 
 
-def plain_output(prompt: Sequence[int], count: int, choice: Choice, sequence: int) -> list[int]:
+def plain_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
     """The first, up to 24, tokens of the target alone."""
-    return whole_output(tuple(prompt), choice, sequence)[:count]
+    return whole_output(tuple(prompt), sampler, sequence)[:count]
 
 
 def check_counts(decoded: Decoded, policy: TreePolicy, eos: Sequence[int] = ()) -> None:
@@ -197,23 +197,23 @@ def check_counts(decoded: Decoded, policy: TreePolicy, eos: Sequence[int] = ()) 
 
 @mode
 @policies
-def test_output_is_the_targets_own(choice: Choice, policy: TreePolicy) -> None:
-    loop = decoder(choice)
+def test_output_is_the_targets_own(sampler: Sampler, policy: TreePolicy) -> None:
+    loop = decoder(sampler)
     for sequence, prompt in enumerate(random_prompts(2, seed=1)):
         for budget in (1, 2, 3, 24):  # below and above the depth
             decoded = loop.decode(prompt, budget, policy, sequence=sequence)
-            assert decoded.tokens == plain_output(prompt, budget, choice, sequence)
+            assert decoded.tokens == plain_output(prompt, budget, sampler, sequence)
             check_counts(decoded, policy)
 
 
 @mode
 @policies
 @pytest.mark.parametrize("place", [0, 11])
-def test_decoding_ends_with_the_end_of_text(choice: Choice, policy: TreePolicy, place: int) -> None:
+def test_decoding_ends_with_the_end_of_text(sampler: Sampler, policy: TreePolicy, place: int) -> None:
     (prompt,) = random_prompts(1, seed=5)
-    plain = plain_output(prompt, 24, choice, 0)
+    plain = plain_output(prompt, 24, sampler, 0)
     eos = (plain[place],)
-    decoded = decoder(choice, eos).decode(prompt, 24, policy)
+    decoded = decoder(sampler, eos).decode(prompt, 24, policy)
     assert decoded.tokens == plain[: plain.index(eos[0]) + 1]
     check_counts(decoded, policy, eos)
 
@@ -221,33 +221,33 @@ def test_decoding_ends_with_the_end_of_text(choice: Choice, policy: TreePolicy, 
 def test_trees_are_accepted_beside_the_chain() -> None:
     """Else the claims above would say little."""
     policy = make_policy("vct", {"width": 3, "depth": 3})  # nodes 1, 4 and 13 are the chain
-    for choice in CHOICES.values():
+    for sampler in CHOICES.values():
         rounds = [
             r
             for sequence, prompt in enumerate(random_prompts(6, seed=1))
-            for r in decoder(choice).decode(prompt, 40, policy, sequence=sequence).rounds
+            for r in decoder(sampler).decode(prompt, 40, policy, sequence=sequence).rounds
         ]
         assert {r.accepted for r in rounds} >= {0, 1, 2}
         assert len({r.last for r in rounds} - {0, 1, 4, 13}) > 3
 
 
 @cache
-def recorded(choice: Choice, eos: tuple[int, ...]) -> tuple[Pair, Sequence[Prompt], Trace]:
+def recorded(sampler: Sampler, eos: tuple[int, ...]) -> tuple[Pair, Sequence[Prompt], Trace]:
     pair, prompts = replace(tiny_pair(), eos_token_ids=eos), tiny_prompts(3, seed=7)
-    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, 24, choice, 300, WIDTH))
+    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, 24, sampler, 300, WIDTH))
 
 
 @mode
 @pytest.mark.parametrize("eos_from_output", [False, True])
 @pytest.mark.parametrize("policy", ARMS, ids=str)
-def test_replay_repeats_every_real_round(choice: Choice, eos_from_output: bool, policy: TreePolicy) -> None:
+def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool, policy: TreePolicy) -> None:
     eos: tuple[int, ...] = ()
     if eos_from_output:
-        eos = tuple({plain_output(p.tokens, 9, choice, s)[2 + 3 * s] for s, p in enumerate(tiny_prompts(3, seed=7))})
-    pair, prompts, trace = recorded(choice, eos)
+        eos = tuple({plain_output(p.tokens, 9, sampler, s)[2 + 3 * s] for s, p in enumerate(tiny_prompts(3, seed=7))})
+    pair, prompts, trace = recorded(sampler, eos)
     assert (trace.output_tokens < 24).any() == eos_from_output
-    replayed = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
-    real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, choice)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
+    real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, sampler)
     log, state = [], None
     for index, prompt in enumerate(prompts):
         decoded = real.decode(prompt.tokens, 24, policy, sequence=index, seed=9, state=state)
@@ -259,19 +259,19 @@ def test_replay_repeats_every_real_round(choice: Choice, eos_from_output: bool, 
 
 
 @torch.inference_mode()
-def plain_siblings(tokens: Sequence[int], choice: Choice, position: int, width: int) -> tuple[Any, Any]:
+def plain_siblings(tokens: Sequence[int], sampler: Sampler, position: int, width: int) -> tuple[Any, Any]:
     """Of the draft model alone, without a cache: the first siblings after these tokens and their probs."""
     logits = tiny_pair().draft(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-    found, probs = choice.candidates(logits, 0, [position], width)
+    found, probs = sampler.candidates(logits, 0, [position], width)
     return found[0].tolist(), np.float32(probs[0].double().numpy())
 
 
 @mode
 @pytest.mark.parametrize("policy", [make_policy("vct", {"width": 3, "depth": 3}), CoinTree(0.02)], ids=str)
-def test_drafted_nodes_are_what_plain_passes_say(choice: Choice, policy: TreePolicy) -> None:
+def test_drafted_nodes_are_what_plain_passes_say(sampler: Sampler, policy: TreePolicy) -> None:
     """Round after round, so that what is left in the draft cache counts as well."""
     (prompt,) = random_prompts(1, seed=3)
-    loop = decoder(choice)
+    loop = decoder(sampler)
     drafter = loop.drafter
     assert isinstance(drafter, DraftModel)
     with torch.inference_mode():
@@ -287,7 +287,7 @@ def test_drafted_nodes_are_what_plain_passes_say(choice: Choice, policy: TreePol
             texts, expanded = [before], set[int]()
             for node in range(1, total):
                 parent, rank = int(tree.parent[node]), int(tree.rank[node])
-                found, probs = plain_siblings(texts[parent], choice, t + int(tree.depth[parent]), rank + 1)
+                found, probs = plain_siblings(texts[parent], sampler, t + int(tree.depth[parent]), rank + 1)
                 assert grower.token[node] == found[rank] and tree.prob[node] == probs[rank]
                 assert tree.path[node] == tree.path[parent] * probs[rank]
                 assert tree.depth[node] == tree.depth[parent] + 1
@@ -304,9 +304,9 @@ def test_drafted_nodes_are_what_plain_passes_say(choice: Choice, policy: TreePol
 
 @mode
 @pytest.mark.parametrize("policy", [make_policy("vct", {"width": 3, "depth": 3}), CoinTree(), KeepNone(2)], ids=str)
-def test_caches_after_every_round_equal_a_fresh_prefill(choice: Choice, policy: TreePolicy) -> None:
+def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler, policy: TreePolicy) -> None:
     (prompt,) = random_prompts(1, seed=9)
-    loop = decoder(choice)
+    loop = decoder(sampler)
     drafter = loop.drafter
     assert isinstance(drafter, DraftModel)
     lacking = set()
@@ -330,35 +330,35 @@ def test_caches_after_every_round_equal_a_fresh_prefill(choice: Choice, policy: 
 
 
 @mode
-def test_the_static_cache_decodes_trees_as_well(choice: Choice) -> None:
+def test_the_static_cache_decodes_trees_as_well(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=6)
     for policy in (ARMS[1], CoinTree()):
-        lean = decoder(choice).decode(prompt, 24, policy)
+        fused = decoder(sampler).decode(prompt, 24, policy)
         with use_kernels("reference"):
-            static = decoder(choice)
+            static = decoder(sampler)
             decoded = static.decode(prompt, 24, policy)
         assert isinstance(static.target, StaticLlama)
-        assert decoded.tokens == lean.tokens and decoded.tree_log() == lean.tree_log()
+        assert decoded.tokens == fused.tokens and decoded.tree_log() == fused.tree_log()
 
 
 def test_nothing_drafted_makes_plain_rounds() -> None:
     (prompt,) = random_prompts(1, seed=2)
-    assert decoder(Choice()).decode(prompt, 9, Wide(0)).tree_log() == [(t, 0, 0, 0, 0) for t in range(9)]
-    kept = decoder(Choice()).decode(prompt, 9, KeepNone(2)).tree_log()
+    assert decoder(Sampler()).decode(prompt, 9, Wide(0)).tree_log() == [(t, 0, 0, 0, 0) for t in range(9)]
+    kept = decoder(Sampler()).decode(prompt, 9, KeepNone(2)).tree_log()
     assert [(r[0], *r[2:]) for r in kept] == [(t, 0, 0, 0) for t in range(9)]
     assert [r[1] for r in kept] == [14, 14, 14, 14, 14, 14, 6, 2, 0]  # no deeper than what is left
 
 
 def test_a_tree_ends_where_its_arrays_and_the_vocabulary_do() -> None:
     (prompt,) = random_prompts(1, seed=2)
-    for choice in CHOICES.values():
-        decoded = decoder(choice).decode(prompt, 6, Wide(2000, 1))
+    for sampler in CHOICES.values():
+        decoded = decoder(sampler).decode(prompt, 6, Wide(2000, 1))
         assert {r.drafted for r in decoded.rounds[:-1]} == {VOCAB}
         assert all(r.accepted == 1 for r in decoded.rounds[:-1])  # one of all tokens is right
-        assert decoded.tokens == plain_output(prompt, 6, choice, 0)
-        decoded = decoder(choice).decode(prompt, 6, Wide(30, 64))
+        assert decoded.tokens == plain_output(prompt, 6, sampler, 0)
+        decoded = decoder(sampler).decode(prompt, 6, Wide(30, 64))
         assert decoded.rounds[0].drafted == MAX_DRAFTED
-        assert decoded.tokens == plain_output(prompt, 6, choice, 0)
+        assert decoded.tokens == plain_output(prompt, 6, sampler, 0)
 
 
 class OneTooMany:
@@ -366,17 +366,17 @@ class OneTooMany:
 
     lossy: ClassVar[bool] = True
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, choice: Choice, sequence: int, position: int) -> Accepted:
-        path, token = match_tree(logits, draft, choice, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
+        path, token = match_tree(logits, draft, sampler, sequence, position)
         last = path[-1] if path else -1
         return ([*path, draft.parents.index(last)] if last in draft.parents else path), token
 
 
 @mode
-def test_a_verifier_that_accepts_one_token_too_many_is_caught(choice: Choice) -> None:
-    broken, policy = decoder(choice, verifier=OneTooMany()), ARMS[1]
+def test_a_verifier_that_accepts_one_token_too_many_is_caught(sampler: Sampler) -> None:
+    broken, policy = decoder(sampler, verifier=OneTooMany()), ARMS[1]
     outputs = [broken.decode(p, 24, policy, sequence=s).tokens[:24] for s, p in enumerate(random_prompts(3, seed=1))]
-    assert outputs != [plain_output(p, 24, choice, s) for s, p in enumerate(random_prompts(3, seed=1))]
+    assert outputs != [plain_output(p, 24, sampler, s) for s, p in enumerate(random_prompts(3, seed=1))]
 
 
 def test_a_drafter_of_chains_alone_says_so() -> None:
@@ -393,7 +393,7 @@ def test_a_drafter_of_chains_alone_says_so() -> None:
 
         def commit(self, *args: Any) -> None: ...
 
-    loop = Decoder(tiny_pair().target, ChainDrafter(), (), Choice())
+    loop = Decoder(tiny_pair().target, ChainDrafter(), (), Sampler())
     with pytest.raises(InputError, match="chains only"):
         loop.decode([1, 2, 3], 4, ARMS[0])
 
@@ -401,9 +401,9 @@ def test_a_drafter_of_chains_alone_says_so() -> None:
 def test_a_tree_of_width_one_is_a_chain() -> None:
     """By rejection sampling too, where every draw is keyed alike."""
     chain, tree = make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 1, "depth": 4})
-    for choice in (*CHOICES.values(), Choice("rejection", 0.9, seed=3)):
+    for sampler in (*CHOICES.values(), Sampler("rejection", 0.9, seed=3)):
         for sequence, prompt in enumerate(random_prompts(2, seed=11)):
-            loop = decoder(choice, siblings="iid")
+            loop = decoder(sampler, siblings="iid")
             one, other = (loop.decode(prompt, 30, policy, sequence=sequence) for policy in (chain, tree))
             assert one.tokens == other.tokens and one.tree_log() == other.tree_log()
 
@@ -411,7 +411,7 @@ def test_a_tree_of_width_one_is_a_chain() -> None:
 @pytest.mark.parametrize("siblings", get_args(Siblings))
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
 def test_multi_branch_rejection_emits_tokens(siblings: Siblings, top_p: float) -> None:
-    loop = decoder(Choice("rejection", 0.9, seed=3, top_p=top_p), siblings=siblings)
+    loop = decoder(Sampler("rejection", 0.9, seed=3, top_p=top_p), siblings=siblings)
     accepted = set()
     for sequence, prompt in enumerate(random_prompts(3, seed=12)):
         for policy in ARMS[:4]:
@@ -426,24 +426,24 @@ def test_drawn_siblings_of_which_some_are_dropped_are_refused() -> None:
     policy = make_policy("eagle2", {"nodes": 4, "depth": 3, "top_k": 3})
     for siblings in ("iid", "without_replacement"):
         with pytest.raises(InputError, match="top_k"):
-            decoder(Choice("rejection", 0.9), siblings=siblings).decode([1, 2, 3], 9, policy)
-    assert len(decoder(Choice("rejection", 0.9)).decode([1, 2, 3], 9, policy).tokens) == 9
+            decoder(Sampler("rejection", 0.9), siblings=siblings).decode([1, 2, 3], 9, policy)
+    assert len(decoder(Sampler("rejection", 0.9)).decode([1, 2, 3], 9, policy).tokens) == 9
 
 
 @policies
 def test_typical_acceptance_is_greedy_where_the_temperature_is_low(policy: TreePolicy) -> None:
     for sequence, prompt in enumerate(random_prompts(2, seed=1)):
-        plain = plain_output(prompt, 16, Choice(), sequence)
-        for choice in (Choice(), Choice("gumbel", 1e-4, seed=2)):
-            loop = decoder(choice, verifier=TypicalAcceptance())
+        plain = plain_output(prompt, 16, Sampler(), sequence)
+        for sampler in (Sampler(), Sampler("gumbel", 1e-4, seed=2)):
+            loop = decoder(sampler, verifier=TypicalAcceptance())
             assert loop.decode(prompt, 16, policy, sequence=sequence).tokens == plain
 
 
 def test_typical_acceptance_takes_more_than_the_targets_own_tokens() -> None:
-    choice, policy = Choice("rejection", 1.5, seed=2), make_policy("vct", {"width": 2, "depth": 4})
+    sampler, policy = Sampler("rejection", 1.5, seed=2), make_policy("vct", {"width": 2, "depth": 4})
     rounds = {}
     for verifier in (reject_tree, TypicalAcceptance(0.01, 0.1)):
-        decoded = [decoder(choice, verifier=verifier).decode(p, 24, policy) for p in random_prompts(3, seed=1)]
+        decoded = [decoder(sampler, verifier=verifier).decode(p, 24, policy) for p in random_prompts(3, seed=1)]
         for one in decoded:
             check_counts(one, policy)
             assert all(0 <= token < VOCAB for token in one.tokens)
@@ -461,7 +461,7 @@ def test_layout_gives_depths_and_ancestors() -> None:
 # The whole loop follows the target's law in multi-branch rejection, by many samples over a small vocabulary.
 LAW_VOCAB, LENGTH, SAMPLES = 4, 3, 1500
 LAW_PROMPT = [1, 3, 0, 2]
-SAMPLED = Choice("rejection", 1.2, seed=5, top_p=0.8)
+SAMPLED = Sampler("rejection", 1.2, seed=5, top_p=0.8)
 
 
 @cache
@@ -531,13 +531,13 @@ def test_samples_catch_a_wrong_rule_for_siblings() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", [Choice(), Choice("gumbel", 0.8, seed=1)], ids=["greedy", "gumbel"])
-def test_the_lab_replays_every_round(lab_pair64: Pair, prompts: list[Prompt], choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8, seed=1)], ids=["greedy", "gumbel"])
+def test_the_lab_replays_every_round(lab_pair64: Pair, prompts: list[Prompt], sampler: Sampler) -> None:
     chosen = prompts[:3]
-    trace = record(lab_pair64, chosen, RecordSettings(8, 48, choice, 250, 8))
-    table = compile_for(trace, ConstantCost(1e-3, 1e-2))
+    trace = record(lab_pair64, chosen, RecordSettings(8, 48, sampler, 250, 8))
+    table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     eos = lab_pair64.eos_token_ids
-    real = Decoder(lab_pair64.target, DraftModel(lab_pair64.draft, eos), eos, choice)
+    real = Decoder(lab_pair64.target, DraftModel(lab_pair64.draft, eos), eos, sampler)
     compared = 0
     for policy in ARMS:
         replayed = replay(trace, policy, table, seed=2, log=True)

@@ -20,7 +20,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 import speckernels
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
-from realrun.lm.llama import LeanLlama
+from realrun.lm.llama import FusedLlama
 from realrun.lm.static_llama import StaticLlama
 from specsim.errors import InputError
 
@@ -73,7 +73,7 @@ class Tree:
 
 def make_tree(choices: Sequence[int], seed: int) -> Tree:
     """A node below an earlier one for every number, renumbered level by level."""
-    parents = [-1, *(choice % (node + 1) for node, choice in enumerate(choices))]
+    parents = [-1, *(sampler % (node + 1) for node, sampler in enumerate(choices))]
     depths = Tree([0] * len(parents), parents).depths
     order = sorted(range(len(parents)), key=lambda node: (depths[node], node))
     number = {-1: -1} | {old: new for new, old in enumerate(order)}
@@ -116,7 +116,7 @@ def contents(lm: CachedLM) -> list[torch.Tensor]:
     """Keys and values of the cached tokens, [layers, heads, length, size]."""
     if isinstance(lm, StaticLlama):
         return [part[:, 0, :, : lm.length] for part in (lm.keys, lm.values)]
-    if isinstance(lm, LeanLlama):
+    if isinstance(lm, FusedLlama):
         return [part[:, :, : lm.length] for part in (lm.keys, lm.values)]
     for layer in lm.cache.layers:
         assert int(layer.get_seq_length()) == lm.length
@@ -166,7 +166,7 @@ def model_named(name: str) -> Any:
 
 
 LIBRARY = {"dynamic": CachedLM, "static": with_static_cache}
-OURS = {"lean": LeanLlama, "static llama": with_static_llama}
+OURS = {"lean": FusedLlama, "static llama": with_static_llama}
 CASES = [
     pytest.param(make, name, id=f"{kind}, {name}")
     for kinds, names in (
@@ -264,7 +264,7 @@ def test_hidden_rows_are_what_the_head_reads(make: Callable[[Any], CachedLM], na
     torch.testing.assert_close(lm.hidden @ lm.model.lm_head.weight.T, logits[3:], **FLOAT64)
 
 
-@pytest.mark.parametrize("make", [CachedLM, LeanLlama, with_static_llama])
+@pytest.mark.parametrize("make", [CachedLM, FusedLlama, with_static_llama])
 @torch.inference_mode()
 def test_a_tree_may_be_wider_than_the_positions_left(make: Callable[[Any], CachedLM]) -> None:
     model = model_named("llama")
@@ -289,7 +289,7 @@ def test_buffers_grow_beyond_the_positions_by_more_than_a_node() -> None:
     assert lm.capacity == 2 * POSITIONS
 
 
-@pytest.mark.parametrize("make", [CachedLM, LeanLlama, with_static_llama])
+@pytest.mark.parametrize("make", [CachedLM, FusedLlama, with_static_llama])
 @torch.inference_mode()
 def test_a_node_beyond_the_last_position_is_refused(make: Callable[[Any], CachedLM]) -> None:
     lm, chain = make(model_named("llama")), Tree([1, 2, 3], [-1, 0, 1])
@@ -354,7 +354,7 @@ def test_a_static_cache_that_is_full_says_so() -> None:
 def test_every_backend_passes_trees_and_keeps_paths(kernels: str) -> None:
     """In float32, as Triton takes no float64; the cache is shorter than a window, then longer."""
     model = small_model(head_dim=16, num_hidden_layers=2).float()
-    lm, plain = with_garbage(StaticLlama(model, capacity=48)), LeanLlama(model)
+    lm, plain = with_garbage(StaticLlama(model, capacity=48)), FusedLlama(model)
     with use_kernels(kernels):
         for context, nodes, node in ((3, 6, 4), (30, 9, 8)):
             tree = random_tree(nodes, seed=nodes)
@@ -393,7 +393,7 @@ def test_one_recording_per_size_serves_trees_and_chains() -> None:
     with recorded(model, capacity=POSITIONS) as (lm, recorder):
         lm.warm([1, 2, 4], POSITIONS)
         assert recorder.captured == 3
-        plain, context = LeanLlama(model), list(range(20))
+        plain, context = FusedLlama(model), list(range(20))
         for each in (lm, plain):
             each.prefill(context)
         for parents in ([-1, 0, 0, 0], [-1, 0, 1, 1], None, [-1, 0, 0, 1]):
@@ -416,7 +416,7 @@ def test_trees_that_grow_need_a_recording_per_window() -> None:
     with recorded(model, capacity=POSITIONS) as (lm, recorder):
         lm.warm([1, 3], 90, tree_nodes=40)
         assert recorder.captured == 6 and lm.capacity >= 90 > POSITIONS
-        plain, context = LeanLlama(model), list(range(35))
+        plain, context = FusedLlama(model), list(range(35))
         for each in (lm, plain):
             each.prefill(context)
         for nodes in (7, 40):
@@ -435,7 +435,7 @@ def test_trees_that_grow_need_a_recording_per_window() -> None:
 @torch.inference_mode()
 def test_replayed_graphs_equal_the_passes_of_the_cpu(name: str) -> None:
     makers = {"llama": small_model, "qwen3": qwen3}
-    lm, plain = with_garbage(StaticLlama(makers[name]().to("cuda"))), LeanLlama(model_named(name))
+    lm, plain = with_garbage(StaticLlama(makers[name]().to("cuda"))), FusedLlama(model_named(name))
     lm.warm([1, 2, 3, 5], POSITIONS, tree_nodes=20)
     context = list(range(20))
     for each in (lm, plain):

@@ -19,9 +19,9 @@ from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Round
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
-from realrun.lm.llama import LeanLlama
+from realrun.lm.llama import FusedLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.profiling.rounds import ScriptedVerifier
@@ -48,8 +48,8 @@ TABLES = ("p25_s", "median_s", "p75_s")
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    choice = Choice("gumbel", 0.7)
-    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=4, choice=choice, tree_tokens=TREE_TOKENS)
+    sampler = Sampler("gumbel", 0.7)
+    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=4, sampler=sampler, tree_tokens=TREE_TOKENS)
 
 
 def test_the_simulator_reads_the_trees(document: dict[str, Any], tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_no_trees_are_measured_unless_asked_for() -> None:
 
 
 def test_a_chain_of_one_and_rejection_sampling_have_trees_too() -> None:
-    shallow = profile(tiny_pair(), contexts=[4], depth=1, repeats=2, choice=Choice("rejection", 0.9), tree_tokens=4)
+    shallow = profile(tiny_pair(), contexts=[4], depth=1, repeats=2, sampler=Sampler("rejection", 0.9), tree_tokens=4)
     assert profile_from_json(shallow, "here").max_tree_tokens == 4
 
 
@@ -121,9 +121,9 @@ def test_trees_need_their_positions() -> None:
     profile(tiny_pair(), contexts=[158 - PASSES], depth=1, repeats=2, tree_tokens=2)
 
 
-def scripted_decoder(choice: Choice) -> Decoder:
+def scripted_decoder(sampler: Sampler) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.draft, ()), (), choice, ScriptedVerifier(), ScriptedTreeVerifier())
+    return Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler, ScriptedVerifier(), ScriptedTreeVerifier())
 
 
 @pytest.mark.parametrize("level_nodes", [1, 3, 15, 16, 64, 341, 342, MAX_TREE_TOKENS])
@@ -156,21 +156,21 @@ def test_a_measured_tree_has_the_passes_and_the_tokens_asked_for(level_nodes: in
         assert unexpanded == min((kept + 1) // 2, room)
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice("gumbel", 0.8), Choice("rejection", 0.8)], ids=str)
+@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8), Sampler("rejection", 0.8)], ids=str)
 @pytest.mark.parametrize(("level_nodes", "size"), [(1, 1), (1, 2), (1, 9), (5, 1), (5, 20), (20, 3)])
 @torch.inference_mode()
-def test_a_measured_round_leaves_both_caches_as_they_were(choice: Choice, level_nodes: int, size: int) -> None:
-    loop, rng, context = scripted_decoder(choice), np.random.default_rng(0), 12
+def test_a_measured_round_leaves_both_caches_as_they_were(sampler: Sampler, level_nodes: int, size: int) -> None:
+    loop, rng, context = scripted_decoder(sampler), np.random.default_rng(0), 12
     drafter = loop.drafter
     assert isinstance(drafter, DraftModel)
     tokens = rng.integers(1, VOCAB, context + 1).tolist()
     loop.target.prefill(tokens[:-1])
     drafter.begin(tokens[:-1])
-    lean = [lm for lm in (loop.target, drafter.lm) if isinstance(lm, LeanLlama)]
-    assert len(lean) == 2
+    fused = [lm for lm in (loop.target, drafter.lm) if isinstance(lm, FusedLlama)]
+    assert len(fused) == 2
 
     def cached() -> list[torch.Tensor]:
-        return [part[:, :, :context].clone() for lm in lean for part in (lm.keys, lm.values)]
+        return [part[:, :, :context].clone() for lm in fused for part in (lm.keys, lm.values)]
 
     before = cached()
     for _ in range(6):  # the accepted node is drawn anew
@@ -186,17 +186,17 @@ def test_a_measured_round_leaves_both_caches_as_they_were(choice: Choice, level_
 
 
 def test_the_scripted_verifier_works_and_accepts_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Choice] = []
+    asked: list[Sampler] = []
 
-    def worker(choice: Choice) -> Any:
-        asked.append(choice)
+    def worker(sampler: Sampler) -> Any:
+        asked.append(sampler)
         return lambda *judged: ([], 1)
 
     monkeypatch.setattr(realrun.profiling.trees, "tree_verifier_for", worker)
     verifier, draft = ScriptedTreeVerifier(), Draft(tokens=[5, 6, 7, 8], parents=[-1, -1, 1, 2])
     for accept, path in ((-1, []), (0, [0]), (1, [1]), (3, [1, 2, 3])):
         verifier.accept = accept
-        assert verifier(torch.zeros(5, 9), draft, Choice(), 0, 0)[0] == path
+        assert verifier(torch.zeros(5, 9), draft, Sampler(), 0, 0)[0] == path
     assert len(asked) == 4
 
 
@@ -230,15 +230,17 @@ def random_tree(nodes: int, deepest: int, rng: np.random.Generator) -> AnyTree:
 
 def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompts: list[list[int]]) -> list[float]:
     """Of each of some random trees, the median over its rounds of the profile's seconds over the real ones."""
-    rng, choice = np.random.default_rng(3), Choice("gumbel", 0.8)
+    rng, sampler = np.random.default_rng(3), Sampler("gumbel", 0.8)
     trees = [random_tree(nodes, 5, rng) for nodes in (3, 9, 20, 45)]
-    loop = Decoder(pair.target, DraftModel(pair.draft, ()), (), choice)
+    loop = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
     samples: dict[Any, list[float]] = defaultdict(list)
     rounds: dict[int, list[tuple[int, bool, Draft, Round]]] = defaultdict(list)
     limit = contexts[-1] - contexts[0]
     with torch.inference_mode():
         for number in range(slices):  # in turn, since a shared machine drifts
-            measured = profile(pair, contexts=contexts, depth=5, repeats=4, choice=choice, seed=number, samples=samples)
+            measured = profile(
+                pair, contexts=contexts, depth=5, repeats=4, sampler=sampler, seed=number, samples=samples
+            )
             for index, tree in enumerate(trees):
                 tokens = list(prompts[number % len(prompts)])
                 end = len(tokens) + limit

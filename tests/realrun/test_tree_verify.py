@@ -17,7 +17,7 @@ import speckernels
 from realrun.decode import tree_verify
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.draft import Draft, Siblings
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.decode.siblings import draw_siblings
 from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
 from realrun.lm.kernels import use_kernels
@@ -81,18 +81,18 @@ def threshold(decide: Callable[[float], bool]) -> float:
     return low
 
 
-def outcomes(draft: Draft, choice: FedChoice, verify: Callable[[], tuple[list[int], int]], vocabulary: int) -> Law:
+def outcomes(draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[int], int]], vocabulary: int) -> Law:
     """Of what the verifier emits for one draft, from the threshold of each of its decisions."""
 
     def feed(node: int, u: float) -> None:
-        choice.fed["judge", node + 1] = u
+        sampler.fed["judge", node + 1] = u
 
     def accepts(node: int, u: float) -> bool:
         feed(node, u)
         return node in verify()[0]
 
     def last_is_at_most(token: int, u: float) -> bool:
-        choice.fed["last", 0] = u
+        sampler.fed["last", 0] = u
         return verify()[1] <= token
 
     law: Law = {}
@@ -115,7 +115,7 @@ def outcomes(draft: Draft, choice: FedChoice, verify: Callable[[], tuple[list[in
 
     for node in range(len(draft.tokens)):
         feed(node, 0.5)
-    choice.fed["last", 0] = 0.5
+    sampler.fed["last", 0] = 0.5
     branch(0, 1.0)
     return law
 
@@ -124,7 +124,7 @@ def tree_law(
     tables: Tables,
     parents: Sequence[int],
     kind: Siblings,
-    choice: FedChoice,
+    sampler: FedChoice,
     judged_as: Siblings | None = None,
     prune: Callable[[Draft], Draft] = lambda draft: draft,
 ) -> Law:
@@ -135,17 +135,17 @@ def tree_law(
     length, vocabulary = max(depths_of(parents)) + 1, len(tables.target[()])
 
     def probs(table: dict[Path, torch.Tensor], path: Path) -> list[float]:
-        return warped(table[path].tolist(), choice.temperature, choice.top_p)
+        return warped(table[path].tolist(), sampler.temperature, sampler.top_p)
 
     law: Law = {}
     for tokens, chance in drafts(kind, parents, lambda path: probs(tables.drafter, path)):  # type: ignore[arg-type]
         told = judged_as or kind
-        drawn_from = [choice.probs(tables.drafter[path_to(parent, tokens, parents)][None])[0] for parent in parents]
+        drawn_from = [sampler.probs(tables.drafter[path_to(parent, tokens, parents)][None])[0] for parent in parents]
         draft = Draft(tokens, [*parents], siblings=told, probs=[] if told == "top_k" else drawn_from)
         draft = prune(draft)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, len(draft.tokens))]
         logits = torch.stack(rows)
-        emitted = outcomes(draft, choice, lambda: reject_tree(logits, draft, choice, 0, 0), vocabulary)  # noqa: B023
+        emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, sampler, 0, 0), vocabulary)  # noqa: B023
         for path, prob in emitted.items():
             add(law, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
     return law
@@ -166,36 +166,36 @@ def test_the_law_of_what_is_emitted_is_the_targets(shape: str, kind: Siblings) -
     parents, vocabulary, temperature, top_p = TREES[shape]
     depth = max(depths_of(parents))
     tables = random_tables(vocabulary, depth, seed=len(shape))
-    choice = FedChoice("rejection", temperature, 0, top_p)
-    law = tree_law(tables, parents, kind, choice)
+    sampler = FedChoice("rejection", temperature, 0, top_p)
+    law = tree_law(tables, parents, kind, sampler)
     assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert distance(law, exact_law(tables, depth, choice)) < EXACT
+    assert distance(law, exact_law(tables, depth, sampler)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None:
     """Draws and judgements with the uniforms of real runs, two children of the root and one of each of these."""
-    samples, choice, tables = 2000, Choice("rejection", 2.0, seed=3), random_tables(3, 2, seed=4)
-    law = exact_law(tables, 1, choice)
+    samples, sampler, tables = 2000, Sampler("rejection", 2.0, seed=3), random_tables(3, 2, seed=4)
+    law = exact_law(tables, 1, sampler)
     counts = Counter[Path]()
     for sequence in range(samples):
         root = tables.drafter[()][None]
         if kind == "top_k":
-            tokens: list[int] = choice.candidates(root, sequence, [0], 2)[0][0].tolist()
+            tokens: list[int] = sampler.candidates(root, sequence, [0], 2)[0][0].tolist()
             logits = torch.stack([tables.drafter[token,] for token in tokens])
-            leaves, probs = choice.candidates(logits, sequence, [1, 1], 1)[0], list[torch.Tensor]()
+            leaves, probs = sampler.candidates(logits, sequence, [1, 1], 1)[0], list[torch.Tensor]()
         else:
-            first = draw_siblings(root, kind, [2], choice, sequence, 0, 1)
+            first = draw_siblings(root, kind, [2], sampler, sequence, 0, 1)
             tokens = first.tokens[0].tolist()
             logits = torch.stack([tables.drafter[token,] for token in tokens])
-            second = draw_siblings(logits, kind, [1, 1], choice, sequence, 0, 3)
+            second = draw_siblings(logits, kind, [1, 1], sampler, sequence, 0, 3)
             leaves, probs = second.tokens, [first.rows[0], first.rows[0], *second.rows]
         draft = Draft([*tokens, *leaves[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, probs=probs, drafted=4)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, 4)]
-        path, token = reject_tree(torch.stack(rows), draft, choice, sequence, 0)
+        path, token = reject_tree(torch.stack(rows), draft, sampler, sequence, 0)
         emitted = (*(draft.tokens[node] for node in path), token)
         if len(emitted) == 1:  # the next round: nothing drafted
-            emitted = (token, reject_tree(tables.target[token,][None], Draft(), choice, sequence, 1)[1])
+            emitted = (token, reject_tree(tables.target[token,][None], Draft(), sampler, sequence, 1)[1])
         counts[emitted[:2]] += 1
     expected = np.array([law[path] for path in law]) * samples
     assert expected.min() > 5 and counts.keys() <= law.keys()
@@ -213,16 +213,16 @@ SKEWED = Tables(
     [("without_replacement", "iid", 0.2), ("top_k", "iid", 0.6), ("top_k", "without_replacement", 0.4)],
 )
 def test_enumeration_catches_the_wrong_rule(drawn: Siblings, judged_as: Siblings, bias: float) -> None:
-    choice = FedChoice("rejection")
-    wanted = exact_law(SKEWED, 1, choice)
-    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, choice), wanted) < EXACT
-    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, choice, judged_as), wanted) > bias
+    sampler = FedChoice("rejection")
+    wanted = exact_law(SKEWED, 1, sampler)
+    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, sampler), wanted) < EXACT
+    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), wanted) > bias
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_enumeration_catches_a_forgotten_residual(kind: Siblings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token drawn from p after rejections."""
-    judge_children, choice = tree_verify.judge_children, FedChoice("rejection")
+    judge_children, sampler = tree_verify.judge_children, FedChoice("rejection")
 
     def forgetful(
         draft: Draft, children: Sequence[int], target: torch.Tensor, judge: Callable[[int], float]
@@ -230,7 +230,7 @@ def test_enumeration_catches_a_forgotten_residual(kind: Siblings, monkeypatch: p
         return judge_children(draft, children, target, judge)[0], target
 
     monkeypatch.setattr(tree_verify, "judge_children", forgetful)
-    assert distance(tree_law(SKEWED, [-1, -1], kind, choice), exact_law(SKEWED, 1, choice)) > 0.05
+    assert distance(tree_law(SKEWED, [-1, -1], kind, sampler), exact_law(SKEWED, 1, sampler)) > 0.05
 
 
 def most_probable_sibling(draft: Draft) -> Draft:
@@ -243,9 +243,9 @@ def most_probable_sibling(draft: Draft) -> Draft:
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaving_out_drawn_siblings_by_what_was_drawn_biases(kind: Siblings) -> None:
     """Why such drafts are refused; siblings that were not drawn may be left out."""
-    choice = FedChoice("rejection")
-    law = tree_law(SKEWED, [-1, -1], kind, choice, prune=most_probable_sibling)
-    bias = distance(law, exact_law(SKEWED, 1, choice))
+    sampler = FedChoice("rejection")
+    law = tree_law(SKEWED, [-1, -1], kind, sampler, prune=most_probable_sibling)
+    bias = distance(law, exact_law(SKEWED, 1, sampler))
     assert bias < EXACT if kind == "top_k" else bias > 0.05
 
 
@@ -272,11 +272,11 @@ def test_on_a_chain_tree_rejection_is_chain_rejection(kernels: str) -> None:
     with use_kernels(kernels):
         for seed, kind in itertools.product(range(60), ("iid", "without_replacement")):
             logits, draft = random_draft(kind, [*range(-1, seed % 6 - 1)], 12, seed)  # type: ignore[arg-type]
-            choice = Choice("rejection", 0.9, seed)
-            path, token = reject_tree(logits, draft, choice, 1, 2)
+            sampler = Sampler("rejection", 0.9, seed)
+            path, token = reject_tree(logits, draft, sampler, 1, 2)
             assert path == [*range(len(path))]
             emitted = [*(draft.tokens[node] for node in path), token]
-            assert emitted == rejection_verifier(logits, draft, choice, 1, 2)
+            assert emitted == rejection_verifier(logits, draft, sampler, 1, 2)
             lengths.add(len(path))
     assert lengths >= {0, 1, 2, 3}
 
@@ -288,10 +288,10 @@ def test_the_lean_walk_is_the_kernels(kind: Siblings, kernels: str, cases: int) 
     for seed in range(cases):
         generator = torch.Generator().manual_seed(seed)
         logits, draft = random_draft(kind, random_tree(seed % 13, generator), 9, seed)
-        choice = Choice("rejection", 0.8, seed, 0.95 if kind == "top_k" else 1.0)
-        walked = reject_tree(logits, draft, choice, 0, 5)
+        sampler = Sampler("rejection", 0.8, seed, 0.95 if kind == "top_k" else 1.0)
+        walked = reject_tree(logits, draft, sampler, 0, 5)
         with use_kernels(kernels):
-            assert reject_tree(logits, draft, choice, 0, 5) == walked
+            assert reject_tree(logits, draft, sampler, 0, 5) == walked
         lengths.add(len(walked[0]))
     assert cases < 10 or len(lengths) > 2
 
@@ -301,10 +301,10 @@ def test_a_token_that_cannot_have_been_drawn_is_passed_over(kind: Siblings) -> N
     q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     logits = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log().expand(4, -1)
     draft = Draft([2, 0, 1], [-1, -1, 0], siblings=kind, probs=[q, q, q])
-    choice = FedChoice("rejection", fed={("judge", 1): 0.0, ("judge", 2): 0.9, ("judge", 3): 0.0, ("last", 0): 0.1})
-    assert reject_tree(logits, draft, choice, 0, 0) == ([], 2)  # 0 is rejected, and (p - q)+ has token 2 alone
-    choice.fed["judge", 2] = 0.0
-    assert reject_tree(logits, draft, choice, 0, 0) == ([1], 0)
+    sampler = FedChoice("rejection", fed={("judge", 1): 0.0, ("judge", 2): 0.9, ("judge", 3): 0.0, ("last", 0): 0.1})
+    assert reject_tree(logits, draft, sampler, 0, 0) == ([], 2)  # 0 is rejected, and (p - q)+ has token 2 alone
+    sampler.fed["judge", 2] = 0.0
+    assert reject_tree(logits, draft, sampler, 0, 0) == ([1], 0)
 
 
 def test_a_draft_that_does_not_know_how_it_was_drafted_is_refused() -> None:
@@ -319,7 +319,7 @@ def test_a_draft_that_does_not_know_how_it_was_drafted_is_refused() -> None:
     for message, draft in bad.items():
         for kernels in ("auto", "reference"):
             with use_kernels(kernels), pytest.raises(InputError, match=message) as caught:
-                reject_tree(torch.zeros(3, 3), draft, Choice("rejection"), 0, 0)
+                reject_tree(torch.zeros(3, 3), draft, Sampler("rejection"), 0, 0)
             assert "\n" not in str(caught.value)
     check_siblings(Draft([0, 1], [-1, -1], siblings="top_k", drafted=5))
     check_siblings(Draft([0, 1], [-1, -1], probs=[q, q], drafted=2))
@@ -328,7 +328,7 @@ def test_a_draft_that_does_not_know_how_it_was_drafted_is_refused() -> None:
 # --- Matching ------------------------------------------------------------------------------------
 
 
-def matched_trees(cases: int, choice: Choice) -> Iterator[tuple[torch.Tensor, Draft, list[int]]]:
+def matched_trees(cases: int, sampler: Sampler) -> Iterator[tuple[torch.Tensor, Draft, list[int]]]:
     """Logits, random trees over few tokens, so that siblings repeat, and the target's choice after each row."""
     for seed in range(cases):
         generator = torch.Generator().manual_seed(seed)
@@ -336,15 +336,15 @@ def matched_trees(cases: int, choice: Choice) -> Iterator[tuple[torch.Tensor, Dr
         logits = torch.randn(len(parents) + 1, 4, generator=generator)
         tokens = torch.randint(0, 4, (len(parents),), generator=generator).tolist()
         positions = [40, *(40 + depth for depth in depths_of(parents))]
-        chosen = [int(choice.tokens(row[None], 3, at)) for row, at in zip(logits, positions, strict=True)]
+        chosen = [int(sampler.tokens(row[None], 3, at)) for row, at in zip(logits, positions, strict=True)]
         yield logits, Draft(tokens, parents), chosen
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice("gumbel", 0.8, 2), Choice("gumbel", 1.2, 3, 0.7)], ids=str)
+@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8, 2), Sampler("gumbel", 1.2, 3, 0.7)], ids=str)
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_matching_is_greedy_verify(choice: Choice, kernels: str) -> None:
+def test_matching_is_greedy_verify(sampler: Sampler, kernels: str) -> None:
     lengths, repeated = [], 0
-    for logits, draft, chosen in matched_trees(150, choice):
+    for logits, draft, chosen in matched_trees(150, sampler):
         verified = speckernels.greedy_verify(
             torch.tensor([[0, *draft.tokens]]),
             torch.tensor([[-1, *(parent + 1 for parent in draft.parents)]], dtype=torch.int32),
@@ -352,7 +352,7 @@ def test_matching_is_greedy_verify(choice: Choice, kernels: str) -> None:
         )
         accepted = int(verified.accepted[0])
         with use_kernels(kernels):
-            path, token = match_tree(logits, draft, choice, 3, 40)
+            path, token = match_tree(logits, draft, sampler, 3, 40)
         assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
         assert token == verified.emitted[0, accepted]
         lengths.append(len(path))
@@ -362,8 +362,8 @@ def test_matching_is_greedy_verify(choice: Choice, kernels: str) -> None:
 
 
 def test_the_mode_picks_the_verifier() -> None:
-    assert tree_verifier_for(Choice("rejection")) is reject_tree
-    assert tree_verifier_for(Choice()) is tree_verifier_for(Choice("gumbel")) is match_tree
+    assert tree_verifier_for(Sampler("rejection")) is reject_tree
+    assert tree_verifier_for(Sampler()) is tree_verifier_for(Sampler("gumbel")) is match_tree
     assert not match_tree.lossy and not reject_tree.lossy and TypicalAcceptance().lossy
 
 
@@ -374,17 +374,17 @@ def test_the_mode_picks_the_verifier() -> None:
 @pytest.mark.parametrize(
     ("choice", "verifier"),
     [
-        (Choice("gumbel", 0.7, 1), TypicalAcceptance()),
-        (Choice("rejection", 1.3, 1), TypicalAcceptance(0.2, 0.5)),
-        (Choice("gumbel", 1.0, 1, 0.8), TypicalAcceptance(0.3)),
+        (Sampler("gumbel", 0.7, 1), TypicalAcceptance()),
+        (Sampler("rejection", 1.3, 1), TypicalAcceptance(0.2, 0.5)),
+        (Sampler("gumbel", 1.0, 1, 0.8), TypicalAcceptance(0.3)),
     ],
     ids=str,
 )
-def test_typical_acceptance_is_the_kernels_rule(choice: Choice, verifier: TypicalAcceptance, kernels: str) -> None:
+def test_typical_acceptance_is_the_kernels_rule(sampler: Sampler, verifier: TypicalAcceptance, kernels: str) -> None:
     """By the operation's reference, from statistics in numpy."""
     lengths = set()
-    for logits, draft, _ in matched_trees(100 if kernels != "triton" else 6, Choice()):
-        probs = np.array([warped(row, choice.temperature, choice.top_p) for row in logits.double().tolist()])
+    for logits, draft, _ in matched_trees(100 if kernels != "triton" else 6, Sampler()):
+        probs = np.array([warped(row, sampler.temperature, sampler.top_p) for row in logits.double().tolist()])
         with np.errstate(divide="ignore"):
             logs = torch.tensor(np.log(probs))
         verified = speckernels.typical_acceptance(
@@ -399,7 +399,7 @@ def test_typical_acceptance_is_the_kernels_rule(choice: Choice, verifier: Typica
         )
         accepted = int(verified.accepted[0])
         with use_kernels(kernels):
-            path, token = verifier(logits, draft, choice, 0, 0)
+            path, token = verifier(logits, draft, sampler, 0, 0)
         assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
         assert token == verified.emitted[0, accepted]
         lengths.add(len(path))
@@ -409,7 +409,7 @@ def test_typical_acceptance_is_the_kernels_rule(choice: Choice, verifier: Typica
 def test_typical_acceptance_by_hand() -> None:
     """p = (0.6, 0.2, 0.2): H = 0.950 nats, exp(-H) = 0.387."""
     logits = torch.tensor([0.6, 0.2, 0.2], dtype=torch.float64).log().expand(2, -1)
-    draft, choice = Draft([1], [-1]), Choice("gumbel", 1.0)
+    draft, sampler = Draft([1], [-1]), Sampler("gumbel", 1.0)
     for epsilon, delta, path in (
         (0.19, 9.0, [0]),
         (0.21, 9.0, []),
@@ -417,29 +417,29 @@ def test_typical_acceptance_by_hand() -> None:
         (1.0, 0.52, []),
         (0.26, None, [0]),
     ):
-        assert TypicalAcceptance(epsilon, delta)(logits, draft, choice, 0, 0) == (path, 0)
-    assert TypicalAcceptance(0.28)(logits, draft, choice, 0, 0) == ([], 0)  # sqrt(0.28) * 0.387 = 0.205
+        assert TypicalAcceptance(epsilon, delta)(logits, draft, sampler, 0, 0) == (path, 0)
+    assert TypicalAcceptance(0.28)(logits, draft, sampler, 0, 0) == ([], 0)  # sqrt(0.28) * 0.387 = 0.205
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_typical_acceptance_of_a_greedy_choice_is_matching(kernels: str) -> None:
     with use_kernels(kernels):
-        for logits, draft, _ in matched_trees(60, Choice()):
-            wanted = match_tree(logits, draft, Choice(), 3, 40)
-            assert TypicalAcceptance()(logits, draft, Choice(), 3, 40) == wanted
+        for logits, draft, _ in matched_trees(60, Sampler()):
+            wanted = match_tree(logits, draft, Sampler(), 3, 40)
+            assert TypicalAcceptance()(logits, draft, Sampler(), 3, 40) == wanted
 
 
 def test_typical_acceptance_draws_near_greedy_as_the_temperature_falls() -> None:
-    cold = Choice("gumbel", 1e-3)
-    for logits, draft, _ in matched_trees(60, Choice()):
-        assert TypicalAcceptance()(logits, draft, cold, 3, 40) == match_tree(logits, draft, Choice(), 3, 40)
+    cold = Sampler("gumbel", 1e-3)
+    for logits, draft, _ in matched_trees(60, Sampler()):
+        assert TypicalAcceptance()(logits, draft, cold, 3, 40) == match_tree(logits, draft, Sampler(), 3, 40)
 
 
 def test_the_output_of_typical_acceptance_does_not_follow_the_target() -> None:
     """Nothing drafted, and still always the most probable token."""
     logits = torch.tensor([[0.0, 0.1]])
     for sequence in range(20):
-        assert TypicalAcceptance()(logits, Draft(), Choice("gumbel", 1.0), sequence, 0) == ([], 1)
+        assert TypicalAcceptance()(logits, Draft(), Sampler("gumbel", 1.0), sequence, 0) == ([], 1)
 
 
 @pytest.mark.parametrize("bad", [{"epsilon": -0.1}, {"delta": math.nan}, {"epsilon": math.inf}])

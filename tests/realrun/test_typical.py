@@ -68,12 +68,12 @@ def test_a_higher_threshold_is_slower_and_likelier(document: dict[str, Any]) -> 
 def test_rates_and_likelihoods_are_those_of_the_decoded_texts(document: dict[str, Any], arm: int) -> None:
     """The loss-free arms' texts are the target's own; the likelihood is a plain pass without a cache."""
     pair = medusa_pair()
-    name, choice, verifier = SETTINGS.arms[arm]
-    decoder = Decoder(*open_drafter(pair), (), choice, tree_verifier=verifier)
+    name, sampler, verifier = SETTINGS.arms[arm]
+    decoder = Decoder(*open_drafter(pair), (), sampler, tree_verifier=verifier)
     runs = [decoder.decode(p.tokens, 40, POLICY, sequence=i, seed=4) for i, p in enumerate(tiny_prompts())]
     texts = [run.tokens for run in runs]
     if name != "typical":
-        assert texts == own_texts(pair, choice, 40)
+        assert texts == own_texts(pair, sampler, 40)
     row = document["arms"][arm]
     assert row["rounds"] == sum(len(run.rounds) for run in runs)
     for temperature, key in ((1.0, "log_likelihood_nats"), (0.5, "log_likelihood_at_temperature_nats")):

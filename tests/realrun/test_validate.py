@@ -12,7 +12,7 @@ import pytest
 from tiny import tiny_pair, tiny_prompts
 
 import realrun.validation.run as main_job
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.run import Settings, run_main_job
@@ -21,11 +21,11 @@ from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 
-SETTINGS = Settings(RecordSettings(4, 24, Choice("gumbel", 0.8, 0)), trials=5, repeats=1)
+SETTINGS = Settings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=1)
 ROW_KEYS = {"policy", "params", "predicted", "measured", "error_percent", "rounds_identical_percent"}
 Job = tuple[dict[str, Any], Path, list[tuple[str, int, int]]]
 
@@ -133,7 +133,7 @@ def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyP
     [
         (replace(SETTINGS, record=replace(SETTINGS.record, depth=5)), tiny_prompts(), "depth=4"),
         (replace(SETTINGS, record=replace(SETTINGS.record, max_new_tokens=9)), tiny_prompts(), "max_new_tok"),
-        (replace(SETTINGS, record=replace(SETTINGS.record, choice=Choice())), tiny_prompts(), "decoding="),
+        (replace(SETTINGS, record=replace(SETTINGS.record, sampler=Sampler())), tiny_prompts(), "decoding="),
         (SETTINGS, tiny_prompts(seed=1), "prompts="),
         (SETTINGS, tiny_prompts(5), "prompts="),
     ],
@@ -191,11 +191,11 @@ def test_a_round_or_an_output_that_differs_is_counted() -> None:
         "test",
     )
     policy = make_policy("fixed_k", {"k": 3})
-    replayed = replay(trace, policy, compile_for(trace, cost), log=True)
+    replayed = replay(trace, policy, cost_table(trace, cost), log=True)
     from realrun.decode.decoder import Decoder
     from realrun.drafters.draft_model import DraftModel
 
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), SETTINGS.record.choice)
+    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), SETTINGS.record.sampler)
     runs = [decoder.decode(p.tokens, 24, policy, sequence=s) for s, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
     wrong = replace(runs[0].rounds[0], accepted=runs[0].rounds[0].accepted + 1)

@@ -14,7 +14,7 @@ from specsim.acceptance.synthetic import geometric_entropy_nats, match_lengths
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 COST = ConstantCost(s_d=1e-3, s_t=8e-3)
@@ -52,7 +52,7 @@ def difficulty(
 
 def fixed_k_rounds(trace: Trace, k: int) -> Rounds:
     """The rounds of a run that drafts k tokens every time."""
-    log = replay(trace, FixedK(k=k), compile_for(trace, COST), log=True).log
+    log = replay(trace, FixedK(k=k), cost_table(trace, COST), log=True).log
     assert log is not None
     return Rounds(
         drafted=log[:, 2],

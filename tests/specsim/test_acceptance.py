@@ -23,7 +23,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 
@@ -104,10 +104,10 @@ def test_generated_traces_are_written_read_and_replayed(model: AcceptanceModel, 
     assert again.meta["synthetic"]["model"] == model.name
     assert type(model)(**_tuples(again.meta["synthetic"]["parameters"])) == model
     plain = Decoder(again, FixedLength(6), RampCost()).run()
-    result = replay(again, FixedK(k=6), compile_for(again, RampCost()), log=True)
+    result = replay(again, FixedK(k=6), cost_table(again, RampCost()), log=True)
     assert result.log is not None
     assert [tuple(row) for row in result.log.tolist()] == plain.rounds
-    replay(again, AdaEDL(max_draft=6), compile_for(again, COST))
+    replay(again, AdaEDL(max_draft=6), cost_table(again, COST))
 
 
 def _tuples(parameters: dict[str, object]) -> dict[str, object]:

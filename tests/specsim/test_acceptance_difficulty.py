@@ -25,7 +25,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.formulas import reliability
 from specsim.trace.trace import Trace
 
@@ -51,7 +51,7 @@ def refitted() -> Difficulty:
 
 
 def speedup(trace: Trace, policy: ChainPolicy) -> float:
-    return replay(trace, policy, compile_for(trace, COST)).speedup
+    return replay(trace, policy, cost_table(trace, COST)).speedup
 
 
 def test_a_drift_has_the_autocorrelation_it_says() -> None:

@@ -30,7 +30,7 @@ from specsim.policy.chain.p_min import PMin
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replay.expected import MAX_CELLS, draws_uniforms, expected_replay
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 COST = RampCost()
@@ -171,7 +171,7 @@ POLICIES: dict[str, Callable[..., ChainPolicy]] = {
 @given(trace=traces(), data=st.data())
 def test_expectation_is_the_recursions(name: str, trace: Trace, data: st.DataObject) -> None:
     policy = POLICIES[name](max_draft=data.draw(st.integers(1, trace.depth)))
-    result = expected_replay(trace, policy, compile_for(trace, COST))
+    result = expected_replay(trace, policy, cost_table(trace, COST))
     assert Expectation(trace, policy).matches(result)
     assert result.policy == policy and result.log is None
     assert result.output_tokens.tolist() == (result.draws * trace.output_tokens).tolist()
@@ -183,7 +183,7 @@ def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> Non
     trace = as_rejection(trace, np.random.default_rng(2)) if approximate else trace
     for counting, theta in product(("exact", "printed"), ("per_token", "per_round")):
         policy = BetaTS(counting=counting, theta=theta, max_draft=4)
-        result = expected_replay(trace, policy, compile_for(trace, COST))
+        result = expected_replay(trace, policy, cost_table(trace, COST))
         assert Expectation(trace, policy).matches(result)
         assert not Expectation(trace, policy, wrong_n=1).matches(result)
         assert not Expectation(trace, replace(policy, alpha0=1.001)).matches(result)
@@ -224,9 +224,9 @@ def far_off(sampled: np.ndarray, expected: float) -> bool:
 def test_sampled_replays_agree_in_the_mean(policy: ChainPolicy, approximate: bool) -> None:
     """20,000 draws of 60 tokens; counts, and seconds by part."""
     trace = one_sequence(60, approximate)
-    expected = expected_replay(trace, policy, compile_for(trace, COST))
+    expected = expected_replay(trace, policy, cost_table(trace, COST))
     many = copies(trace, 20_000 // expected.draws)
-    sampled = replay(many, policy, compile_for(many, COST), seed=11)
+    sampled = replay(many, policy, cost_table(many, COST), seed=11)
     assert sampled.draws == expected.draws and sampled.approximate == expected.approximate == approximate
     for name in COUNTS:
         assert not far_off(getattr(sampled, name), getattr(expected, name)[0]), name
@@ -241,7 +241,7 @@ def test_sampled_replays_agree_in_the_mean(policy: ChainPolicy, approximate: boo
 def test_runs_that_really_draw_theta_agree_in_the_mean(policy: Any) -> None:
     """1500 runs of Algorithm 2 or 3 with theta from numpy's Beta or clipped normal; a wrong n shows."""
     trace = one_sequence(60)
-    expected = expected_replay(trace, policy, compile_for(trace, COST))
+    expected = expected_replay(trace, policy, cost_table(trace, COST))
 
     def agrees(bandit: Bandit) -> bool:
         runs = [list(decode(trace, bandit)) for _ in range(1500)]
@@ -267,7 +267,7 @@ def test_runs_that_really_draw_theta_agree_in_the_mean(policy: Any) -> None:
 )
 def test_what_is_certain_is_the_replay(policy: ChainPolicy) -> None:
     trace = small_trace()
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     expected, plain = expected_replay(trace, policy, table), replay(trace, policy, table)
     for name in (*COUNTS, "output_tokens", "seconds", "autoregressive_s"):
         np.testing.assert_array_equal(getattr(expected, name), getattr(plain, name))
@@ -279,7 +279,7 @@ def test_both_programmes_give_the_replay_where_all_is_certain() -> None:
     trace = small_trace()
     chance = (np.arange(6) < trace.match_len[:, None]).astype(np.float32)
     certain = replace(trace, meta={**trace.meta, "decoding": REJECTION}, accept_prob=chance)
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     always, never = BetaTS(alpha0=1e9, beta0=1e-6, max_draft=5), BetaTS(alpha0=1e-6, beta0=1e9, max_draft=5)
     for policy, k in ((FixedK(k=5), 5), (always, 5), (never, 1)):
         plain = replay(trace, FixedK(k=k), table)
@@ -332,7 +332,7 @@ REFUSED: dict[str, tuple[ChainPolicy, bool, str]] = {
 def test_what_cannot_be_averaged_is_refused(policy: ChainPolicy, approximate: bool, reason: str) -> None:
     trace = one_sequence(20, approximate)
     with pytest.raises(InputError, match=reason) as caught:
-        expected_replay(trace, policy, compile_for(trace, COST))
+        expected_replay(trace, policy, cost_table(trace, COST))
     assert "\n" not in str(caught.value) and policy.name in str(caught.value)
 
 
@@ -342,7 +342,7 @@ def test_a_sequence_too_long_to_average_is_refused_with_the_length_that_fits(cou
     policy = BetaTS(counting=counting, max_draft=8)
     trace = one_sequence(length)
     with pytest.raises(InputError, match=rf"of {length} tokens is too long to average .*about (\d+) fit") as caught:
-        expected_replay(trace, policy, compile_for(trace, COST))
+        expected_replay(trace, policy, cost_table(trace, COST))
     fits = int(str(caught.value).split("about ")[1].split()[0])
     misses = 1 if counting == "exact" else 2
     assert 0.99 * MAX_CELLS < 10 * fits * misses * fits < MAX_CELLS
@@ -352,8 +352,8 @@ def test_a_long_sequence_is_averaged_too() -> None:
     """400 tokens, where chances become negligible and layers come round often; all tokens are accounted for."""
     trace = one_sequence(400)
     policy = BetaTS(counting="printed", max_draft=8)
-    expected = expected_replay(trace, policy, compile_for(trace, COST))
+    expected = expected_replay(trace, policy, cost_table(trace, COST))
     assert expected.accepted[0] + expected.rounds[0] == pytest.approx(400, abs=1e-9)
     many = copies(trace, 2000)
-    sampled = replay(many, policy, compile_for(many, COST))
+    sampled = replay(many, policy, cost_table(many, COST))
     assert not far_off(sampled.rounds, expected.rounds[0]) and not far_off(sampled.drafted, expected.drafted[0])

@@ -19,7 +19,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 
@@ -103,7 +103,7 @@ def test_replay_is_the_bandit_round_for_round(
         policy = BetaTSTree(
             counting=counting, theta=theta, carry=carry, beam=beam, width=width, nodes=nodes, max_depth=3, **prior
         )
-        result = replay(trace, policy, compile_for(trace, COST), seed=seed, log=True)
+        result = replay(trace, policy, cost_table(trace, COST), seed=seed, log=True)
         assert result.log is not None and result.truncated is not None and not result.truncated.any()
         found = result.log[:, :5].tolist()
         wanted = decode(Bandit(policy), seed)
@@ -121,7 +121,7 @@ def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
     """Levels that were drafted and then dropped were not judged: of six nodes the two likeliest are one level."""
     trace, _ = recorded_text(None)
     policy = BetaTSTree(alpha0=1e9, beta0=1e-6, beam=1, width=3, nodes=2, max_depth=2)
-    log = replay(trace, policy, compile_for(trace, COST), log=True).log
+    log = replay(trace, policy, cost_table(trace, COST), log=True).log
     assert log is not None and {6} < set(log[:, 2].tolist()) <= {0, 3, 6}
     rows = decode(Bandit(policy))
     assert [row[:5] for row in rows] == log[:, :5].tolist()
@@ -139,7 +139,7 @@ def test_depth_of_a_first_round_has_its_law(theta: str, chances: list[float]) ->
 
     def p_value(theta: str) -> float:
         policy = BetaTSTree(alpha0=3.0, beta0=2.0, theta=theta, beam=2, width=3, max_depth=5)
-        log = replay(many, policy, compile_for(many, COST), log=True).log
+        log = replay(many, policy, cost_table(many, COST), log=True).log
         assert log is not None
         drafted = Counter(log[log[:, 1] == 0, 2].tolist())
         sizes = [3, 9, 15, 21, 27]  # one node expanded, then two a level
@@ -161,7 +161,7 @@ def test_replay_has_the_law_of_theta_really_drawn(counting: str, theta: str) -> 
     )
     first = trace.select(np.zeros(20_000, dtype=np.int64))
     first = replace(first, sequence_id=np.arange(20_000))
-    result = replay(first, policy, compile_for(first, COST))
+    result = replay(first, policy, cost_table(first, COST))
 
     def differs(error: float) -> bool:
         bandit = Bandit(policy, np.random.default_rng(3), error)
@@ -186,7 +186,7 @@ def test_a_tree_of_width_one_is_the_chain(counting: str, theta: str, carry: bool
     trace: Trace = tree_trace(9, sequences=6, tokens=60, depth=5, width=4, nodes=20)
     prior = {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry}
     chain, tree = BetaTS(**prior, max_draft=5), BetaTSTree(**prior, beam=1, width=1, max_depth=5)
-    one, other = (replay(trace, p, compile_for(trace, COST, p), seed=4, log=True) for p in (chain, tree))
+    one, other = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
     assert one.log is not None and other.log is not None
     assert one.log.tolist() == other.log[:, :4].tolist()
     assert len({row[2] for row in one.log.tolist()}) > 3
@@ -196,12 +196,12 @@ def test_siblings_need_no_record_where_all_are_verified() -> None:
     """A beam of one goes along the chain, which every record has; what hangs beside it goes by rank."""
     trace = tree_trace(9, sequences=6, tokens=60, depth=4, width=4, nodes=4)
     for policy in (BetaTSTree(beam=1, width=4, max_depth=4), BetaTSTree(beam=2, width=4, max_depth=4)):
-        result = replay(trace, policy, compile_for(trace, COST))
+        result = replay(trace, policy, cost_table(trace, COST))
         assert result.truncated is not None
         assert (result.truncated.sum() == 0) == (policy.beam == 1)
     whole = tree_trace(9, sequences=6, tokens=60, depth=4, width=4, nodes=400)
     policy = BetaTSTree(beam=1, width=4, max_depth=4)
-    few, all_ = (replay(t, policy, compile_for(t, COST), log=True).log for t in (trace, whole))
+    few, all_ = (replay(t, policy, cost_table(t, COST), log=True).log for t in (trace, whole))
     assert few is not None and all_ is not None and few.tolist() == all_.tolist()
 
 

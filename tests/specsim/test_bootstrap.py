@@ -15,7 +15,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.intervals import (
     Comparison,
     Estimate,
@@ -125,7 +125,7 @@ def synthetic_seconds(count: int = 18_000) -> dict[str, np.ndarray]:
     """
     lengths = np.random.default_rng(0).integers(60, 141, count)
     trace = generate(difficulty(), count, lengths, 6, seed=21)
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     policies = {
         "k4": FixedK(k=4),
         "k3": FixedK(k=3),

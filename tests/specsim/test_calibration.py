@@ -13,7 +13,7 @@ from specsim.fitting.chain_calibration import calibrate, compare, drafted_tokens
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 PROB, DEPTH, RUN, PAST = 2, 3, 4, 5  # of the features; confidence and entropy come first
@@ -74,7 +74,7 @@ def test_runs_are_those_of_the_log() -> None:
     assert runs_before(log).tolist() == [0, 3, 5, 0, 0, 0]
     assert run_after(5.0, 3, 0) == 0 and run_after(5.0, 3, 3) == 9
     trace = small_trace()
-    found = replay(trace, FixedK(k=3), compile_for(trace, RampCost()), log=True).log
+    found = replay(trace, FixedK(k=3), cost_table(trace, RampCost()), log=True).log
     assert found is not None
     tokens = drafted_tokens(trace, found)
     np.testing.assert_allclose(np.expm1(tokens.features[:, 0, RUN]), runs_before(found), atol=1e-12)

@@ -17,7 +17,7 @@ from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost, read_cost
 from specsim.cost.table import compile_table
 from specsim.errors import InputError
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 CONTEXTS = np.array([16, 64, 256])
 
@@ -146,10 +146,10 @@ def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
     """Its contexts are 0 (a prompt of one token) to 68 (a prompt of 30 and 40 tokens of output)."""
     deep = profile(np.ones((7, 3)), draft_step_s=np.ones((6, 3)))
     with pytest.raises(InputError, match="covers contexts 16 to 256 tokens, asked for 8"):
-        compile_for(small_trace(), deep)
+        cost_table(small_trace(), deep)
     with pytest.raises(InputError, match="1 to 2 tokens, asked for 3"):
-        compile_for(small_trace().select([0]), profile())
-    assert compile_for(small_trace().select([0]), deep).verify_s.shape == (8, 5)
+        cost_table(small_trace().select([0]), profile())
+    assert cost_table(small_trace().select([0]), deep).verify_s.shape == (8, 5)
 
 
 def test_read_cost_reads_both_kinds(tmp_path: Path) -> None:

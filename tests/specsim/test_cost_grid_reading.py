@@ -19,7 +19,7 @@ from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.prediction import predict
 
 BATCHES, CONTEXTS, TOKENS = [1, 4], [0, 64, 256], [1, 2, 4, 16]
@@ -129,7 +129,7 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     policy = AdaEDL(lambda0=0.1, max_draft=6)
     found = predict(small_trace(), policy, cost)
     assert found.speedup.low < found.speedup.estimate < found.speedup.high
-    table = compile_for(small_trace(), cost)
+    table = cost_table(small_trace(), cost)
     context = np.array([8.0, 40.0])
     np.testing.assert_allclose(table.verify_s[3, [0, 2]], cost.verify(3, context))
     np.testing.assert_allclose(table.draft_s[1, [0, 2]], 0.1e-3 * (10 + context / 64 + 0.1))

@@ -29,7 +29,7 @@ from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.hardware_pct import NEVER, HardwarePCT
 from specsim.policy.tree.pct import PCT
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.tree_oracle import tree_oracle_seconds
 from specsim.trace.trace import Trace
 
@@ -87,7 +87,7 @@ def world(**how: float) -> tuple[Trace, Trace]:
 @cache
 def fitted(cost: CostModel) -> HardwarePCT:
     train, _ = world()
-    return fit(HardwarePCT, {}, train, compile_for(train, cost))
+    return fit(HardwarePCT, {}, train, cost_table(train, cost))
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> Tree:
@@ -261,7 +261,7 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
     }
     whole = tree_trace(**how, nodes=340)
     assert whole.tree is not None and (whole.tree.horizon == 0).all()
-    table = compile_for(whole, cost)
+    table = cost_table(whole, cost)
     for policy in (
         fit(HardwarePCT, {"max_nodes": 20}, whole, table),
         fit(HardwarePCT, {"max_nodes": 200, "least": 0.05}, whole, table),
@@ -305,8 +305,8 @@ def test_an_unknown_node_is_neither_expanded_nor_kept() -> None:
 
 def test_where_speculation_does_not_pay_nothing_is_drafted() -> None:
     train, holdout = (part.select(range(10)) for part in world())
-    policy = fit(HardwarePCT, {}, train, compile_for(train, HOPELESS))
-    result = replay(holdout, policy, compile_for(holdout, HOPELESS))
+    policy = fit(HardwarePCT, {}, train, cost_table(train, HOPELESS))
+    result = replay(holdout, policy, cost_table(holdout, HOPELESS))
     assert policy.least_gain_s[0] == NEVER
     assert result.drafted.sum() == 0 and np.array_equal(result.rounds, result.output_tokens)
 
@@ -316,18 +316,18 @@ def test_a_fitted_policy_survives_json_and_learns_nothing_twice() -> None:
     policy = fitted(FLAT)
     stored = json.loads(json.dumps(policy.settings))
     assert build_policy(HardwarePCT, stored) == policy
-    assert fit(HardwarePCT, stored, train, compile_for(train, STEEP)) == policy
+    assert fit(HardwarePCT, stored, train, cost_table(train, STEEP)) == policy
     assert str(policy).startswith("hardware_pct(") and "weights" not in str(policy)
 
 
 def test_bounds_that_are_not_given_are_those_of_the_trace() -> None:
     trace = tree_trace(1, sequences=6, tokens=30)
-    policy = fit(HardwarePCT, {}, trace, compile_for(trace, FLAT))
+    policy = fit(HardwarePCT, {}, trace, cost_table(trace, FLAT))
     assert (policy.width, policy.max_depth) == (4, 5)
     with pytest.raises(InputError, match="record wider"):
-        fit(HardwarePCT, {"width": 6}, trace, compile_for(trace, FLAT))
+        fit(HardwarePCT, {"width": 6}, trace, cost_table(trace, FLAT))
     with pytest.raises(InputError, match="--tree-tokens"):
-        fit(HardwarePCT, {}, trace, dataclasses.replace(compile_for(trace, FLAT), tree=None))
+        fit(HardwarePCT, {}, trace, dataclasses.replace(cost_table(trace, FLAT), tree=None))
 
 
 def test_tables_that_do_not_fit_each_other_are_refused() -> None:
@@ -344,7 +344,7 @@ def test_tables_that_do_not_fit_each_other_are_refused() -> None:
 
 def test_the_defaults_speculate_with_profit() -> None:
     _, holdout = world()
-    table = compile_for(holdout, TreeCostModel(step_s=5e-2, pass_s=1.0, node_s=5e-3))
+    table = cost_table(holdout, TreeCostModel(step_s=5e-2, pass_s=1.0, node_s=5e-3))
     assert replay(holdout, HardwarePCT(width=6, max_depth=8), table).speedup > 1.4
 
 
@@ -376,9 +376,9 @@ def fastest(policies: Iterator[TreePolicy], trace: Trace, table: CostTable) -> T
 
 def compare(cost: CostModel, every: int, **how: float) -> None:
     train, holdout = world(**how)
-    table = compile_for(train, cost)
+    table = cost_table(train, cost)
     ours = fit(HardwarePCT, {}, train, table)
-    held = compile_for(holdout, cost)
+    held = cost_table(holdout, cost)
     found = replay(holdout, ours, held)
     assert found.speedup > 1
     assert (tree_oracle_seconds(holdout, held) <= found.speculative_s).all()
@@ -405,7 +405,7 @@ def test_on_any_text_it_is_at_least_as_fast_as_tuned_rivals(
 def test_learning_again_changes_nothing_and_beats_plain_decoding() -> None:
     """The fit is deterministic, and its value of a token is near the time per token that it reaches."""
     train, _ = world()
-    table = compile_for(train, FLAT)
+    table = cost_table(train, FLAT)
     policy = fitted(FLAT)
     assert fit(HardwarePCT, {"width": 6, "max_depth": 8}, train, table) == policy
     result = replay(train, policy, table)

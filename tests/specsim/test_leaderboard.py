@@ -26,10 +26,10 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
 from specsim.report.page import range_text, value_text
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import paired_difference
 from specsim.speedup.prediction import predict
 from specsim.trace.split import split_sequences
@@ -70,8 +70,8 @@ def test_rows_are_predictions_on_the_held_out_part_best_first(trace: Trace, boar
     for row in board.rows:
         if row.policy.name != "beta_ts":
             assert row.prediction == predict(holdout, row.policy, COST) and row.seeds == 1
-    ar_s = replay(holdout, make_policy("fixed_k"), compile_for(holdout, COST)).autoregressive_s
-    best = oracle_seconds(holdout, compile_for(holdout, COST))
+    ar_s = replay(holdout, make_policy("fixed_k"), cost_table(holdout, COST)).autoregressive_s
+    best = chain_oracle_seconds(holdout, cost_table(holdout, COST))
     assert board.oracle.estimate == pytest.approx(ar_s.sum() / best.sum()) and board.oracle.estimate > speedups[0]
     for row in board.rows:
         regret = board.oracle.estimate / row.prediction.speedup.estimate - 1
@@ -103,7 +103,7 @@ def test_tuning_never_sees_the_held_out_part(trace: Trace, board: Board) -> None
 
 def test_differences_to_the_leader_are_paired_and_ties_marked(trace: Trace, board: Board) -> None:
     _, holdout = parts(trace)
-    ar_s = replay(holdout, make_policy("fixed_k"), compile_for(holdout, COST)).autoregressive_s
+    ar_s = replay(holdout, make_policy("fixed_k"), cost_table(holdout, COST)).autoregressive_s
     leader = board.rows[0]
     assert leader.to_leader is None and not leader.tied
     for row in board.rows[1:]:
@@ -116,7 +116,7 @@ def test_differences_to_the_leader_are_paired_and_ties_marked(trace: Trace, boar
 def test_policies_that_draw_are_averaged_over_seeds(trace: Trace, board: Board) -> None:
     _, holdout = parts(trace)
     row = next(row for row in board.rows if row.label == "beta_ts, weak prior")
-    replays = [replay(holdout, row.policy, compile_for(holdout, COST), seed=seed, log=True) for seed in range(3)]
+    replays = [replay(holdout, row.policy, cost_table(holdout, COST), seed=seed, log=True) for seed in range(3)]
     assert row.seeds == 3
     np.testing.assert_allclose(row.speculative_s, np.mean([r.speculative_s for r in replays], axis=0))
     lengths = np.concatenate([r.log[:, 2] for r in replays])
@@ -130,7 +130,7 @@ def test_a_trace_cut_short_is_the_trace_with_shorter_drafts(trace: Trace) -> Non
     cut = shallower(trace, 3)
     assert cut.depth == cut.meta["depth"] == 3 and cut.match_len.max() <= 3
     policy = MaxConfidence(lambda0=0.5, dynamic=False, max_draft=3)
-    short, whole = (replay(one, policy, compile_for(one, COST), log=True) for one in (cut, trace))
+    short, whole = (replay(one, policy, cost_table(one, COST), log=True) for one in (cut, trace))
     np.testing.assert_array_equal(short.log, whole.log)
     for depth in (0, 9):
         with pytest.raises(InputError, match="recorded to depth 8"):
@@ -179,7 +179,7 @@ def test_rejection_sampling_is_marked_and_averaged() -> None:
     board = leaderboard({"r": trace}, [COST], kinds=KINDS[:1], trials=4, seeds=2, sensitivity=False)[0]
     _, holdout = parts(trace)
     assert board.approximate and board.output_tokens == holdout.output_tokens.sum()
-    table = compile_for(holdout, COST)
+    table = cost_table(holdout, COST)
     for row in board.rows:
         replays = [replay(holdout, row.policy, table, seed=seed) for seed in (0, 1)]
         spent = sum(r.speculative_s for r in replays) / sum(r.draws for r in replays)

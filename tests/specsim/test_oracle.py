@@ -23,8 +23,8 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
-from specsim.speedup.chain_oracle import oracle_rounds, oracle_seconds
+from specsim.replay.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.trace.trace import Trace
 
 
@@ -86,9 +86,9 @@ def test_no_sequence_of_draft_lengths_is_faster(seed: int) -> None:
         ends_by_eos=[bool(rng.integers(2))],
         vocabulary=4,
     )
-    table = compile_for(trace, DyadicCost(rng))
+    table = cost_table(trace, DyadicCost(rng))
     spent = [seconds_of(trace, table, lengths)[0] for lengths in itertools.product(range(depth + 1), repeat=length)]
-    assert oracle_seconds(trace, table).tolist() == [min(spent)]
+    assert chain_oracle_seconds(trace, table).tolist() == [min(spent)]
     rounds = oracle_rounds(trace, table)
     assert seconds_of(trace, table, tuple(rounds[:, 2].tolist())) == (min(spent), len(rounds))
 
@@ -110,16 +110,16 @@ POLICIES: dict[str, Callable[[int, float], ChainPolicy]] = {
 )
 def test_no_policy_is_faster(name: str, seed: int, longest: int, level: float, cost: CostModel) -> None:
     trace = small_trace(seed)
-    table = compile_for(trace, cost)
+    table = cost_table(trace, cost)
     found = replay(trace, POLICIES[name](longest, level), table)
-    assert (oracle_seconds(trace, table) <= found.speculative_s * (1 + 1e-12)).all()  # sums in two orders
+    assert (chain_oracle_seconds(trace, table) <= found.speculative_s * (1 + 1e-12)).all()  # sums in two orders
 
 
 def test_an_oracle_that_sees_only_rejections_decodes_plainly() -> None:
     """Nothing is ever accepted: each token costs a pass over one token, and no draft."""
     trace = build_trace(np.random.default_rng(0), np.zeros((30, 4), dtype=bool), [20, 10])
-    table = compile_for(trace, ConstantCost(1.0, 8.0))
-    assert oracle_seconds(trace, table).tolist() == [160.0, 80.0]
+    table = cost_table(trace, ConstantCost(1.0, 8.0))
+    assert chain_oracle_seconds(trace, table).tolist() == [160.0, 80.0]
     assert oracle_rounds(trace, table)[:, 2:].tolist() == [[0, 0]] * 30
 
 
@@ -128,27 +128,27 @@ def test_an_oracle_drafts_just_what_is_accepted() -> None:
     hits = np.zeros((6, 3), dtype=bool)
     hits[0], hits[4, 0] = True, True
     trace = build_trace(np.random.default_rng(0), hits, [6])
-    table = compile_for(trace, ConstantCost(1.0, 8.0))
+    table = cost_table(trace, ConstantCost(1.0, 8.0))
     assert oracle_rounds(trace, table).tolist() == [[0, 0, 3, 3], [0, 4, 1, 1]]
-    assert oracle_seconds(trace, table).tolist() == [20.0]
+    assert chain_oracle_seconds(trace, table).tolist() == [20.0]
 
 
 def test_rounds_cost_what_they_say() -> None:
     """The log's rounds priced one by one give the seconds, sequence by sequence."""
     trace = small_trace(3)
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     log = oracle_rounds(trace, table)
     for s in range(trace.sequences):
         alone = trace.select([s])
         lengths = tuple(log[log[:, 0] == s][:, 2].tolist())
-        assert seconds_of(alone, table, lengths)[0] == pytest.approx(oracle_seconds(trace, table)[s], rel=1e-12)
+        assert seconds_of(alone, table, lengths)[0] == pytest.approx(chain_oracle_seconds(trace, table)[s], rel=1e-12)
 
 
 def test_a_table_compiled_for_another_trace_is_refused() -> None:
     trace = small_trace()
-    short = compile_for(trace.select([1]), RampCost())
+    short = cost_table(trace.select([1]), RampCost())
     with pytest.raises(InputError, match="the oracle needs 7 and"):
-        oracle_seconds(trace, short)
+        chain_oracle_seconds(trace, short)
 
 
 def test_a_trace_of_rejection_sampling_sums_over_its_outcomes() -> None:
@@ -158,13 +158,13 @@ def test_a_trace_of_rejection_sampling_sums_over_its_outcomes() -> None:
     chances = rng.random((len(exact.token), exact.depth)).astype(np.float32)
     drawn = replace(exact, accept_prob=chances, meta={**exact.meta, "decoding": {"mode": "rejection"}})
     assert drawn.approximate
-    table = compile_for(drawn, RampCost())
-    bound = oracle_seconds(drawn, table, seed=3)
+    table = cost_table(drawn, RampCost())
+    bound = chain_oracle_seconds(drawn, table, seed=3)
     for k in (1, 3, 6):
         found = replay(drawn, FixedK(k=k), table, seed=3)
         assert (bound <= found.speculative_s * (1 + 1e-12)).all()
         assert bound.sum() > 0.2 * found.speculative_s.sum()  # of as many outcomes
-    assert oracle_seconds(drawn, table, seed=4).tolist() != bound.tolist()
+    assert chain_oracle_seconds(drawn, table, seed=4).tolist() != bound.tolist()
 
 
 def test_time_is_linear_in_positions_and_a_million_take_less_than_a_second() -> None:
@@ -172,17 +172,17 @@ def test_time_is_linear_in_positions_and_a_million_take_less_than_a_second() -> 
     positions, cost = 1_000_000, ConstantCost(1e-3, 1e-2)
     trace = build_trace(rng, rng.random((positions, 8)) < 0.8, [1000] * (positions // 1000))
     part = trace.select(range(100))
-    table = compile_for(trace, cost)
+    table = cost_table(trace, cost)
 
     def best_s(which: Trace) -> float:
         times = []
         for _ in range(5):
             begun = time.perf_counter()
-            oracle_seconds(which, table)
+            chain_oracle_seconds(which, table)
             times.append(time.perf_counter() - begun)
         return min(times)
 
-    oracle_seconds(part, table), trace.draft_limit  # compile, and fill what the trace keeps
+    chain_oracle_seconds(part, table), trace.draft_limit  # compile, and fill what the trace keeps
     whole_s = best_s(trace)
     assert whole_s < 1.0
     assert whole_s < 10 * 3 * best_s(part)

@@ -23,9 +23,9 @@ from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.dynamic_threshold import update_threshold
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
-from specsim.replay.checks import why_not
+from specsim.replay.checks import unsupported_reason
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 
@@ -197,7 +197,7 @@ def test_python_calls_decide_like_the_kernel(kind: type[ChainPolicy], seed: int)
             extremes.append({field.name: field.metadata["tune"][0]})
     for changes in extremes:
         policy, trace = kind(**{**fitting(kind), **changes}), traced(seed % 7)
-        result = replay(trace, policy, compile_for(trace, RampCost()), seed=seed, log=True)
+        result = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True)
         assert result.log is not None
         assert result.log.tolist() == drive(policy, trace, seed)
 
@@ -230,7 +230,7 @@ def test_only_declared_features_are_read(kind: type[ChainPolicy]) -> None:
     other = np.random.default_rng(9).permuted(traced(5).prob).reshape(trace.prob.shape)
     undeclared = set(Step._fields) - set(kind.features)
     changed = replace(trace, **dict.fromkeys(undeclared, other))
-    policy, table = kind(**fitting(kind)), compile_for(trace, RampCost())
+    policy, table = kind(**fitting(kind)), cost_table(trace, RampCost())
     expected = replay(trace, policy, table, log=True).log
     np.testing.assert_array_equal(replay(changed, policy, table, log=True).log, expected)
     for name in kind.features:
@@ -241,12 +241,12 @@ def test_only_declared_features_are_read(kind: type[ChainPolicy]) -> None:
 def test_a_policy_that_needs_an_unrecorded_column_is_refused() -> None:
     trace = small_trace()
     with pytest.raises(InputError, match=r"policy coin needs the column 'score', which this trace lacks"):
-        replay(trace, Coin(), compile_for(trace, RampCost()))
+        replay(trace, Coin(), cost_table(trace, RampCost()))
 
 
 def test_seeds_matter_to_random_policies_only() -> None:
     trace = traced()
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
 
     def log(policy: ChainPolicy, seed: int) -> list[list[int]]:
         result = replay(trace, policy, table, seed=seed, log=True).log
@@ -357,7 +357,7 @@ def test_a_draft_always_holds_one_token_even_at_lambda_1() -> None:
     """The token whose test fails is kept, so a round that may draft drafts."""
     trace = build_trace(np.random.default_rng(0), np.ones((30, 4), dtype=bool), [30])
     policy = make_policy("adaedl", {"lambda0": 1.0, "dynamic": False, "max_draft": 4})
-    log = replay(trace, policy, compile_for(trace, RampCost()), log=True).log
+    log = replay(trace, policy, cost_table(trace, RampCost()), log=True).log
     assert log is not None and log[:-1, 2].tolist() == [1] * 14 and log[-1, 2] in (0, 1)
 
 
@@ -381,7 +381,7 @@ def test_hugging_face_schedules(schedule: str, before: int, drafted: int, accept
 def test_a_carried_state_lives_on_and_another_starts_anew() -> None:
     """Everything is accepted, so the draft length grows by two a round, over sequences if it is carried."""
     trace = build_trace(np.random.default_rng(0), np.ones((60, 12), dtype=bool), [20, 20, 20])
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     settings = {"num_assistant_tokens": 1, "assistant_confidence_threshold": 0.0, "max_draft": 12}
 
     def first_drafts(schedule: str) -> list[int]:
@@ -404,7 +404,7 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
         ends_by_eos=[True],
         confidence=np.tile([0.8, 0.5, 0.9, 1.0, 1.0], (2, 1)),
     )
-    table = compile_for(trace, ConstantCost(4e-3, 1e-2))
+    table = cost_table(trace, ConstantCost(4e-3, 1e-2))
     policy = fit(POLICIES["time_gain"], {"max_draft": 5}, trace, table)
     assert policy.settings["cost_ratio"] == pytest.approx(0.4)
     exact = make_policy("time_gain", {"max_draft": 5, "cost_ratio": float(np.float32(0.8) * np.float64(0.5))})
@@ -415,7 +415,7 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
 
 def test_p_min_is_static_max_confidence() -> None:
     trace = small_trace()
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     one = replay(trace, make_policy("p_min", {"p_min": 0.3, "max_draft": DEPTH}), table, log=True)
     settings = {"lambda0": 0.3, "dynamic": False, "max_draft": DEPTH}
     other = replay(trace, make_policy("max_confidence", settings), table, log=True)
@@ -424,5 +424,5 @@ def test_p_min_is_static_max_confidence() -> None:
 
 def test_why_a_policy_does_not_belong_on_a_trace() -> None:
     trace = small_trace()
-    assert why_not(trace, FixedK) is None
-    assert "'score'" in str(why_not(trace, Coin)) and why_not(traced(), Coin) is None
+    assert unsupported_reason(trace, FixedK) is None
+    assert "'score'" in str(unsupported_reason(trace, Coin)) and unsupported_reason(traced(), Coin) is None

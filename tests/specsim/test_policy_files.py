@@ -15,7 +15,7 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.registry import POLICIES, find_policies, find_policy, make_policy
 from specsim.policy.user_file import load_policy_file
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.tuning.search import tune
 
@@ -69,7 +69,7 @@ def test_a_file_replays_and_tunes_like_the_policy_it_repeats(tmp_path: Path) -> 
     trace, cost = small_trace(), RampCost()
     policy = make_policy(str(write(tmp_path)), {"floor": 0.5})
     twin = POLICIES["max_confidence"](lambda0=0.5, dynamic=False, max_draft=6)
-    mine, built_in = (replay(trace, p, compile_for(trace, cost), log=True) for p in (policy, twin))
+    mine, built_in = (replay(trace, p, cost_table(trace, cost), log=True) for p in (policy, twin))
     np.testing.assert_array_equal(mine.log, built_in.log)
     np.testing.assert_array_equal(mine.seconds, built_in.seconds)
     result = tune(type(policy), trace, trace, cost, trials=5)
@@ -107,13 +107,13 @@ def test_an_unchanged_file_gives_the_same_class_and_a_changed_one_a_new_class(tm
     path = write(tmp_path)
     first = find_policy(str(path))
     assert find_policy(str(path)) is first
-    before = replay(trace, first(), compile_for(trace, cost))
+    before = replay(trace, first(), cost_table(trace, cost))
     write(tmp_path, GOOD.replace("step.confidence >= params[0]", "step.confidence < params[0]"))
     second = find_policy(str(path))
     assert second is not first
-    after = replay(trace, second(), compile_for(trace, cost))
+    after = replay(trace, second(), cost_table(trace, cost))
     assert after.drafted.sum() != before.drafted.sum()
-    np.testing.assert_array_equal(replay(trace, first(), compile_for(trace, cost)).drafted, before.drafted)
+    np.testing.assert_array_equal(replay(trace, first(), cost_table(trace, cost)).drafted, before.drafted)
 
 
 RUN = """
@@ -122,9 +122,9 @@ sys.path.insert(0, sys.argv[2])
 from reference import RampCost, small_trace
 from specsim.policy.registry import make_policy
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 trace = small_trace()
-print(replay(trace, make_policy(sys.argv[1]), compile_for(trace, RampCost())).drafted.tolist())
+print(replay(trace, make_policy(sys.argv[1]), cost_table(trace, RampCost())).drafted.tolist())
 """
 
 

@@ -14,8 +14,8 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.replay.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.formulas import eq13_time_s
 from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, predict, summarise
@@ -40,7 +40,7 @@ def flat_profile(step: float = 0.0) -> ProfileCost:
 def test_a_prediction_is_its_counts() -> None:
     trace = small_trace()
     found = predict(trace, POLICY, RampCost())
-    result = replay(trace, POLICY, compile_for(trace, RampCost()))
+    result = replay(trace, POLICY, cost_table(trace, RampCost()))
     counts = (found.rounds, found.drafted, found.accepted, found.output_tokens)
     assert counts == tuple(int(c.sum()) for c in (result.rounds, result.drafted, result.accepted, result.output_tokens))
     assert (found.v_d, found.r_d) == (found.accepted / found.drafted, found.accepted / 102)
@@ -60,8 +60,8 @@ def test_the_json_form_survives_json() -> None:
 
 def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
     trace = small_trace()
-    table = compile_for(trace, RampCost())
-    found, bound_s = predict(trace, POLICY, RampCost()), oracle_seconds(trace, table)
+    table = cost_table(trace, RampCost())
+    found, bound_s = predict(trace, POLICY, RampCost()), chain_oracle_seconds(trace, table)
     assert found.oracle_regret == pytest.approx(found.seconds / bound_s.sum() - 1, rel=1e-12)
     assert found.oracle_regret is not None and found.oracle_regret > 0
     assert found.as_dict()["oracle_regret"] == found.oracle_regret
@@ -75,7 +75,7 @@ def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() 
     cost = replace(flat_profile(), draft_step_s=np.full((6, 2), 0.5), verify_s=np.full((9, 2), 1e-2))
     shaped = predict(trace, SpaceK(k=2), cost)
     assert shaped.seconds == pytest.approx(shaped.rounds * 1e-2)
-    plain_s = oracle_seconds(trace, compile_for(trace, cost)).sum()
+    plain_s = chain_oracle_seconds(trace, cost_table(trace, cost)).sum()
     assert plain_s == pytest.approx(0.8)  # the oracle drafts nothing at half a second a step
     assert shaped.oracle_regret == pytest.approx(shaped.seconds / plain_s - 1)
     assert shaped.oracle_regret is not None and shaped.oracle_regret < 0

@@ -14,7 +14,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.formulas import mean_tokens_per_round
 from specsim.speedup.prediction import predict
 from specsim.trace.files import read_trace, write_trace
@@ -84,7 +84,7 @@ def test_a_part_of_a_trace_draws_what_the_whole_draws(trace: Trace) -> None:
 
 
 def test_replay_is_the_sum_of_exact_replays_of_its_outcomes(trace: Trace) -> None:
-    table, policy = compile_for(trace, COST), MaxConfidence(lambda0=0.4, max_draft=5)
+    table, policy = cost_table(trace, COST), MaxConfidence(lambda0=0.4, max_draft=5)
     whole = replay(trace, policy, table, seed=7, log=True)
     assert whole.draws == DRAWS == 16 and whole.approximate
     parts = [
@@ -113,7 +113,7 @@ def test_the_policys_uniforms_differ_between_outcomes(trace: Trace) -> None:
 def test_equal_chances_give_leviathans_tokens_per_round(chance: float, k: int) -> None:
     """Over all outcomes, within 5 standard errors (see test_replay of the same law)."""
     flat = flat_trace(chance)
-    result = replay(flat, FixedK(k=k), compile_for(flat, COST))
+    result = replay(flat, FixedK(k=k), cost_table(flat, COST))
     tau = float(mean_tokens_per_round(chance, k))
     size = np.arange(1, k + 2)
     law = np.append(chance ** np.arange(k) * (1 - chance), chance**k)
@@ -130,12 +130,12 @@ def test_only_rejection_with_probabilities_is_approximate(trace: Trace) -> None:
     for decoding in ("greedy", {"mode": "gumbel", "temperature": 1.0, "seed": 0}):
         other = replace(trace, meta={**trace.meta, "decoding": decoding})
         assert not other.approximate and as_recorded(other) is other
-        assert replay(other, FixedK(k=2), compile_for(other, COST)).draws == 1
+        assert replay(other, FixedK(k=2), cost_table(other, COST)).draws == 1
 
 
 def test_a_prediction_counts_every_sequence_once(trace: Trace) -> None:
     policy = FixedK(k=3)
-    whole, found = replay(trace, policy, compile_for(trace, COST)), predict(trace, policy, COST)
+    whole, found = replay(trace, policy, cost_table(trace, COST)), predict(trace, policy, COST)
     assert found.approximate and found.as_dict()["approximate"] is True
     assert found.output_tokens == trace.output_tokens.sum()
     assert found.rounds == round(whole.rounds.sum() / DRAWS)
@@ -155,7 +155,7 @@ def test_a_trace_keeps_its_probabilities_on_disk(trace: Trace, tmp_path: Path) -
     again = read_trace(tmp_path / "t")
     assert again.approximate
     np.testing.assert_array_equal(again.accept_prob, trace.accept_prob)
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     np.testing.assert_array_equal(replay(again, FixedK(k=3), table).seconds, replay(trace, FixedK(k=3), table).seconds)
 
 

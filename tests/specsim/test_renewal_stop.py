@@ -32,7 +32,7 @@ from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.formulas import leviathan_speedup
 from specsim.trace.trace import Trace
 
@@ -173,8 +173,8 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
     train, holdout = world(FORK, 1), world(FORK, 2)
     speedups = {}
     for lookahead in (True, False):
-        policy = fit(RenewalStop, {"max_draft": 6, "lookahead": lookahead}, train, compile_for(train, dear))
-        speedups[lookahead] = replay(holdout, policy, compile_for(holdout, dear)).speedup
+        policy = fit(RenewalStop, {"max_draft": 6, "lookahead": lookahead}, train, cost_table(train, dear))
+        speedups[lookahead] = replay(holdout, policy, cost_table(holdout, dear)).speedup
     assert speedups[True] > 1.05 * speedups[False]
 
 
@@ -183,19 +183,19 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
 def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: str) -> None:
     """Within 4 standard errors of brute force and 1 % for what 28,000 positions leave unlearned."""
     train, holdout = world(chain, 1), world(chain, 2)
-    policy = fit(RenewalStop, {"max_draft": 6, "calibration": calibration}, train, compile_for(train, COST))
-    spent_s, error_s = time_per_token_s(replay(holdout, policy, compile_for(holdout, COST)))
+    policy = fit(RenewalStop, {"max_draft": 6, "calibration": calibration}, train, cost_table(train, COST))
+    spent_s, error_s = time_per_token_s(replay(holdout, policy, cost_table(holdout, COST)))
     least_s = brute_force_time_s(chain, COST, 6)
     assert error_s < 0.01 * least_s
     assert least_s - 4 * error_s <= spent_s <= 1.01 * least_s + 4 * error_s
-    trained_s, _ = time_per_token_s(replay(train, policy, compile_for(train, COST)))
+    trained_s, _ = time_per_token_s(replay(train, policy, cost_table(train, COST)))
     assert policy.value_s == pytest.approx(trained_s, rel=0.005)  # the fixed point
 
 
 def test_no_fixed_length_and_no_threshold_is_faster() -> None:
     train, holdout = world(STEADY, 3), world(STEADY, 4)
-    policy = fit(RenewalStop, {"max_draft": 6}, train, compile_for(train, COST))
-    table = compile_for(holdout, COST)
+    policy = fit(RenewalStop, {"max_draft": 6}, train, cost_table(train, COST))
+    table = cost_table(holdout, COST)
     found = replay(holdout, policy, table)
     rivals = [FixedK(k=k) for k in range(1, 7)]
     levels = [0.1, 0.25, 0.35, 0.5, 0.65, 0.75, 0.9, 0.97]
@@ -219,8 +219,8 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
         return build_trace(rng, hits, [1000] * 30, confidence=flat, entropy_nats=flat, vocabulary=100_000)
 
     train, holdout = stretches(), stretches()
-    policy = fit(RenewalStop, {"max_draft": 8}, train, compile_for(train, COST))
-    table = compile_for(holdout, COST)
+    policy = fit(RenewalStop, {"max_draft": 8}, train, cost_table(train, COST))
+    table = cost_table(holdout, COST)
     assert policy.adapts and policy.weights[5] > 0
     best = max(replay(holdout, FixedK(k=k), table).speedup for k in range(1, 9))
     assert replay(holdout, policy, table).speedup > 1.05 * best
@@ -229,7 +229,7 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
 @pytest.fixture(scope="module")
 def fitted() -> RenewalStop:
     trace = small_trace()
-    return fit(RenewalStop, {"max_draft": 6}, trace, compile_for(trace, RampCost()))
+    return fit(RenewalStop, {"max_draft": 6}, trace, cost_table(trace, RampCost()))
 
 
 def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
@@ -242,7 +242,7 @@ def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
 
 def test_the_same_data_teach_the_same(fitted: RenewalStop) -> None:
     trace = small_trace()
-    assert fit(RenewalStop, {"max_draft": 6}, trace, compile_for(trace, RampCost())) == fitted
+    assert fit(RenewalStop, {"max_draft": 6}, trace, cost_table(trace, RampCost())) == fitted
 
 
 def test_without_data_it_thresholds_a_rough_path_probability() -> None:
@@ -256,7 +256,7 @@ def test_without_data_it_thresholds_a_rough_path_probability() -> None:
     odds = 0.55 + 0.37 * np.log(confidence / (1 - confidence)) - 0.24 * np.sqrt(entropy)
     odds += 0.11 * np.log(prob / (1 - prob))
     path = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
-    log = replay(trace, RenewalStop(max_draft=6), compile_for(trace, RampCost()), log=True).log
+    log = replay(trace, RenewalStop(max_draft=6), cost_table(trace, RampCost()), log=True).log
     assert log is not None
     rows = trace.offsets[log[:, 0]] + log[:, 1]
     clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # what does not hang on the knots
@@ -274,8 +274,8 @@ def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: f
     rng = np.random.default_rng(0)
     trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
     settings = {"lookahead": lookahead, "signal": signal, "max_draft": 5}
-    policy = fit(RenewalStop, settings, trace, compile_for(trace, COST))
-    log = replay(trace, policy, compile_for(trace, COST), log=True).log
+    policy = fit(RenewalStop, settings, trace, cost_table(trace, COST))
+    log = replay(trace, policy, cost_table(trace, COST), log=True).log
     assert log is not None
     whole = log[log[:, 1] < 94]  # the budget shortens the drafts after it
     assert set(whole[:, 2].tolist()) == ({1} if rate == 0 else {5})
@@ -287,21 +287,21 @@ def test_a_trace_of_rejection_sampling_is_learned_from() -> None:
     chances = {"accept_prob": exact.confidence, "meta": {**exact.meta, "decoding": {"mode": "rejection"}}}
     drawn = replace(exact, **chances)
     assert drawn.approximate
-    table = compile_for(drawn, COST)
+    table = cost_table(drawn, COST)
     found, usual = (replay(drawn, fit(RenewalStop, {"max_draft": 6}, t, table), table).speedup for t in (drawn, exact))
     assert found == pytest.approx(usual, rel=0.02)
 
 
 def test_a_draft_of_one_token_leaves_nothing_to_decide() -> None:
     trace = small_trace()
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     policy = fit(RenewalStop, {"max_draft": 1}, trace, table)
     assert replay(trace, policy, table).speedup == replay(trace, FixedK(k=1), table).speedup
 
 
 def test_a_larger_value_drafts_longer() -> None:
     trace = world(STEADY, 5, sequences=10)
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     drafted = [
         replay(trace, fit(RenewalStop, {"max_draft": 6, "value_scale": x}, trace, table), table).drafted.sum()
         for x in (0.3, 1.0, 3.0)
@@ -327,7 +327,7 @@ def test_tables_that_do_not_fit_each_other_are_refused(settings: dict[str, Any],
 def test_mean_costs_weigh_contexts_by_positions() -> None:
     """Costs linear in context: the mean over positions is the cost at the mean bucket."""
     trace = replace(small_trace(), meta={**small_trace().meta})
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     context = np.concatenate(
         [p - 1 + np.arange(n) for p, n in zip(trace.prompt_tokens, trace.output_tokens, strict=True)]
     )
@@ -344,4 +344,4 @@ def test_costs_of_nothing_are_refused() -> None:
         least_time_per_token_s(STEADY, free, 3)
     trace = small_trace()
     with pytest.raises(InputError, match="drafts up to 16 tokens"):
-        fit(RenewalStop, {}, trace, compile_for(trace, ConstantCost(1e-3, 1e-2)))
+        fit(RenewalStop, {}, trace, cost_table(trace, ConstantCost(1e-3, 1e-2)))

@@ -18,7 +18,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.formulas import mean_tokens_per_round
 from specsim.trace.trace import Trace
 
@@ -107,7 +107,7 @@ def assert_same(result: Replay, decoder: Decoder) -> None:
 @given(data=st.data())
 def test_replay_equals_plain_decoding_round_for_round(data: st.DataObject, name: str, dynamic: bool) -> None:
     trace, policy, rule = data.draw(cases(name, dynamic))
-    result = replay(trace, policy, compile_for(trace, COST), log=True)
+    result = replay(trace, policy, cost_table(trace, COST), log=True)
     assert_same(result, Decoder(trace, rule, COST))
 
 
@@ -151,7 +151,7 @@ def test_the_comparison_catches_a_wrong_rule(damage: Callable[[Decoder], None]) 
     policy = AdaEDL(lambda0=0.2, target_rate=0.6, epsilon=0.3, max_draft=6)
     decoder = Decoder(trace, Threshold(entropy_score(0.2), 0.2, True, 0.6, 0.3, 6), COST)
     damage(decoder)
-    result = replay(trace, policy, compile_for(trace, COST), log=True)
+    result = replay(trace, policy, cost_table(trace, COST), log=True)
     if damage is leave_intact:
         assert_same(result, decoder)
     else:
@@ -179,7 +179,7 @@ def test_rounds_worked_by_hand() -> None:
         confidence=np.ones((6, 3), dtype=np.float32),
         entropy_nats=np.ones((6, 3), dtype=np.float32),
     )
-    result = replay(trace, FixedK(k=3), compile_for(trace, ConstantCost(1.0, 10.0)), log=True)
+    result = replay(trace, FixedK(k=3), cost_table(trace, ConstantCost(1.0, 10.0)), log=True)
     assert result.log is not None
     assert result.log.tolist() == [[0, 0, 3, 2], [0, 3, 2, 1], [0, 5, 0, 0]]
     assert result.seconds.tolist() == [[5.0, 0.0, 30.0, 0.0]]
@@ -191,7 +191,7 @@ def test_rounds_worked_by_hand() -> None:
 def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st.DataObject) -> None:
     """Any choice and order of sequences gives the same rows: state starts anew in each."""
     policy = AdaEDL(lambda0=0.3, epsilon=1.0, target_rate=0.5, max_draft=trace.depth)
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     order = data.draw(st.lists(st.integers(0, trace.sequences - 1), min_size=1, max_size=8))
     whole, part = (replay(t, policy, table, seed=seed) for t in (trace, trace.select(order)))
     for name in ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds"):
@@ -202,7 +202,7 @@ def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st
 @given(trace=traces(), longest=st.integers(1, 9))
 def test_a_sequence_ended_by_its_budget_emits_accepted_plus_rounds(trace: Trace, longest: int) -> None:
     """Each round emits a + 1 tokens; only an accepted EOS has no token after it."""
-    result = replay(trace, FixedK(k=min(longest, trace.depth)), compile_for(trace, COST), log=True)
+    result = replay(trace, FixedK(k=min(longest, trace.depth)), cost_table(trace, COST), log=True)
     assert result.log is not None
     short = result.accepted + result.rounds - result.output_tokens
     last = [result.log[result.log[:, 0] == s][-1] for s in range(trace.sequences)]
@@ -225,7 +225,7 @@ def test_iid_acceptance_gives_leviathans_tokens_per_round(accept_prob: float, k:
     rng = np.random.default_rng([k, round(100 * accept_prob)])
     trace = build_trace(rng, rng.random((length, 16)) < accept_prob, [length])
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
-    log = replay(trace, FixedK(k=k), compile_for(trace, ConstantCost(1e-3, 1e-2)), log=True).log
+    log = replay(trace, FixedK(k=k), cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).log
     assert log is not None
     emitted = log[log[:, 1] < length - 32, 3] + 1
     size = np.arange(1, k + 2)
@@ -238,7 +238,7 @@ def test_iid_acceptance_gives_leviathans_tokens_per_round(accept_prob: float, k:
 
 def test_logging_changes_nothing_and_is_off_by_default() -> None:
     trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((50, 4)) < 0.7, [30, 20])
-    table, policy = compile_for(trace, COST), MaxConfidence(max_draft=4)
+    table, policy = cost_table(trace, COST), MaxConfidence(max_draft=4)
     plain, logged = replay(trace, policy, table), replay(trace, policy, table, log=True)
     assert plain.log is None
     np.testing.assert_array_equal(plain.seconds, logged.seconds)
@@ -248,14 +248,14 @@ def test_logging_changes_nothing_and_is_off_by_default() -> None:
 @pytest.mark.parametrize("end", range(14, 20))  # contexts around the first bucket's edge
 def test_every_context_of_a_trace_is_priced(end: int) -> None:
     trace = build_trace(np.random.default_rng(0), np.ones((4, 2), dtype=bool), [4], prompts=[end - 4])
-    result = replay(trace, FixedK(k=1), compile_for(trace, COST), log=True)
+    result = replay(trace, FixedK(k=1), cost_table(trace, COST), log=True)
     assert_same(result, Decoder(trace, FixedLength(1), COST))
 
 
 def test_a_draft_deeper_than_the_trace_is_refused() -> None:
     trace = build_trace(np.random.default_rng(0), np.ones((4, 2), dtype=bool), [4])
     with pytest.raises(InputError, match=r"drafts up to 3 tokens, the trace is recorded to depth 2"):
-        replay(trace, FixedK(k=3), compile_for(trace, COST))
+        replay(trace, FixedK(k=3), cost_table(trace, COST))
 
 
 def test_a_table_compiled_for_another_trace_is_refused() -> None:
@@ -263,6 +263,6 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
         return build_trace(np.random.default_rng(0), np.ones((length, depth), dtype=bool), [length])
 
     with pytest.raises(InputError, match=r"drafts of up to 2 tokens.* needs 4"):
-        replay(one(40, 4), FixedK(k=4), compile_for(one(40, 2), COST))
+        replay(one(40, 4), FixedK(k=4), cost_table(one(40, 2), COST))
     with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
-        replay(one(60, 4), FixedK(k=4), compile_for(one(8, 4), COST))
+        replay(one(60, 4), FixedK(k=4), cost_table(one(8, 4), COST))

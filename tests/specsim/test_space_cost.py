@@ -11,10 +11,10 @@ from reference import RampCost, small_trace
 
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replay.checks import why_not
+from specsim.replay.checks import unsupported_reason
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.replay.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import evaluate_many
 from specsim.tuning.journal import cost_digest
@@ -24,9 +24,9 @@ def test_space_pays_for_its_passes_and_for_no_draft_step() -> None:
     """k = 2: the rounds of fixed K = 2, every pass over 1 + 2 x 4 = 9 tokens, but for shorter drafts at the end."""
     trace, model = small_trace(), RampCost(slope=0.0)
     policy = make_policy("space_k", {"k": 2})
-    table = compile_for(trace, model, policy)
+    table = cost_table(trace, model, policy)
     result = replay(trace, policy, table, log=True)
-    plain = replay(trace, FixedK(k=2), compile_for(trace, model), log=True)
+    plain = replay(trace, FixedK(k=2), cost_table(trace, model), log=True)
     np.testing.assert_array_equal(result.log, plain.log)
     draft_s, policy_s, verify_s, other_s = result.seconds.sum(axis=0)
     rounds = result.rounds.sum()
@@ -58,8 +58,8 @@ def test_on_a_trace_of_space_masks_are_part_of_every_pass(name: str, settings: d
     """m drafted tokens cost a tree of (m + 1)(k + 1), with k of the run's longest draft, and measured draft steps."""
     trace, model = small_trace(), SizedTrees(slope=0.0)
     policy = make_policy(name, settings)
-    result = replay(as_space(trace), policy, compile_for(as_space(trace), model, policy), log=True)
-    elsewhere = replay(trace, policy, compile_for(trace, RampCost(slope=0.0), FixedK(k=2)), log=True)
+    result = replay(as_space(trace), policy, cost_table(as_space(trace), model, policy), log=True)
+    elsewhere = replay(trace, policy, cost_table(trace, RampCost(slope=0.0), FixedK(k=2)), log=True)
     np.testing.assert_array_equal(result.log, elsewhere.log)
     assert result.log is not None
     drafted = result.log[:, 2].tolist()
@@ -72,12 +72,12 @@ def test_on_a_trace_of_space_masks_are_part_of_every_pass(name: str, settings: d
 def test_no_policy_beats_the_oracle_on_a_trace_of_space() -> None:
     """Of any k a pass over m drafted tokens has at least m masks in a group."""
     trace, model = as_space(small_trace()), SizedTrees(slope=0.0)
-    least = oracle_seconds(trace, compile_for(trace, model))
+    least = chain_oracle_seconds(trace, cost_table(trace, model))
     for k in range(1, trace.depth + 1):
         policy = FixedK(k=k)
-        seconds = replay(trace, policy, compile_for(trace, model, policy)).speculative_s
+        seconds = replay(trace, policy, cost_table(trace, model, policy)).speculative_s
         assert (least <= seconds + 1e-12).all()
-    priced = compile_for(trace, model).verify_s[:, 0]
+    priced = cost_table(trace, model).verify_s[:, 0]
     assert priced[2:].tolist() == [float(model.tree_verify(n * n, 0)) for n in range(2, len(priced))]
     assert priced[1] == float(model.verify(1, 0))  # a round that drafts nothing has no masks at the least
 
@@ -88,7 +88,7 @@ def test_tuning_on_a_trace_of_space_counts_every_policys_own_masks() -> None:
     found = evaluate_many(FixedK, points, trace, model, jobs=1)
     for point, seconds in zip(points, found.seconds, strict=True):
         policy = FixedK(**point)
-        alone = replay(trace, policy, compile_for(trace, model, policy)).speculative_s.sum()
+        alone = replay(trace, policy, cost_table(trace, model, policy)).speculative_s.sum()
         assert seconds == pytest.approx(alone, rel=1e-12)
 
 
@@ -105,6 +105,6 @@ def test_a_search_on_a_trace_of_space_goes_on_only_under_the_same_costs_of_its_p
 def test_what_belongs_on_a_trace_of_space() -> None:
     """Chains, space_k among them, which elsewhere is out of place; and no trees."""
     trace = small_trace()
-    assert "space" in str(why_not(trace, POLICIES["space_k"]))
-    assert why_not(as_space(trace), POLICIES["space_k"]) is None
-    assert "chains only" in str(why_not(as_space(trace), POLICIES["vct"]))
+    assert "space" in str(unsupported_reason(trace, POLICIES["space_k"]))
+    assert unsupported_reason(as_space(trace), POLICIES["space_k"]) is None
+    assert "chains only" in str(unsupported_reason(as_space(trace), POLICIES["vct"]))

@@ -19,7 +19,7 @@ from reference import Decoder, RampCost, Threshold, build_trace, entropy_score, 
 import specsim
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
 
@@ -73,7 +73,7 @@ def test_a_million_positions_replay_exactly_and_at_100_million_draft_steps_per_s
 ) -> None:
     trace, cost = realistic_trace(), RampCost()
     policy = AdaEDL(gamma=0.2, lambda0=0.27, max_draft=DEPTH)
-    table = compile_for(trace, cost)
+    table = cost_table(trace, cost)
     result = replay(trace, policy, table, log=True)
 
     start = time.perf_counter()
@@ -114,7 +114,7 @@ def test_replay_time_is_linear_in_trace_length() -> None:
     rng = np.random.default_rng(1)
     sizes, policy = (200_000, 800_000), AdaEDL(lambda0=0.27, max_draft=8)  # neither fits a core's cache
     traces = [build_trace(rng, rng.random((size, 8)) < 0.75, [500] * (size // 500)) for size in sizes]
-    tables = [compile_for(trace, RampCost()) for trace in traces]
+    tables = [cost_table(trace, RampCost()) for trace in traces]
     best = [float("inf")] * 2
     for trace in traces:
         assert replay(trace, policy, tables[0]).output_tokens.sum() == len(trace.token)
@@ -132,11 +132,11 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.replay.chain import specialise
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.files import read_trace
 
 trace = read_trace(sys.argv[1])
-policy, table = AdaEDL(max_draft=trace.depth), compile_for(trace, ConstantCost(1e-3, 1e-2))
+policy, table = AdaEDL(max_draft=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
 whole = replay(trace, policy, table)
 part = replay(trace.select([2, 0]), policy, table)
 kernel = specialise(AdaEDL)
@@ -171,5 +171,5 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert first["compiled_for"] == second["compiled_for"] == 1
     assert first["rounds"] == second["rounds"]
     policy, cost = AdaEDL(max_draft=6), RampCost()
-    assert second["rounds"] == replay(trace, policy, compile_for(trace, cost)).rounds.tolist()
+    assert second["rounds"] == replay(trace, policy, cost_table(trace, cost)).rounds.tolist()
     assert second["part_rounds"] == [second["rounds"][2], second["rounds"][0]]

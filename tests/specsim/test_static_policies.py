@@ -11,7 +11,7 @@ from tree_cases import drawn_trace
 
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.fitting.fit import fit, learns
+from specsim.fitting.fit import fit, needs_fitting
 from specsim.policy.base import build_policy
 from specsim.policy.tree.base import new_tree
 from specsim.policy.tree.cartesian import Cartesian
@@ -20,7 +20,7 @@ from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, check_shape
 from specsim.policy.tree.vct import VCT
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.optimal import optimal_tree, tree_round_cost
 from specsim.static_tree.rates import rates_of
@@ -120,7 +120,7 @@ def test_the_replay_accepts_what_the_shape_says(trace: Any, policy: StaticTree) 
             most = trace.budget_tokens[s] - (t - start) - 1
             rounds.append((s, t - start, min(accepted[t], most)))
             t += rounds[-1][2] + 1
-    log = replay(trace, policy, compile_for(trace, COST), log=True).log
+    log = replay(trace, policy, cost_table(trace, COST), log=True).log
     assert log is not None
     assert log[:, [0, 1, 3]].tolist() == [[int(value) for value in row] for row in rounds]
     full = log[:, 1] + policy.deepest < trace.budget_tokens[log[:, 0]]
@@ -128,8 +128,13 @@ def test_the_replay_accepts_what_the_shape_says(trace: Any, policy: StaticTree) 
 
 
 def test_a_sparse_tree_learns_the_best_tree_of_its_size(trace: Any) -> None:
-    assert learns(SparseTree) and learns(OptimalTree) and not learns(VCT) and not learns(Cartesian)
-    table = compile_for(trace, COST)
+    assert (
+        needs_fitting(SparseTree)
+        and needs_fitting(OptimalTree)
+        and not needs_fitting(VCT)
+        and not needs_fitting(Cartesian)
+    )
+    table = cost_table(trace, COST)
     rates = rates_of(trace)
     for nodes in (1, 7, 30):
         policy = fit(SparseTree, {"nodes": nodes}, trace, table)
@@ -141,7 +146,7 @@ def test_a_sparse_tree_learns_the_best_tree_of_its_size(trace: Any) -> None:
 
 
 def test_an_optimal_tree_learns_the_fastest(trace: Any) -> None:
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     cost = tree_round_cost(table, trace)
     for limits in ({"max_nodes": 12, "max_depth": 16}, {"max_nodes": 30, "max_depth": 2}):
         policy = fit(OptimalTree, limits, trace, table)
@@ -152,15 +157,15 @@ def test_an_optimal_tree_learns_the_fastest(trace: Any) -> None:
 
 def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
     other = drawn_trace(RATES, [400] * 10, seed=9)
-    table = compile_for(other, COST)
+    table = cost_table(other, COST)
 
     def seconds(policy: StaticTree) -> float:
         return float(replay(other, policy, table).seconds.sum())
 
-    learned = fit(SparseTree, {"nodes": 39, "max_depth": 3}, trace, compile_for(trace, COST))
+    learned = fit(SparseTree, {"nodes": 39, "max_depth": 3}, trace, cost_table(trace, COST))
     assert learned.most_nodes == 39
     assert seconds(learned) < seconds(VCT(width=3, depth=3))  # 39 nodes, 3 deep
-    fastest = fit(OptimalTree, {"max_nodes": 39}, trace, compile_for(trace, COST))
+    fastest = fit(OptimalTree, {"max_nodes": 39}, trace, cost_table(trace, COST))
     assert seconds(fastest) < 1.01 * seconds(learned)
 
 
@@ -173,4 +178,4 @@ def test_every_kind_can_be_tuned(trace: Any, kind: type[StaticTree]) -> None:
 @pytest.mark.parametrize("kind", [SparseTree, OptimalTree])
 def test_without_ranks_nothing_is_learned(kind: type[StaticTree], trace: Any) -> None:
     with pytest.raises(InputError, match="true_rank"):
-        fit(kind, {}, small_trace(), compile_for(trace, COST))
+        fit(kind, {}, small_trace(), cost_table(trace, COST))

@@ -20,7 +20,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.formulas import eq13_time_s, eq14_speedup, leviathan_speedup, mean_tokens_per_round
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace
@@ -30,7 +30,7 @@ ROUNDS = 40_000  # of every cell of the grid
 
 
 def run(trace: Trace, policy: ChainPolicy, *, log: bool = False) -> Replay:
-    return replay(trace, policy, compile_for(trace, COST), log=log)
+    return replay(trace, policy, cost_table(trace, COST), log=log)
 
 
 def whole_rounds(trace: Trace, k: int) -> np.ndarray:

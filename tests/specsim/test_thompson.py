@@ -24,7 +24,7 @@ from specsim.policy.chain.cali_ts import CaliTS, clamped_mean, posterior, thresh
 from specsim.policy.estimates.counts import count_round
 from specsim.policy.registry import POLICIES
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.rng import split, uniform
 from specsim.trace.trace import Trace
 
@@ -226,7 +226,7 @@ def test_replay_is_the_algorithm_round_for_round(kind: Any, counting: str, theta
     for seed, prior in product(range(4), PRIORS[kind]):
         policy = kind(counting=counting, theta=theta, carry=carry, max_draft=6, **prior)
         trace = scored_trace(seed)
-        log = replay(trace, policy, compile_for(trace, RampCost()), seed=seed, log=True).log
+        log = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True).log
         assert log is not None
         assert log.tolist() == list(decode(trace, Bandit(policy), seed))
         wrong_n = Bandit(policy, counting_error=1.0)
@@ -249,7 +249,7 @@ def test_replay_has_the_law_of_theta_really_drawn(kind: Any, counting: str, thet
     many = trace.select(np.zeros(20_000, dtype=np.int64))
     many = replace(many, sequence_id=np.arange(20_000))
     policy = kind(counting=counting, theta=theta, max_draft=8, **PRIORS[kind][1])
-    result = replay(many, policy, compile_for(many, RampCost()))
+    result = replay(many, policy, cost_table(many, RampCost()))
 
     def differs(bandit: Bandit) -> bool:
         runs = np.array([np.sum(list(decode(trace, bandit)), axis=0)[2:] for _ in range(SIMULATIONS)])
@@ -282,7 +282,7 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
     trace = build_trace(rng, hits, [length], score=np.full(hits.shape, 0.5, dtype=np.float32))
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
     policy = kind(counting=counting, max_draft=64, **({"sigma_s": 1e-3} if kind is CaliTS else {}))
-    log = replay(trace, policy, compile_for(trace, ConstantCost(1e-3, 1e-2)), log=True).log
+    log = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).log
     assert log is not None
     state = policy.initial_state(policy.params)
     for _, _, drafted, accepted in log.tolist():
@@ -306,7 +306,7 @@ MIN_STEPS_PER_S = 30e6
 def test_thompson_policies_replay_30_million_draft_steps_per_second(
     name: str, theta: str, million: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy, table = POLICIES[name](theta=theta, max_draft=DEPTH), compile_for(million, RampCost())  # type: ignore[call-arg]
+    policy, table = POLICIES[name](theta=theta, max_draft=DEPTH), cost_table(million, RampCost())  # type: ignore[call-arg]
     drafted = int(replay(million, policy, table).drafted.sum())
     replay_s = best_median_s(lambda: replay(million, policy, table), enough_s=drafted / MIN_STEPS_PER_S)
     with capsys.disabled():

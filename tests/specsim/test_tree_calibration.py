@@ -24,7 +24,7 @@ from specsim.fitting.tree_calibration import (
 from specsim.policy.estimates.node_probability import FEATURES, MEMORY
 from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 
@@ -85,7 +85,7 @@ def test_overconfidence_is_undone(method: str) -> None:
 def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -> None:
     trace = tree_trace(3, sequences=120, tokens=200, depth=6, nodes=32, hidden=0.8)
     train, holdout = trace.select(range(80)), trace.select(range(80, 120))
-    policy, table = HardwarePCT(width=4, max_depth=6), compile_for(trace, ConstantCost(1e-3, 1e-2))
+    policy, table = HardwarePCT(width=4, max_depth=6), cost_table(trace, ConstantCost(1e-3, 1e-2))
 
     def rounds(part: Trace) -> Judged:
         return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).log, policy.usual))

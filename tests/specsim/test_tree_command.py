@@ -19,7 +19,7 @@ from tree_cases import drawn_trace
 from specsim.cli.console import run
 from specsim.cli.main import app
 from specsim.cost.model import ConstantCost
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.optimal import optimal_trees, tree_round_cost
@@ -145,7 +145,7 @@ def test_bad_input_is_one_line(
 def test_the_best_tree_per_size_and_of_all(call: Call, trace_folder: Path, cost_file: Path) -> None:
     document = parsed(call("best", trace_folder, "--cost", cost_file, "--max-nodes", 20, "--max-depth", 3, "--json"))
     trace = drawn_trace(RATES, [100, 60])
-    cost = tree_round_cost(compile_for(trace, ConstantCost(1e-3, 1e-2)), trace)
+    cost = tree_round_cost(cost_table(trace, ConstantCost(1e-3, 1e-2)), trace)
     trees = optimal_trees(rates_of(trace), cost, max_nodes=20, max_depth=3)
     assert [line["nodes"] for line in document["sizes"]] == list(range(1, 21))
     assert [line["tokens_per_s"] for line in document["sizes"]] == [tree.tokens_per_s for tree in trees]

@@ -17,7 +17,7 @@ from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.optimal import TreeRoundCost, optimal_tree, optimal_trees, price, tree_round_cost
 from specsim.static_tree.rates import rates_of
@@ -168,7 +168,7 @@ def test_with_costs_that_do_not_grow_it_is_the_sparse_tree() -> None:
 
 def test_the_replay_takes_as_long_as_predicted() -> None:
     trace = drawn_trace(RATES, [4000] * 10, seed=1)
-    table = compile_for(trace, TreeCost())
+    table = cost_table(trace, TreeCost())
     policy = fit(OptimalTree, {"max_nodes": 40}, trace, table)
     cost = tree_round_cost(table, trace)
     tree = price(policy.shape, rates_of(trace), cost)
@@ -181,7 +181,7 @@ def test_the_replay_takes_as_long_as_predicted() -> None:
 
 def test_costs_are_averaged_over_contexts() -> None:
     trace = drawn_trace(RATES, [40, 200])
-    cost, model = tree_round_cost(compile_for(trace, TreeCost()), trace), TreeCost()
+    cost, model = tree_round_cost(cost_table(trace, TreeCost()), trace), TreeCost()
     middle = np.repeat(trace.prompt_tokens - 1, trace.output_tokens) + trace.position
     middle = np.minimum((middle // 16 + 0.5) * 16, middle.max())  # the table's columns
     assert cost.verify_s[7] == pytest.approx(model.tree_verify(7, middle).mean(), rel=1e-3)
@@ -194,7 +194,7 @@ def test_costs_are_averaged_over_contexts() -> None:
 
 def test_costs_of_chains_alone_are_refused() -> None:
     trace = drawn_trace(RATES, [40])
-    table = replace(compile_for(trace, ConstantCost(1e-3, 1e-2)), tree=None)
+    table = replace(cost_table(trace, ConstantCost(1e-3, 1e-2)), tree=None)
     with pytest.raises(InputError, match="do not price trees"):
         tree_round_cost(table, trace)
 

@@ -23,8 +23,8 @@ from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.vct import VCT
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.replay.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.tree_oracle import reachable_depth, tree_oracle_seconds
 from specsim.trace.trace import Trace
 
@@ -95,7 +95,7 @@ def test_no_sequence_of_rounds_is_faster(seed: int) -> None:
     trace = dataclasses.replace(
         trace, prompt_tokens=rng.integers(1, 40, 1), budget_tokens=trace.budget_tokens + rng.integers(0, 4)
     )
-    table = compile_for(trace, DyadicCost(rng))
+    table = cost_table(trace, DyadicCost(rng))
     for width in (1, 2, 3):
         assert tree_oracle_seconds(trace, table, width).tolist() == [brute_force_seconds(trace, table, width)]
     assert tree_oracle_seconds(trace, table).tolist() == tree_oracle_seconds(trace, table, 3).tolist()
@@ -112,8 +112,8 @@ def test_of_width_one_it_is_the_chain_oracle(seed: int) -> None:
         def catch_up(self, context: Any) -> Any:
             return np.zeros(np.shape(context))
 
-    table = compile_for(trace, NoLag())
-    chain = oracle_seconds(trace, table)
+    table = cost_table(trace, NoLag())
+    chain = chain_oracle_seconds(trace, table)
     np.testing.assert_allclose(tree_oracle_seconds(trace, table, 1), chain, rtol=1e-12)
     assert (tree_oracle_seconds(trace, table, 4) < chain).all()
 
@@ -139,7 +139,7 @@ POLICIES = st.one_of(
 @given(policy=POLICIES, seed=st.integers(0, 30), cost=st.integers(0, 30))
 def test_no_policy_is_faster(policy: TreePolicy, seed: int, cost: int) -> None:
     trace = tree_trace(seed)
-    table = compile_for(trace, DyadicCost(np.random.default_rng(cost)))
+    table = cost_table(trace, DyadicCost(np.random.default_rng(cost)))
     assert (tree_oracle_seconds(trace, table) <= replay(trace, policy, table).speculative_s + 1e-9).all()
 
 
@@ -151,7 +151,7 @@ def test_it_drafts_just_what_is_accepted() -> None:
     trace = dataclasses.replace(trace, true_rank=ranks)
     assert reachable_depth(trace).tolist() == [3, 0, 0, 0, 0, 0]
     assert reachable_depth(trace, 2).tolist() == [2, 0, 0, 0, 0, 0]
-    table = compile_for(trace, ConstantCost(1.0, 8.0))
+    table = cost_table(trace, ConstantCost(1.0, 8.0))
     assert tree_oracle_seconds(trace, table).tolist() == [3 + 3 * 8.0]
     assert tree_oracle_seconds(trace, table, 2).tolist() == [2 + 4 * 8.0]
     assert tree_oracle_seconds(trace, table, 1).tolist() == [6 * 8.0]
@@ -161,12 +161,12 @@ def test_it_drafts_just_what_is_accepted() -> None:
 
 def test_what_is_missing_is_named() -> None:
     trace = tree_trace(0)
-    table = compile_for(trace, ConstantCost(1e-3, 1e-2))
+    table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     with pytest.raises(InputError, match="true_rank"):
-        tree_oracle_seconds(small_trace(), compile_for(small_trace(), RampCost()))
+        tree_oracle_seconds(small_trace(), cost_table(small_trace(), RampCost()))
     with pytest.raises(InputError, match="costs of trees"):
         tree_oracle_seconds(trace, dataclasses.replace(table, tree=None))
     with pytest.raises(InputError, match="compile them for this trace"):
-        tree_oracle_seconds(trace, compile_for(trace.select([0]), ConstantCost(1e-3, 1e-2)))
+        tree_oracle_seconds(trace, cost_table(trace.select([0]), ConstantCost(1e-3, 1e-2)))
     with pytest.raises(InputError, match="rejection"):
         tree_oracle_seconds(dataclasses.replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}}), table)

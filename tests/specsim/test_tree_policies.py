@@ -31,7 +31,7 @@ from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.expansion import mark_best, nth_best
 from specsim.policy.tree.pct import PCT
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 
@@ -158,7 +158,7 @@ def plain_cape(policy: Cape, drafter: Any, limit: int) -> tuple[int, set[Node], 
     """Nodes drafted, nodes kept with the root, nodes expanded per level."""
     kept: set[Node] = {()}
     top: Node = ()
-    widest = max(policy.width_30, policy.width_60, policy.width_80, policy.width_100)
+    oracle_width = max(policy.width_30, policy.width_60, policy.width_80, policy.width_100)
     levels = min(policy.depth, limit)
     for _ in range(levels):
         confidence = drafter.after(top).max()
@@ -172,7 +172,7 @@ def plain_cape(policy: Cape, drafter: Any, limit: int) -> tuple[int, set[Node], 
             width = policy.width_30
         kept |= set(children(top, width))
         top = (*top, 0)
-    return levels * widest, kept, [1] * levels
+    return levels * oracle_width, kept, [1] * levels
 
 
 def plain_eagle2(policy: Eagle2, drafter: Any, limit: int) -> tuple[int, set[Node], list[int]]:
@@ -574,7 +574,7 @@ def rounds_of(policy: TreePolicy, nodes: int | None) -> tuple[list[list[int]], l
 @pytest.mark.parametrize("policy", NARROW, ids=str)
 def test_a_replay_is_the_plain_trees(policy: TreePolicy, nodes: int | None) -> None:
     trace, _ = recorded_text(nodes)
-    result = replay(trace, policy, compile_for(trace, ConstantCost(s_d=1.0, s_t=10.0)), log=True)
+    result = replay(trace, policy, cost_table(trace, ConstantCost(s_d=1.0, s_t=10.0)), log=True)
     rows, truncated = rounds_of(policy, nodes)
     assert result.log is not None and result.truncated is not None
     assert result.log.tolist() == rows

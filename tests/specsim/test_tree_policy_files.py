@@ -15,7 +15,7 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.pct import PCT
 from specsim.policy.user_file import load_policy_file
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 
 GOOD = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[2].split("```")[0]
 
@@ -75,7 +75,7 @@ def test_a_file_replays_like_a_built_in_policy(example: Path, nodes: int | None)
     trace, _ = recorded_text(nodes)
     mine = load(example, likely=0.05, max_depth=3)
     twin = PCT(cost_ratio=0.05, leaf_threshold=0.05, width=3, max_depth=3)
-    table = compile_for(trace, ConstantCost(1.0, 10.0))
+    table = cost_table(trace, ConstantCost(1.0, 10.0))
     ours, theirs = (replay(trace, policy, table, log=True) for policy in (mine, twin))
     np.testing.assert_array_equal(ours.log, theirs.log)
     np.testing.assert_array_equal(ours.seconds, theirs.seconds)
@@ -86,7 +86,7 @@ def test_a_file_replays_like_a_built_in_policy(example: Path, nodes: int | None)
 
 def test_a_static_tree_of_a_file_replays(tmp_path: Path) -> None:
     trace, _ = recorded_text(12)
-    result = replay(trace, load(write(tmp_path, STATIC), width=3), compile_for(trace, ConstantCost(1.0, 10.0)))
+    result = replay(trace, load(write(tmp_path, STATIC), width=3), cost_table(trace, ConstantCost(1.0, 10.0)))
     assert result.verified.sum() <= 6 * result.rounds.sum() and 0 < result.accepted.sum() <= 2 * result.rounds.sum()
 
 

@@ -19,9 +19,9 @@ from specsim.policy.base import setting
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.static import StaticTree, check_shape
-from specsim.replay.checks import why_not
+from specsim.replay.checks import unsupported_reason
 from specsim.replay.replay import Replay, replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 
@@ -282,7 +282,7 @@ def test_a_growing_tree_replays_as_it_decodes(
 ) -> None:
     trace = tree_trace(seed, sequences=3, tokens=25, depth=4, width=4, nodes=341, vocabulary=7)
     policy = Whim(width, expand_at, keep_at, max_depth)
-    result = replay(trace, policy, compile_for(trace, COST, policy), seed=seed, log=True)
+    result = replay(trace, policy, cost_table(trace, COST, policy), seed=seed, log=True)
     compare(result, PlainTrees(trace, COST, WhimRule(policy), max_depth, seed).run())
     assert result.truncated is not None and result.truncated.sum() == 0
 
@@ -307,7 +307,7 @@ def test_a_static_tree_replays_as_it_decodes(seed: int, nodes: int) -> None:
     policy = Given(tuple(float(len(children[i])) for i in order))
     check_shape("given", policy.shape)
     trace = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=20, vocabulary=9)
-    result = replay(trace, policy, compile_for(trace, COST, policy), log=True)
+    result = replay(trace, policy, cost_table(trace, COST, policy), log=True)
     whole = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=1364, vocabulary=9)
     compare(result, PlainTrees(whole, COST, StaticRule(policy), policy.deepest).run())
     assert policy.deepest == max(depth) and policy.most_nodes == nodes
@@ -319,7 +319,7 @@ def test_what_the_record_lacks_is_counted_and_never_guessed(nodes: int) -> None:
     whole = tree_trace(3, sequences=40, tokens=30, depth=4, width=4, nodes=341)
     part = tree_trace(3, sequences=40, tokens=30, depth=4, width=4, nodes=nodes)
     policy = Whim(4, 0.15, 0.04, 4)
-    table = compile_for(whole, COST, policy)
+    table = cost_table(whole, COST, policy)
     exact, cut = replay(whole, policy, table, log=True), replay(part, policy, table, log=True)
     assert exact.log is not None and cut.log is not None and cut.truncated is not None
     untouched = np.flatnonzero(cut.truncated == 0)
@@ -335,8 +335,8 @@ def test_one_node_after_another_is_a_chain() -> None:
     trace = tree_trace(1, sequences=5, tokens=40, depth=5)
     for k in (1, 3, 5):
         path = Given(tuple([1.0] * k + [0.0]))
-        chain = replay(trace, FixedK(k=k), compile_for(trace, RampCost()), log=True)
-        result = replay(trace, path, compile_for(trace, FlatTrees(), path), log=True)
+        chain = replay(trace, FixedK(k=k), cost_table(trace, RampCost()), log=True)
+        result = replay(trace, path, cost_table(trace, FlatTrees(), path), log=True)
         assert result.log is not None and chain.log is not None
         np.testing.assert_array_equal(result.log[:, :4], chain.log)
         np.testing.assert_array_equal(result.log[:, 5], chain.log[:, 3])
@@ -352,7 +352,7 @@ def test_a_policy_that_does_more_than_it_says_is_caught(limits: dict[str, int], 
     trace = tree_trace(0, sequences=2, tokens=12, depth=3)
     policy = type("Boastful", (Whim,), limits)(expand_at=0.01, max_depth=3)
     with pytest.raises(InputError, match=match):
-        replay(trace, policy, compile_for(trace, COST, policy))
+        replay(trace, policy, cost_table(trace, COST, policy))
 
 
 class FlatTrees(RampCost):
@@ -365,7 +365,7 @@ class FlatTrees(RampCost):
 
 def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
     trace = tree_trace(0, sequences=2, tokens=12, depth=3, width=3)
-    table = compile_for(trace, COST)
+    table = cost_table(trace, COST)
     for policy, match in (
         (Whim(max_depth=4), "drafts up to 4 tokens, the trace is recorded to depth 3"),
         (Whim(width=4, max_depth=3), "up to 4 children of a node, the trace is recorded to 3"),
@@ -375,15 +375,15 @@ def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
     policy = Whim(max_depth=3)
     with pytest.raises(InputError, match="tree-nodes"):
         replay(replace(trace, tree=None), policy, table)
-    assert why_not(replace(trace, tree=None), Given) is None
+    assert unsupported_reason(replace(trace, tree=None), Given) is None
     sampled = replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}})
-    assert "greedy and Gumbel" in str(why_not(sampled, Given))
+    assert "greedy and Gumbel" in str(unsupported_reason(sampled, Given))
     with pytest.raises(InputError, match="greedy and Gumbel"):
         replay(sampled, policy, table)
     with pytest.raises(InputError, match="not of trees"):
-        replay(trace, policy, compile_for(trace, RampCost(), policy))
+        replay(trace, policy, cost_table(trace, RampCost(), policy))
     with pytest.raises(InputError, match="trees of up to 40 tokens, policy whim.* may need 201"):
-        replay(trace, policy, compile_for(trace, FlatTrees(), policy))
+        replay(trace, policy, cost_table(trace, FlatTrees(), policy))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (1, 1, 1), (0, 1), (2, 0, -1), (0, 2, 0)])

@@ -12,7 +12,7 @@ from tree_traces import tree_trace
 from specsim.cost.model import ConstantCost
 from specsim.policy.tree.pct import PCT
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 
 NODES, SEQUENCE_TOKENS = 64, 250
@@ -39,7 +39,7 @@ def repeated(trace: Trace, positions: int) -> Trace:
 def seconds(trace: Trace, enough_s: float) -> float:
     """Least seconds of a replay under PCT."""
     policy, best = PCT(cost_ratio=EDD_7B.s_d / EDD_7B.s_t), float("inf")
-    table = compile_for(trace, EDD_7B, policy)
+    table = cost_table(trace, EDD_7B, policy)
     for call in range(CALLS.stop):
         start = time.perf_counter()
         replay(trace, policy, table)
@@ -54,8 +54,8 @@ def test_two_million_positions_a_second_for_pct_at_64_nodes(
 ) -> None:
     million = repeated(some, 1_000_000)
     policy = PCT(cost_ratio=EDD_7B.s_d / EDD_7B.s_t)
-    table = compile_for(million, EDD_7B, policy)
-    whole, once = replay(million, policy, table), replay(some, policy, compile_for(some, EDD_7B, policy))
+    table = cost_table(million, EDD_7B, policy)
+    whole, once = replay(million, policy, table), replay(some, policy, cost_table(some, EDD_7B, policy))
     for name in ("rounds", "drafted", "verified", "accepted", "truncated", "seconds"):
         np.testing.assert_array_equal(getattr(whole, name), np.concatenate([getattr(once, name)] * 20))
     rounds = whole.rounds.sum()

@@ -17,9 +17,9 @@ from specsim.leaderboard.leaderboard import Board, leaderboard
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, TREE_POLICIES
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
-from specsim.speedup.chain_oracle import oracle_seconds
+from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, predict
 from specsim.speedup.tree_oracle import tree_oracle_seconds
@@ -58,11 +58,11 @@ def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace
     assert {row.policy.name for row in board.rows} == {"fixed_k", "max_confidence", *TREES} and not board.skipped
     _, held = split_sequences(trace)
     holdout = trace.select(held)
-    table = compile_for(holdout, COST)
-    bound_s = np.minimum(oracle_seconds(holdout, table), tree_oracle_seconds(holdout, table))
+    table = cost_table(holdout, COST)
+    bound_s = np.minimum(chain_oracle_seconds(holdout, table), tree_oracle_seconds(holdout, table))
     assert board.oracle == ratio_interval(board.baseline_s, bound_s)
     for row in board.rows:
-        result = replay(holdout, row.policy, compile_for(holdout, COST, row.policy))
+        result = replay(holdout, row.policy, cost_table(holdout, COST, row.policy))
         np.testing.assert_allclose(row.speculative_s, result.speculative_s, rtol=1e-12)
         assert row.mean_length == pytest.approx(result.verified.sum() / result.rounds.sum())
         assert row.prediction.oracle_regret is not None and row.prediction.oracle_regret > 0
@@ -85,7 +85,7 @@ def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> N
     found = tune(kind, trace.select(tuning), trace.select(held), COST, trials=8, search="race")
     default = found.references["default"].prediction
     assert type(found.best) is kind and found.best.deepest <= trace.depth
-    on_tuning = replay(trace.select(tuning), default.policy, compile_for(trace.select(tuning), COST, default.policy))
+    on_tuning = replay(trace.select(tuning), default.policy, cost_table(trace.select(tuning), COST, default.policy))
     assert found.train.speedup.estimate >= on_tuning.speedup - 1e-12
     assert isinstance(found.references["best_fixed_k"].prediction.policy, FixedK)
 
@@ -120,7 +120,7 @@ def test_points_that_the_record_is_too_small_for_are_refused() -> None:
     small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
     found = find_best(POLICIES["eagle2"], small, COST, trials=40, search="race")
     assert 0 < found.refused < found.trials
-    result = replay(small, found.best, compile_for(small, COST, found.best))
+    result = replay(small, found.best, cost_table(small, COST, found.best))
     assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
         find_best(POLICIES["eagle2"], small, COST, fixed={"nodes": 50, "depth": 6, "top_k": 10})

@@ -23,7 +23,7 @@ from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.tuning import search
 from specsim.tuning.crossval import cross_validate, fold_sequences
@@ -33,7 +33,7 @@ from specsim.tuning.space import search_space
 
 def speedup_of(policy: ChainPolicy) -> float:
     trace = small_trace()
-    return replay(trace, policy, compile_for(trace, RampCost())).speedup
+    return replay(trace, policy, cost_table(trace, RampCost())).speedup
 
 
 @pytest.mark.parametrize("kind", ["grid", "race", "optuna", None])
@@ -53,7 +53,7 @@ def test_tuned_settings_are_no_worse_than_the_defaults(kind: search.Search) -> N
     found = tune(AdaEDL, trace, trace, RampCost(), search=kind, trials=40, fixed={"dynamic": False})
     default = dataclasses.replace(AdaEDL(), dynamic=False, max_draft=trace.depth)
     assert found.trials <= 40 and found.search == kind
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     if kind == "optuna":  # its first trial; a coarse grid may miss them, a race drop them
         assert found.train.speedup.estimate >= replay(trace, default, table).speedup - 1e-12
     assert found.train.speedup.estimate == pytest.approx(replay(trace, found.best, table).speedup)
@@ -108,9 +108,7 @@ def test_what_the_costs_cannot_price_is_passed_over() -> None:
     trace = small_trace()
     found = tune(SpaceK, trace, trace, profile_to(30), trials=20)
     assert found.refused == 2 and found.trials == 6 and found.best.settings["k"] <= 4
-    every = {
-        k: replay(trace, p, compile_for(trace, profile_to(30), p)).speedup for k in range(1, 5) if (p := SpaceK(k))
-    }
+    every = {k: replay(trace, p, cost_table(trace, profile_to(30), p)).speedup for k in range(1, 5) if (p := SpaceK(k))}
     assert found.best == SpaceK(max(every, key=lambda k: every[k]))
     assert found.train.speedup.estimate == pytest.approx(max(every.values()))
     # Without a table for each k, all k would cost as much, and the longest would win.
@@ -249,7 +247,7 @@ def test_folds_hold_every_sequence_out_once() -> None:
         train = trace.select(np.setdiff1d(np.arange(15), part))
         assert fold.found == find_best(HuggingFace, train, RampCost(), trials=30, search="grid")
         held = trace.select(part)
-        speculative += replay(held, fold.found.best, compile_for(held, RampCost())).seconds.sum()
+        speculative += replay(held, fold.found.best, cost_table(held, RampCost())).seconds.sum()
     assert result.estimate.seconds == pytest.approx(speculative)
     assert result.estimate.output_tokens == 15 * 80
     assert result.estimate.speedup.low < result.estimate.speedup.estimate < result.estimate.speedup.high

@@ -20,7 +20,7 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replay.replay import replay
-from specsim.replay.table import compile_for
+from specsim.replay.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning import evaluate, race
 from specsim.tuning.evaluate import Evaluator, evaluate_many
@@ -33,7 +33,7 @@ from specsim.tuning.space import search_space
 @pytest.mark.parametrize("block", [1, 60, 1 << 14])
 def test_every_configuration_equals_its_own_replay(monkeypatch: pytest.MonkeyPatch, jobs: int, block: int) -> None:
     monkeypatch.setattr(evaluate, "BLOCK_ROWS", block)
-    trace, table = small_trace(), compile_for(small_trace(), RampCost())
+    trace, table = small_trace(), cost_table(small_trace(), RampCost())
     settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft": i} for i in range(1, 8)]
     found = evaluate_many(AdaEDL, settings, trace, RampCost(), jobs=jobs)
     for i, policy in enumerate(found.policies[:6]):
@@ -50,7 +50,7 @@ def test_a_carried_state_passes_through_all_sequences(monkeypatch: pytest.Monkey
     policies = carrying(trace)
     assert [policy.carries_state for policy in policies] == [True, False, False]
     seconds = Evaluator(HuggingFace, trace, RampCost(), jobs=jobs).seconds(policies)
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     for policy, row in zip(policies, seconds, strict=True):
         np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s)
 
@@ -59,7 +59,7 @@ def test_any_sequences_in_any_order() -> None:
     trace, which = small_trace(), np.array([4, 0, 2])
     policies = [MaxConfidence(lambda0=x, max_draft=6) for x in (0.1, 0.5)]
     seconds = Evaluator(MaxConfidence, trace, RampCost()).seconds(policies, which)
-    table = compile_for(trace, RampCost())
+    table = cost_table(trace, RampCost())
     for policy, row in zip(policies, seconds, strict=True):
         np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s[which])
 
@@ -69,7 +69,7 @@ def test_draws_of_rejection_sampling_are_summed() -> None:
     trace = dataclasses.replace(exact, meta={**exact.meta, "decoding": {"mode": "rejection"}})
     assert trace.approximate
     found = evaluate_many(AdaEDL, [{"max_draft": 6}], trace, RampCost(), seed=3)
-    expected = replay(trace, AdaEDL(max_draft=6), compile_for(trace, RampCost()), seed=3)
+    expected = replay(trace, AdaEDL(max_draft=6), cost_table(trace, RampCost()), seed=3)
     assert found.seconds[0] == pytest.approx(expected.seconds.sum(), rel=1e-15)
     assert found.speedup[0] == pytest.approx(expected.speedup, rel=1e-15)
 
@@ -93,7 +93,7 @@ def test_a_race_comes_within_half_a_percent_of_brute_force_at_a_tenth_of_its_wor
         brute = evaluate_many(kind, points, long_trace, RampCost(), seed=seed)
         found = find_best(kind, long_trace, RampCost(), search="race", trials=400, seed=seed)
         assert found.trials == 400 and found.work <= EFFORT + 1e-9
-        speedup = replay(long_trace, found.best, compile_for(long_trace, RampCost()), seed=seed).speedup
+        speedup = replay(long_trace, found.best, cost_table(long_trace, RampCost()), seed=seed).speedup
         assert brute.speedup.max() * 0.995 <= speedup <= brute.speedup.max() * (1 + 1e-12)
 
 
@@ -105,7 +105,7 @@ def test_a_race_of_carried_states_ends_with_exact_seconds() -> None:
     held = held_settings(HuggingFace, fixed, trace.depth)
     points = [{**held, **p} for p in search_space(HuggingFace, held, trace.depth).sobol(100, 0)]
     brute = evaluate_many(HuggingFace, points, trace, RampCost())
-    assert replay(trace, found.best, compile_for(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
+    assert replay(trace, found.best, cost_table(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_ten_thousand_configurations_on_a_million_positions(capsys: pytest.Captu
     race_s = time.process_time()
     found = find_best(AdaEDL, trace, RampCost(), search="race", trials=10_000, jobs=2)
     race_s = time.process_time() - race_s
-    best, raced = brute.speedup.max(), replay(trace, found.best, compile_for(trace, RampCost())).speedup
+    best, raced = brute.speedup.max(), replay(trace, found.best, cost_table(trace, RampCost())).speedup
     with capsys.disabled():
         print(
             f"\n10,000 configurations: {cpu_s:.0f} s of processors, {wall_s:.0f} s of wall clock on 2 threads, "

@@ -21,13 +21,15 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.tuning import optuna_search
 from specsim.tuning.journal import Journal, trace_digest
-from specsim.tuning.search import Found, Search, find_best
+from specsim.tuning.search import Search, SearchResult, find_best
 
 JOURNAL = "search.jsonl"
 
 
 @pytest.fixture(scope="module", params=CASES)
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, Found, bytes]:
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Search, SearchResult, bytes]:
     """A search, its answer without a journal, and the journal of a run that nobody disturbed."""
     path = tmp_path_factory.mktemp("whole") / JOURNAL
     undisturbed, journaled = run_case(request.param, 7), run_case(request.param, 7, path)
@@ -35,7 +37,9 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, undisturbed, path.read_bytes()
 
 
-def test_a_journal_torn_anywhere_leads_to_the_same_answer(whole: tuple[Search, Found, bytes], tmp_path: Path) -> None:
+def test_a_journal_torn_anywhere_leads_to_the_same_answer(
+    whole: tuple[Search, SearchResult, bytes], tmp_path: Path
+) -> None:
     search, answer, written = whole
     path = tmp_path / JOURNAL
     cuts = np.random.default_rng(0).integers(0, len(written), size=8).tolist()
@@ -45,7 +49,7 @@ def test_a_journal_torn_anywhere_leads_to_the_same_answer(whole: tuple[Search, F
         assert path.read_bytes() == written, cut
 
 
-def test_a_finished_search_replays_nothing(whole: tuple[Search, Found, bytes], tmp_path: Path) -> None:
+def test_a_finished_search_replays_nothing(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
     search, answer, written = whole
     path = tmp_path / JOURNAL
     path.write_bytes(written)
@@ -54,7 +58,7 @@ def test_a_finished_search_replays_nothing(whole: tuple[Search, Found, bytes], t
         assert run_case(search, 7, path) == answer
 
 
-def test_an_interrupted_search_goes_on(whole: tuple[Search, Found, bytes], tmp_path: Path) -> None:
+def test_an_interrupted_search_goes_on(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
     search, answer, written = whole
     path = tmp_path / JOURNAL
 

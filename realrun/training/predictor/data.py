@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
-from realrun.drafters.acceptance_predictor import producing_states
+from realrun.decode.sampling import Sampler
+from realrun.drafters.acceptance_predictor import pending_token_states
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -55,11 +55,11 @@ class PredictorSettings:
         if self.depth < 1 or self.max_new_tokens < 1 or self.epochs < 1 or not self.temperatures:
             raise InputError("a predictor learns from a depth, tokens, epochs and temperatures; give at least 1 each")
         for sequence in range(len(self.temperatures)):
-            self.choice(sequence)  # refuses a bad temperature
+            self.sampler(sequence)  # refuses a bad temperature
 
-    def choice(self, sequence: int) -> Choice:
+    def sampler(self, sequence: int) -> Sampler:
         temperature = self.temperatures[sequence % len(self.temperatures)]
-        return Choice("gumbel", temperature, self.seed) if temperature else Choice()
+        return Sampler("gumbel", temperature, self.seed) if temperature else Sampler()
 
 
 class StateKeeper:
@@ -81,16 +81,16 @@ def collect(
     pair: Pair, decoder: Decoder, dense: DensePass, prompt: Prompt, settings: PredictorSettings, sequence: int
 ) -> Tensors:
     """Samples of one decoded sequence of T tokens: the fields of `Samples` less `sequence`, rounds from its start."""
-    decoder.choice = settings.choice(sequence)
+    decoder.sampler = settings.sampler(sequence)
     output = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence).tokens
     keeper = StateKeeper(len(output), settings.depth)
-    columns = dense(prompt.tokens, output, settings.depth, decoder.choice, sequence, keeper)
+    columns = dense(prompt.tokens, output, settings.depth, decoder.sampler, sequence, keeper)
     right = columns["match_len"].astype(np.int64)
     depths = np.arange(settings.depth)  # tokens drafted before
     inside = np.arange(len(output))[:, None] + depths < len(output)
     rounds, before = np.nonzero((depths <= right[:, None]) & inside)
     return {
-        "target_hidden": producing_states(pair.target, prompt.tokens, output).cpu().half(),
+        "target_hidden": pending_token_states(pair.target, prompt.tokens, output).cpu().half(),
         "draft_hidden": keeper.states[rounds, before],
         "confidence": torch.from_numpy(columns["confidence"][rounds, before]),
         "round": torch.from_numpy(rounds),
@@ -103,8 +103,8 @@ def collect_all(
     pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, folder: Path, progress: Progress
 ) -> list[Tensors]:
     """`collect` of every prompt, a file per SHARD_PROMPTS of them; files that are there are read."""
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Choice())
-    dense = open_dense(pair, Choice())  # greedy and Gumbel mode have the same pass
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
+    dense = open_dense(pair, Sampler())  # greedy and Gumbel mode have the same pass
     folder.mkdir(parents=True, exist_ok=True)
     sequences: list[Tensors] = []
     for begin in range(0, len(prompts), SHARD_PROMPTS):

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.self_sd import SkippingLM
-from realrun.lm.skipped_layers import Skips
+from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import AUTOREGRESSIVE_BURST, WARMUP_ROUNDS
@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 @torch.inference_mode()
 def measure_costs(
-    pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, choice: Choice, seed: int, progress: Progress
+    pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, sampler: Sampler, seed: int, progress: Progress
 ) -> Line:
     """Medians at the least and the largest context, in cached tokens.
 
@@ -40,11 +40,11 @@ def measure_costs(
     """
     target, drafter = open_drafter(pair, ())
     assert isinstance(drafter, DraftModel) and isinstance(drafter.lm, SkippingLM)
-    decoder = Decoder(target, drafter, (), choice, ScriptedVerifier())
+    decoder = Decoder(target, drafter, (), sampler, ScriptedVerifier())
     everything, nothing = frozenset(range(len(pair.target.model.layers))), frozenset[int]()
-    sets = [Skips(attention, mlp) for attention in (nothing, everything) for mlp in (nothing, everything)]
+    sets = [SkippedSublayers(attention, mlp) for attention in (nothing, everything) for mlp in (nothing, everything)]
     measured = [max(2, contexts[0]), max(3, contexts[0] + 1, contexts[1])]
-    drafter.prepare(measured[1] + depth + 2, choice, 0, depth + 2)
+    drafter.prepare(measured[1] + depth + 2, sampler, 0, depth + 2)
     rng = np.random.default_rng(seed)
     kept: list[Samples] = [defaultdict(list) for _ in sets]
     for done, context in enumerate(measured):

@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Choice
+from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.open import open_drafter
@@ -84,11 +84,11 @@ class SelfSDSettings:
             raise InputError(f"keep_ends={self.keep_ends}; give 0 or more layers")
         if self.cost_repeats < LEAST_REPEATS:
             raise InputError(f"cost_repeats={self.cost_repeats}; give at least {LEAST_REPEATS}")
-        _ = self.choice  # refuses a bad temperature
+        _ = self.sampler  # refuses a bad temperature
 
     @property
-    def choice(self) -> Choice:
-        return Choice("gumbel", self.temperature, self.seed) if self.temperature else Choice()
+    def sampler(self) -> Sampler:
+        return Sampler("gumbel", self.temperature, self.seed) if self.temperature else Sampler()
 
 
 def train_self_sd(
@@ -109,14 +109,14 @@ def train_self_sd(
     try:
         texts = _calibration(pair, prompts, settings, journal, progress)
         contexts = (min(len(p) for p, _ in texts) - 1, max(len(p) + len(o) for p, o in texts) - 2)
-        how = (settings.depth, settings.cost_repeats, settings.choice, settings.seed)
+        how = (settings.depth, settings.cost_repeats, settings.sampler, settings.seed)
         costs = journal.batch(partial(measure_costs, pair, contexts, *how, progress))
         search = Search(pair, texts, settings, costs)
         trials = _search(search, choices, settings, journal, progress)
     finally:
         journal.close()
     best = max(trials, key=lambda trial: trial["value"])  # the first of equals
-    skips = Skips(frozenset(best["attention"]), frozenset(best["mlp"]))
+    skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
     prediction = predict(search.record(skips), FixedK(best["k"]), search.cost(skips), seed=settings.seed)
     facts = {
         "target": describe_target(pair.target, pair.target_name),
@@ -142,7 +142,7 @@ class Search:
         self.split = SplitTarget(pair.target, split=0)
         self.layers = len(pair.target.model.layers)
 
-    def try_out(self, skips: Skips, really: bool = True) -> Line:
+    def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:
         """A trial: the set, the best K, what it is worth; really : decode if that is the objective."""
         trace, cost, depth = self.record(skips), self.cost(skips), self.settings.depth
         tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], trace, cost, jobs=1)
@@ -157,11 +157,11 @@ class Search:
             trial["tokens_per_s"] = self.tokens_per_s(skips, k)
         return {**trial, "value": trial.get("tokens_per_s", trial["predicted_speedup"])}
 
-    def record(self, skips: Skips) -> Trace:
+    def record(self, skips: SkippedSublayers) -> Trace:
         """The dense trace of this candidate."""
         settings, lm = self.settings, SkippingLM(self.split, skips)
         recorded = [
-            shared_columns(lm, prompt, output, settings.depth, settings.choice, sequence, ranks=False)
+            shared_columns(lm, prompt, output, settings.depth, settings.sampler, sequence, ranks=False)
             for sequence, (prompt, output) in enumerate(self.texts)
         ]
         columns: dict[str, Any] = {name: np.concatenate([c[name] for c in recorded]) for name in recorded[0]}
@@ -176,7 +176,7 @@ class Search:
             **columns,
         )
 
-    def cost(self, skips: Skips) -> ProfileCost:
+    def cost(self, skips: SkippedSublayers) -> ProfileCost:
         """What rounds of this candidate cost."""
         step: Any = np.array(self.costs["draft_step"])
         for skipped in skips:
@@ -186,7 +186,7 @@ class Search:
             {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step}}, JOURNAL
         )
 
-    def cost_facts(self, skips: Skips) -> Line:
+    def cost_facts(self, skips: SkippedSublayers) -> Line:
         """Mean costs in seconds, those of one sublayer where nothing else is skipped."""
         ((full, no_mlp), (no_attention, neither)) = np.mean(self.costs["draft_step"], axis=(2, 3)).tolist()
         rounds = self.costs["rounds"]
@@ -215,10 +215,10 @@ class Search:
             )
         return found
 
-    def tokens_per_s(self, skips: Skips, k: int) -> float:
+    def tokens_per_s(self, skips: SkippedSublayers, k: int) -> float:
         """Of really decoding all texts with this draft length."""
         pair, settings = replace(self.pair, skips=skips), self.settings
-        decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.choice)
+        decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.sampler)
         decoder.decode(self.texts[0][0], min(8, settings.max_new_tokens), FixedK(k))  # for warmth
         runs = [
             decoder.decode(prompt, settings.max_new_tokens, FixedK(k), sequence=sequence)
@@ -232,7 +232,7 @@ def _search(
 ) -> list[Line]:
     """All trials, those of an earlier run first."""
     trials: list[Line] = []
-    known: dict[Skips, Line] = {}
+    known: dict[SkippedSublayers, Line] = {}
     progress("search", 0, settings.trials)
     while len(trials) < settings.trials:
 
@@ -241,7 +241,7 @@ def _search(
             return known.get(skips) or search.try_out(skips)
 
         trial = journal.batch(find)
-        known[Skips(frozenset(trial["attention"]), frozenset(trial["mlp"]))] = trial
+        known[SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))] = trial
         trials.append(trial)
         progress("search", len(trials), settings.trials)
     return trials
@@ -251,7 +251,7 @@ def _calibration(
     pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, journal: Journal, progress: Progress
 ) -> list[tuple[list[int], list[int]]]:
     """(prompt, what the target writes after it)."""
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.choice)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.sampler)
     texts = []
     for sequence, prompt in enumerate(prompts):
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from realrun.lm.skipped_layers import NOTHING, Skips
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def sublayers(layers: int, keep_ends: int) -> list[Sublayer]:
     return [Sublayer(part, layer) for part in ("attention", "mlp") for layer in free]
 
 
-def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], seed: int) -> Skips:
+def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], seed: int) -> SkippedSublayers:
     """The next set, after trials with "attention", "mlp" and a "value" to be large.
 
     First the attention, the MLPs, and both of every other layer; then what the estimator says. It is
@@ -60,37 +60,37 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=_sampler(seed, len(trials)))
     space: dict[str, optuna.distributions.BaseDistribution] = {
-        choice.key: optuna.distributions.CategoricalDistribution((0, 1)) for choice in choices
+        sampler.key: optuna.distributions.CategoricalDistribution((0, 1)) for sampler in choices
     }
     for trial in trials:
-        params = {choice.key: int(choice.layer in trial[choice.part]) for choice in choices}
+        params = {sampler.key: int(sampler.layer in trial[sampler.part]) for sampler in choices}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=trial["value"]))
     for _ in range(ATTEMPTS):
         asked = study.ask(space)
-        skips = _chosen([choice for choice in choices if asked.params[choice.key]])
+        skips = _chosen([sampler for sampler in choices if asked.params[sampler.key]])
         study.tell(asked, state=optuna.trial.TrialState.FAIL)
         if skips not in tried:
             return skips
     rng = np.random.default_rng((seed, len(trials)))
-    skipped = {choice for choice in choices if choice.layer in getattr(skips, choice.part)}
+    skipped = {sampler for sampler in choices if sampler.layer in getattr(skips, sampler.part)}
     while skips in tried and len(tried) < 2 ** len(choices):
         skipped ^= {choices[int(rng.integers(len(choices)))]}
         skips = _chosen(sorted(skipped))
     return skips
 
 
-def _probes(choices: Sequence[Sublayer]) -> list[Skips]:
-    other = [choice for choice in choices if choice.layer % 2]
-    attention, mlp = ([choice for choice in other if choice.part == part] for part in ("attention", "mlp"))
+def _probes(choices: Sequence[Sublayer]) -> list[SkippedSublayers]:
+    other = [sampler for sampler in choices if sampler.layer % 2]
+    attention, mlp = ([sampler for sampler in other if sampler.part == part] for part in ("attention", "mlp"))
     return [_chosen(attention), _chosen(mlp), _chosen(other)]
 
 
-def _chosen(choices: Sequence[Sublayer]) -> Skips:
-    return Skips(*(frozenset(c.layer for c in choices if c.part == part) for part in ("attention", "mlp")))
+def _chosen(choices: Sequence[Sublayer]) -> SkippedSublayers:
+    return SkippedSublayers(*(frozenset(c.layer for c in choices if c.part == part) for part in ("attention", "mlp")))
 
 
-def _skips_of(trial: Mapping[str, Any]) -> Skips:
-    return Skips(frozenset(trial["attention"]), frozenset(trial["mlp"]))
+def _skips_of(trial: Mapping[str, Any]) -> SkippedSublayers:
+    return SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))
 
 
 def _sampler(seed: int, done: int) -> optuna.samplers.TPESampler:
