@@ -1,6 +1,6 @@
 """A draft tree from a draft model: level by level, one pass for each.
 
-The same steps as in `specsim.replay.tree`, whose nodes come from a record instead.
+The same steps as in `specsim.replaying.tree`, whose nodes come from a record instead.
 """
 
 from __future__ import annotations

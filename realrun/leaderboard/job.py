@@ -31,8 +31,8 @@ from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
 from specsim.files import write_json
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.base import Policy, build_policy
+from specsim.ranking.leaderboard import leaderboard
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 

@@ -20,7 +20,7 @@ from realrun.pairs.prompts import Prompt
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.files import write_json
 from specsim.policy.base import Policy
-from specsim.replay.replay import Replay
+from specsim.replaying.replay import Replay
 from specsim.trace.trace import Trace
 
 WARM_TOKENS = 24

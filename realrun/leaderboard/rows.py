@@ -16,13 +16,13 @@ from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.cost.profile import ProfileCost
-from specsim.leaderboard.leaderboard import PARTS
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.ranking.leaderboard import PARTS
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import paired_difference, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace

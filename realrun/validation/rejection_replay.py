@@ -23,8 +23,8 @@ from realrun.pairs.prompts import Prompt
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Estimate, resample
 from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace

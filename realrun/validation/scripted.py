@@ -32,9 +32,9 @@ from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
-from specsim.replay.checks import check_replayable
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.checks import check_replayable
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, summarise
@@ -79,7 +79,7 @@ def scripted_validation(
 
     context : tokens of random text put before every prompt, so that long contexts can be validated
     policies : default: tuned on one half of the sequences, as in `realrun.validation.validate`, and run on the other
-    choice : how tokens are chosen, default greedy; the trace's own mode does not matter here
+    sampler : how tokens are chosen, default greedy; the trace's own mode does not matter here
     minutes : of profiling and running together. Sequences are run in random order, and none is
         begun that would not be done in that time; the first two are run whatever the time
     begun : on time.monotonic(), when the minutes begin, default now

@@ -64,7 +64,7 @@ class TypicalSettings:
 
     @property
     def arms(self) -> list[tuple[str, Sampler, TreeVerifier]]:
-        """Name, choice and verifier of everything that is compared."""
+        """Name, sampler and verifier of everything that is compared."""
         sampling = Sampler("gumbel", self.temperature, self.seed)
         # Rejection sampling's choice drafts the most probable tokens; the rule itself draws nothing.
         plain = Sampler("rejection", self.temperature, self.seed)

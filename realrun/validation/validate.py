@@ -25,9 +25,9 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.checks import check_covered, check_replayable
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup import formulas as metrics
 from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise

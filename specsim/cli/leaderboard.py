@@ -10,7 +10,7 @@ import typer
 
 from specsim.cli.console import print_json, print_table, progress_bar
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
-from specsim.leaderboard.document import as_document, trace_names, write_results
+from specsim.ranking.document import as_document, trace_names, write_results
 from specsim.report.page import range_text, value_text
 
 
@@ -75,8 +75,8 @@ def leaderboard(
     Example: specsim leaderboard TRACE --cost profile.json --also my_policy.py --out board
     """
     from specsim.errors import InputError
-    from specsim.leaderboard.leaderboard import leaderboard as run
     from specsim.policy.registry import POLICIES, find_policies
+    from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
     kinds = find_policies([*(policy or POLICIES), *also])

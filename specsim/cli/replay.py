@@ -48,7 +48,7 @@ def replay(
     from specsim.fitting.fit import fit, needs_fitting
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policy
-    from specsim.replay.table import cost_table
+    from specsim.replaying.table import cost_table
     from specsim.speedup.prediction import oracle_seconds, predict, summarise
     from specsim.trace.files import read_trace
     from specsim.tuning.space import cap_depth
@@ -70,7 +70,7 @@ def replay(
     if expected:
         from specsim.errors import InputError
         from specsim.policy.chain.base import ChainPolicy
-        from specsim.replay.expected import expected_replay
+        from specsim.replaying.expected import expected_replay
 
         if not isinstance(chosen, ChainPolicy):
             raise InputError(f"policy {chosen.name} is of trees, which --expected does not average; replay it")

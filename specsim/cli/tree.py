@@ -139,7 +139,7 @@ def best(
 
     Example: specsim tree best TRACE --cost profile.json --max-nodes 64
     """
-    from specsim.replay.table import cost_table
+    from specsim.replaying.table import cost_table
     from specsim.static_tree.optimal import optimal_trees, tree_round_cost
     from specsim.static_tree.rates import rates_of
     from specsim.static_tree.search import node_chances

@@ -43,8 +43,8 @@ def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
 
     from specsim.fitting.tree_calibration import calibrate_tree, judged_nodes, rounds_of, with_ceiling
     from specsim.fitting.tree_stopping import mean_tree_cost
-    from specsim.replay.checks import check_replayable
-    from specsim.replay.replay import replay
+    from specsim.replaying.checks import check_replayable
+    from specsim.replaying.replay import replay
 
     check_replayable(train, policy)
     method: Any = policy.calibration

@@ -37,8 +37,8 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
     """
     from specsim.fitting.chain_calibration import calibrate, drafted_tokens
     from specsim.fitting.chain_stopping import fit_chain, mean_cost, thresholds
-    from specsim.replay.checks import check_replayable
-    from specsim.replay.replay import replay
+    from specsim.replaying.checks import check_replayable
+    from specsim.replaying.replay import replay
 
     check_replayable(train, policy)
     cost = mean_cost(train, table)

@@ -14,8 +14,8 @@ from specsim.cost.profile import ProfileCost
 from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup import formulas as metrics
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import Estimate, ratio_interval

@@ -15,8 +15,8 @@ from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.trace import Trace
 from specsim.tuning.search import (

@@ -23,10 +23,10 @@ from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy
-from specsim.replay.chain import COUNTS, ROUNDS, TRUNCATED
-from specsim.replay.checks import check_covered, check_replayable
-from specsim.replay.replay import compiled
-from specsim.replay.table import cost_table, has_own_cost
+from specsim.replaying.chain import COUNTS, ROUNDS, TRUNCATED
+from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.replay import compiled
+from specsim.replaying.table import cost_table, has_own_cost
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 

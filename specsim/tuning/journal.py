@@ -22,7 +22,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE, CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
-from specsim.replay.table import cost_table
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-tuning", 1
@@ -32,7 +32,7 @@ DECIDING = (
     "cost",
     "static_tree",
     "policy",
-    "replay",
+    "replaying",
     "speedup",
     "fitting",
     "tuning",

@@ -15,8 +15,8 @@ from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Comparison, paired_difference
 from specsim.speedup.prediction import Prediction, oracle_seconds, oracle_width, summarise
 from specsim.trace.trace import Trace

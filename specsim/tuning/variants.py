@@ -8,8 +8,8 @@ from specsim.cost.model import CostModel
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.checks import unsupported_reason
-from specsim.replay.table import cost_table
+from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning.search import find_best, held_settings
 from specsim.tuning.space import DEPTHS, cap_depth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specsim.leaderboard.leaderboard import Board, Row
+from specsim.ranking.leaderboard import Board, Row
 from specsim.report.markdown import verdict
 from specsim.speedup.intervals import Comparison, paired_difference
 

@@ -28,9 +28,9 @@ from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
 from specsim.errors import InputError
-from specsim.leaderboard.document import as_document, write_results
-from specsim.leaderboard.leaderboard import Board, leaderboard
 from specsim.policy.registry import CHAIN_POLICIES
+from specsim.ranking.document import as_document, write_results
+from specsim.ranking.leaderboard import Board, leaderboard
 from specsim.report.markdown import interval, markdown_table, verdict
 from specsim.speedup.intervals import paired_difference
 from specsim.trace.files import read_trace

@@ -27,13 +27,13 @@ from realrun.validation.typical_acceptance import TypicalSettings, compare_typic
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import read_cost
 from specsim.files import write_json
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replay.table import cost_table
+from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 
 Config = Mapping[str, Any]

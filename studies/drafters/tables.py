@@ -143,7 +143,7 @@ def generality_table(documents: Mapping[str, Document]) -> list[str]:
 def cheap_table(boards: Mapping[str, Document]) -> list[str]:
     """Replays with a cheap draft step: contenders' speedups, and Thompson sampling less the best fixed K.
 
-    boards : by drafter, leaderboards as `specsim.leaderboard.leaderboard.Board.as_dict` has them
+    boards : by drafter, leaderboards as `specsim.ranking.leaderboard.Board.as_dict` has them
     """
     names = ("best fixed K", "Beta-TS", "Cali-TS", "best threshold")
     rows = []

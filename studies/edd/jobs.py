@@ -26,12 +26,12 @@ from realrun.validation.run import Settings, recorded_trace, run_main_job
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
 from specsim.files import write_json
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
-from specsim.replay.table import cost_table
+from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences

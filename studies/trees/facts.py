@@ -20,8 +20,8 @@ from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.pct import PCT
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.report.tree_figures import dense_sizes
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.static_tree import shape as tree_shapes

@@ -44,10 +44,10 @@ from specsim.cli.console import progress_bar
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.fitting.tree_calibration import compare
-from specsim.leaderboard.document import as_document, write_results
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
+from specsim.ranking.document import as_document, write_results
+from specsim.ranking.leaderboard import leaderboard
 from specsim.report import tree_figures
 from specsim.report.page import write_whole
 from specsim.trace.files import read_trace

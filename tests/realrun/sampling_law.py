@@ -34,7 +34,7 @@ def warped(logits: Sequence[float], temperature: float, top_p: float) -> list[fl
 
 @dataclass(frozen=True)
 class FedChoice(Sampler):
-    """A choice whose uniforms are given by hand."""
+    """A sampler whose uniforms are given by hand."""
 
     fed: dict[tuple[Stream, int], float] = field(default_factory=dict)
 

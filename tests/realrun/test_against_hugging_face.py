@@ -18,8 +18,8 @@ from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 
 NEW_TOKENS = 96
 PROMPTS = 6

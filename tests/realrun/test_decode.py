@@ -25,8 +25,8 @@ from specsim.errors import InputError
 from specsim.policy.base import setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 
 DEPTH = 8
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
@@ -90,7 +90,7 @@ class Coin(ChainPolicy):
     update = staticmethod(unchanged)
 
 
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 policies = pytest.mark.parametrize("policy", ARMS, ids=str)
 
 

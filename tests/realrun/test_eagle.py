@@ -31,7 +31,7 @@ from specsim.policy.registry import make_policy
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 VCT = make_policy("vct", {"width": 2, "depth": 4})
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 
 
 def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: int | None = None) -> torch.Tensor:

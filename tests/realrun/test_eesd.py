@@ -35,8 +35,8 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 DEPTH, TOKENS = 6, 24
@@ -65,7 +65,7 @@ CASES = [
     *[("qwen2-sdpa", *shape) for shape in EXITS[:2]],
     *[(name, 2, 1) for name in NAMES if name not in ("llama", "qwen2-sdpa")],
 ]
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 QUICK = [
     ("llama", 1, 1),
     ("llama", 2, 2),

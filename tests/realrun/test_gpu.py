@@ -18,8 +18,8 @@ from realrun.recording.record import RecordSettings, record
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def cuda_pair() -> Pair:
     return load_pair(device="cuda", dtype="float64")
 
 
-@pytest.mark.parametrize("choice", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, sampler: Sampler) -> None:
     prompts = lab_prompts(cuda_pair.tokenizer, 6)
     trace = record(cuda_pair, prompts, RecordSettings(16, 64, sampler))
@@ -50,7 +50,7 @@ def low_pair() -> Pair:
     return load_pair(device="cuda", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("choice", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: Sampler) -> None:
     policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft": 6})
     runs = []
@@ -80,7 +80,7 @@ def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
         assert {n for n, size in lm._sizes.items() if size.replay is not None} == set(sizes)
 
 
-@pytest.mark.parametrize("choice", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 @torch.inference_mode()
 def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sampler: Sampler) -> None:
     drafter = DraftModel(low_pair.draft, ())

@@ -30,8 +30,8 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
@@ -106,7 +106,7 @@ def test_replay_repeats_every_round_of_the_static_cache(mode: str) -> None:
     assert (trace.token == fused.token).all() and (trace.draft_token == fused.draft_token).all()
 
 
-@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+@pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 @pytest.mark.parametrize("kernels", ON_CPU)
 def test_the_lean_statistics_are_the_operations(sampler: Sampler, kernels: str) -> None:
     logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(0))

@@ -20,8 +20,8 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 CHAINS_ONLY = ("space",)
@@ -52,7 +52,7 @@ PAIRS = [
     *((name, policy) for name in LAB_DRAFTERS for policy in POLICIES if serves(name, policy)),
     ("space", make_policy("space_k", {"k": DEPTH})),
 ]
-choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 
 
 @cache

@@ -32,8 +32,8 @@ from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
 from specsim.speedup.intervals import paired_difference
 from specsim.trace.files import read_trace

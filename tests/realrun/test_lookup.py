@@ -34,9 +34,9 @@ from specsim.errors import InputError
 from specsim.fitting.chain_calibration import judged_tokens
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from specsim.replay.expected import expected_replay
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.expected import expected_replay
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import NO_TOKEN, Trace

@@ -19,8 +19,8 @@ from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.fitting.fit import fit
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 SIZES = [  # (prompts, output tokens)

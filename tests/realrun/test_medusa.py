@@ -29,8 +29,8 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 COST = ConstantCost(1e-4, 5e-3)
@@ -52,7 +52,7 @@ TREES: list[tuple[str, dict[str, Any]]] = [
     ("hardware_pct", {"width": 4, "max_depth": HEADS, "max_nodes": 20}),
 ]
 ids = {"ids": lambda spec: f"{spec[0]}-{spec[1].get('k', '')}".rstrip("-")}
-choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 
 
 def scored(pair: Pair) -> Pair:

@@ -240,7 +240,7 @@ def outputs(decoder: Decoder, policy: Any, prompts: Sequence[list[int]]) -> list
     return [decoder.decode(prompt, 40, policy, sequence=i).tokens for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8, seed=4)], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8, seed=4)], ids=["greedy", "gumbel"])
 def test_decoding_is_the_tuned_backbones_own(trained: Trained, sampler: Sampler) -> None:
     """Chain and tree; and not the original's, or the claim would say little."""
     prompts = [*random_prompts(2), *(text(2)[i : i + 24].tolist() for i in (0, 30, 60, 90, 120))]

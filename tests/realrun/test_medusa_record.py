@@ -34,13 +34,13 @@ from realrun.recording.trees import Trees, TreeSize
 from realrun.validation.run import Settings, run_main_job
 from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.registry import POLICIES, make_policy
+from specsim.ranking.leaderboard import leaderboard
 from specsim.trace.files import read_trace
 from specsim.trace.outcomes import as_recorded
 
 ALL = {**CHOICES, "nucleus": Sampler("gumbel", 1.0, seed=5, top_p=0.6)}
-choices = pytest.mark.parametrize("choice", ALL.values(), ids=ALL.keys())
+choices = pytest.mark.parametrize("sampler", ALL.values(), ids=ALL.keys())
 REJECTION = Sampler("rejection", 0.8, seed=4)
 
 

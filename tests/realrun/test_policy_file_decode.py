@@ -12,8 +12,8 @@ from realrun.drafters.draft_model import DraftModel
 from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 
 README = Path(__file__).parents[2] / "README.md"
 

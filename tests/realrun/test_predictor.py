@@ -35,11 +35,11 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
-choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 CPU = torch.device("cpu")
 
 

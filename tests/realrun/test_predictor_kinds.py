@@ -33,8 +33,8 @@ from realrun.training.predictor.data import PredictorSettings, Samples, collect,
 from realrun.training.predictor.train import train_predictor
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.cali_ts import CaliTS
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 DEPTH, TOKENS = 4, 24  # as many tokens as the MEDUSA heads draft

@@ -23,7 +23,7 @@ from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 
 
 def target_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
@@ -85,7 +85,7 @@ def test_dense_columns_are_what_the_drafter_proposes(
 RANK_CHOICES = {**CHOICES, "nucleus": Sampler("gumbel", 0.8, seed=4, top_p=0.7)}
 
 
-@pytest.mark.parametrize("choice", RANK_CHOICES.values(), ids=RANK_CHOICES.keys())
+@pytest.mark.parametrize("sampler", RANK_CHOICES.values(), ids=RANK_CHOICES.keys())
 def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=3)
     output, depth = target_output(prompt, 15, sampler, 2), 4

@@ -39,7 +39,7 @@ CHOICES = {
     "gumbel": Sampler("gumbel", 0.8, seed=4),
     "nucleus": Sampler("gumbel", 1.0, seed=5, top_p=0.6),
 }
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 
 
 def one_by_one(siblings: Siblings, depth: int, nodes: int) -> tuple[dict[Path, tuple[int, np.float32]], np.float32]:
@@ -264,7 +264,7 @@ def little_pair(vocabulary: int) -> Pair:
     return replace(tiny_pair(), target=models[0], draft=models[1])
 
 
-@pytest.mark.parametrize("choice", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("sampler", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
 @pytest.mark.parametrize("width", [5, 10])
 def test_a_whole_tree_is_all_paths_in_level_order(sampler: Sampler, width: int) -> None:
     pair, vocabulary, depth = little_pair(5), 5, 3

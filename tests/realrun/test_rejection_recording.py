@@ -33,8 +33,8 @@ from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy.registry import POLICIES as POLICY_KINDS
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.report.validation import render_validation
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.outcomes import as_recorded
@@ -63,7 +63,7 @@ def plain_probs(model: LlamaForCausalLM, tokens: list[int], sampler: Sampler) ->
     return np.asarray(probs / probs.sum())
 
 
-@pytest.mark.parametrize("choice", [CHOICE, Sampler("rejection", 1.3, seed=1)], ids=str)
+@pytest.mark.parametrize("sampler", [CHOICE, Sampler("rejection", 1.3, seed=1)], ids=str)
 def test_features_and_acceptance_equal_plain_passes_over_every_branch(sampler: Sampler) -> None:
     pair, count = tiny_pair(), 9
     (prompt,) = random_prompts(1, seed=6)

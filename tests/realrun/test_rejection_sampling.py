@@ -208,7 +208,7 @@ class ToldTheUncut(Sampler):
 
 
 @pytest.mark.parametrize(
-    ("choice", "verifier"),
+    ("sampler", "verifier"),
     [
         (SAMPLED, broken_replacement),
         (SAMPLED, broken_ratio),

@@ -30,8 +30,8 @@ from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.trace.trace import Trace
 

@@ -41,8 +41,8 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 SKIPS = SkippedSublayers(frozenset({2}), frozenset({2}))
@@ -60,7 +60,7 @@ CHAINS = [
         ("max_confidence", {"lambda0": 0.5, "dynamic": True}),
     ]
 ]
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 every_policy = pytest.mark.parametrize("policy", [*CHAINS, *ARMS], ids=str)
 architectures = pytest.mark.parametrize(
     "architecture", ["llama", "qwen2", "mistral"]

@@ -33,7 +33,7 @@ def random_logits(rows: int, vocabulary: int, dtype: torch.dtype, seed: int = 0)
     return (2.5 * torch.randn(rows, vocabulary, generator=generator, dtype=torch.float64)).to(dtype)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("sampler", CHOICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_siblings_are_in_order_of_log_q_plus_noise_and_their_prob_is_its_softmax(
@@ -56,7 +56,7 @@ def test_siblings_are_in_order_of_log_q_plus_noise_and_their_prob_is_its_softmax
         np.testing.assert_allclose(probs[row], (weights / weights.sum())[order[:WIDTH]], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("sampler", CHOICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_the_first_sibling_is_what_a_chain_drafts(sampler: Sampler, dtype: torch.dtype, kernels: str) -> None:
@@ -68,7 +68,7 @@ def test_the_first_sibling_is_what_a_chain_drafts(sampler: Sampler, dtype: torch
         assert torch.equal(tokens[:, 0], sampler.tokens(logits, 2, 50))
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("sampler", CHOICES, ids=str)
 def test_siblings_do_not_depend_on_how_many_are_asked_for_nor_with_which_rows(sampler: Sampler) -> None:
     logits = random_logits(len(LEVEL), VOCAB, torch.float32, seed=2).round()  # equal logits
     tokens, probs = sampler.candidates(logits, 0, LEVEL, VOCAB)
@@ -96,7 +96,7 @@ def test_of_equals_the_lowest_index_comes_first(width: int) -> None:
         assert probs[1, 2:].tolist() == [0.0] * (width - 2)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("sampler", CHOICES, ids=str)
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_the_targets_choice_at_any_positions_is_that_at_each(sampler: Sampler, kernels: str) -> None:
     logits = random_logits(len(LEVEL), VOCAB, torch.float32, seed=3)

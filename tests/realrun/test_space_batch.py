@@ -64,7 +64,7 @@ def test_a_batch_of_single_tokens_and_a_full_context() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"choice": Sampler("rejection")}, "decoded in greedy and Gumbel mode"),
+        ({"sampler": Sampler("rejection")}, "decoded in greedy and Gumbel mode"),
         ({"k": 6}, "k=6 candidates of a target trained with 5 masks; choose 1 to 5"),
         ({"prompts": []}, "without prompts"),
         ({"prompts": [[1], []]}, "an empty one"),
@@ -74,6 +74,6 @@ def test_a_batch_of_single_tokens_and_a_full_context() -> None:
 )
 def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     pair = space_pair()
-    asked: dict[str, Any] = {"prompts": [[1]], "max_new_tokens": 5, "choice": Sampler(), **changed}
+    asked: dict[str, Any] = {"prompts": [[1]], "max_new_tokens": 5, "sampler": Sampler(), **changed}
     with pytest.raises(InputError, match=message):
         decode_batch(pair.target, pair.draft, **asked)

@@ -35,8 +35,8 @@ from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 TOKENS = 40

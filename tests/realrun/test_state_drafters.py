@@ -47,7 +47,7 @@ BETA_TREE = make_policy("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "
 ALL = [*(policy for policy in ARMS if policy.name != BETA_TREE.name), CoinTree(0.1)]
 slow = pytest.mark.slow
 kinds = pytest.mark.parametrize("kind", KINDS)
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 targets = pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=slow) for name in TARGETS[1:])])
 policies = pytest.mark.parametrize("arms", [pytest.param(FEW[1:], id="few"), pytest.param(ALL, id="all", marks=slow)])
 

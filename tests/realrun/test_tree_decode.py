@@ -39,8 +39,8 @@ from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from specsim.policy.tree.expansion import initial_state, update
 from specsim.policy.tree.static import StaticTree
 from specsim.policy.tree.static import select as keep_all
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.rng import split
 from specsim.trace.trace import Trace
 
@@ -163,7 +163,7 @@ def arms() -> list[TreePolicy]:
 
 ARMS = [*arms(), CoinTree()]
 OWN = [*ARMS, Wide(0), Wide(1), Wide(2), KeepNone(2)]
-mode = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 policies = pytest.mark.parametrize("policy", OWN, ids=str)
 
 
@@ -531,7 +531,7 @@ def test_samples_catch_a_wrong_rule_for_siblings() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8, seed=1)], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8, seed=1)], ids=["greedy", "gumbel"])
 def test_the_lab_replays_every_round(lab_pair64: Pair, prompts: list[Prompt], sampler: Sampler) -> None:
     chosen = prompts[:3]
     trace = record(lab_pair64, chosen, RecordSettings(8, 48, sampler, 250, 8))

@@ -156,7 +156,7 @@ def test_a_measured_tree_has_the_passes_and_the_tokens_asked_for(level_nodes: in
         assert unexpanded == min((kept + 1) // 2, room)
 
 
-@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8), Sampler("rejection", 0.8)], ids=str)
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8), Sampler("rejection", 0.8)], ids=str)
 @pytest.mark.parametrize(("level_nodes", "size"), [(1, 1), (1, 2), (1, 9), (5, 1), (5, 20), (20, 3)])
 @torch.inference_mode()
 def test_a_measured_round_leaves_both_caches_as_they_were(sampler: Sampler, level_nodes: int, size: int) -> None:

@@ -340,7 +340,7 @@ def matched_trees(cases: int, sampler: Sampler) -> Iterator[tuple[torch.Tensor, 
         yield logits, Draft(tokens, parents), chosen
 
 
-@pytest.mark.parametrize("choice", [Sampler(), Sampler("gumbel", 0.8, 2), Sampler("gumbel", 1.2, 3, 0.7)], ids=str)
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8, 2), Sampler("gumbel", 1.2, 3, 0.7)], ids=str)
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_matching_is_greedy_verify(sampler: Sampler, kernels: str) -> None:
     lengths, repeated = [], 0
@@ -372,7 +372,7 @@ def test_the_mode_picks_the_verifier() -> None:
 
 @pytest.mark.parametrize("kernels", ["auto", "reference", "triton"])
 @pytest.mark.parametrize(
-    ("choice", "verifier"),
+    ("sampler", "verifier"),
     [
         (Sampler("gumbel", 0.7, 1), TypicalAcceptance()),
         (Sampler("rejection", 1.3, 1), TypicalAcceptance(0.2, 0.5)),

@@ -20,8 +20,8 @@ from realrun.validation.validate import output_identical, rounds_identical, vali
 from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 

@@ -13,8 +13,8 @@ from specsim.acceptance.sources import Counters, Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats, match_lengths
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 COST = ConstantCost(s_d=1e-3, s_t=8e-3)

@@ -22,8 +22,8 @@ from specsim.acceptance.synthetic import AcceptanceModel, generate, geometric_en
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 

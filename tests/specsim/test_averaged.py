@@ -28,9 +28,9 @@ from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.p_min import PMin
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replay.expected import MAX_CELLS, draws_uniforms, expected_replay
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.expected import MAX_CELLS, draws_uniforms, expected_replay
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 COST = RampCost()

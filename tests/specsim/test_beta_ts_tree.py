@@ -18,8 +18,8 @@ from tree_traces import tree_trace
 from specsim.errors import InputError
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 

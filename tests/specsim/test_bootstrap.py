@@ -14,8 +14,8 @@ from specsim.acceptance.synthetic import generate
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import (
     Comparison,
     Estimate,

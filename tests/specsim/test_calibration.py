@@ -12,8 +12,8 @@ from specsim.errors import InputError
 from specsim.fitting.chain_calibration import calibrate, compare, drafted_tokens, judged_tokens, quality, runs_before
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 PROB, DEPTH, RUN, PAST = 2, 3, 4, 5  # of the features; confidence and entropy come first

@@ -17,7 +17,7 @@ from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost, read_cost
 from specsim.cost.table import compile_table
 from specsim.errors import InputError
-from specsim.replay.table import cost_table
+from specsim.replaying.table import cost_table
 
 CONTEXTS = np.array([16, 64, 256])
 

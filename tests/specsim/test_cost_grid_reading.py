@@ -19,7 +19,7 @@ from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replay.table import cost_table
+from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict
 
 BATCHES, CONTEXTS, TOKENS = [1, 4], [0, 64, 256], [1, 2, 4, 16]

@@ -28,8 +28,8 @@ from specsim.policy.tree.base import UNKNOWN, Tree, TreePolicy, close_kept, new_
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.hardware_pct import NEVER, HardwarePCT
 from specsim.policy.tree.pct import PCT
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.tree_oracle import tree_oracle_seconds
 from specsim.trace.trace import Trace
 

@@ -18,15 +18,15 @@ from reference import RampCost, build_trace
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
-from specsim.leaderboard.document import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
-from specsim.leaderboard.leaderboard import Board, combined, leaderboard, shallower
-from specsim.leaderboard.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.ranking.document import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
+from specsim.ranking.leaderboard import Board, combined, leaderboard, shallower
+from specsim.ranking.sensitivity import POINTS, search_values, sweep, swept_settings
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
 from specsim.report.page import range_text, value_text
 from specsim.speedup.chain_oracle import chain_oracle_seconds

@@ -22,8 +22,8 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.trace.trace import Trace
 

@@ -23,9 +23,9 @@ from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.dynamic_threshold import update_threshold
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
-from specsim.replay.checks import unsupported_reason
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 

@@ -14,8 +14,8 @@ from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.registry import POLICIES, find_policies, find_policy, make_policy
 from specsim.policy.user_file import load_policy_file
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.tuning.search import tune
 
@@ -121,8 +121,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from reference import RampCost, small_trace
 from specsim.policy.registry import make_policy
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 trace = small_trace()
 print(replay(trace, make_policy(sys.argv[1]), cost_table(trace, RampCost())).drafted.tolist())
 """

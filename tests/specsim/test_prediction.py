@@ -13,8 +13,8 @@ from specsim.cost.profile import ProfileCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.formulas import eq13_time_s
 from specsim.speedup.intervals import ratio_interval

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from reference import RampCost, small_trace
 
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import find_policy, make_policy
+from specsim.ranking.leaderboard import leaderboard
 from specsim.speedup.prediction import predict
 from specsim.trace.split import split_sequences
 from specsim.tuning.search import tune

@@ -13,8 +13,8 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.formulas import mean_tokens_per_round
 from specsim.speedup.prediction import predict
 from specsim.trace.files import read_trace, write_trace

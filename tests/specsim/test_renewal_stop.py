@@ -31,8 +31,8 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.formulas import leviathan_speedup
 from specsim.trace.trace import Trace
 

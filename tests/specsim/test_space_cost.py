@@ -11,9 +11,9 @@ from reference import RampCost, small_trace
 
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replay.checks import unsupported_reason
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import evaluate_many

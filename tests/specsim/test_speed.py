@@ -18,8 +18,8 @@ from reference import Decoder, RampCost, Threshold, build_trace, entropy_score, 
 
 import specsim
 from specsim.policy.chain.adaedl import AdaEDL
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
 
@@ -130,9 +130,9 @@ FRESH_PROCESS = """
 import json, sys
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.adaedl import AdaEDL
-from specsim.replay.chain import specialise
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.chain import specialise
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 
 trace = read_trace(sys.argv[1])

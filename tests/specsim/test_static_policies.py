@@ -19,8 +19,8 @@ from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, check_shape
 from specsim.policy.tree.vct import VCT
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.optimal import optimal_tree, tree_round_cost
 from specsim.static_tree.rates import rates_of

@@ -19,8 +19,8 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.formulas import eq13_time_s, eq14_speedup, leviathan_speedup, mean_tokens_per_round
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace

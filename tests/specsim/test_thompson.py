@@ -23,8 +23,8 @@ from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS, clamped_mean, posterior, threshold
 from specsim.policy.estimates.counts import count_round
 from specsim.policy.registry import POLICIES
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.rng import split, uniform
 from specsim.trace.trace import Trace
 

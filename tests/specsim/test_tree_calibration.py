@@ -23,8 +23,8 @@ from specsim.fitting.tree_calibration import (
 )
 from specsim.policy.estimates.node_probability import FEATURES, MEMORY
 from specsim.policy.tree.hardware_pct import HardwarePCT
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 

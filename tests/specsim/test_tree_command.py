@@ -19,7 +19,7 @@ from tree_cases import drawn_trace
 from specsim.cli.console import run
 from specsim.cli.main import app
 from specsim.cost.model import ConstantCost
-from specsim.replay.table import cost_table
+from specsim.replaying.table import cost_table
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.optimal import optimal_trees, tree_round_cost

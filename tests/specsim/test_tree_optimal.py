@@ -16,8 +16,8 @@ from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.tree.optimal_tree import OptimalTree
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.optimal import TreeRoundCost, optimal_tree, optimal_trees, price, tree_round_cost
 from specsim.static_tree.rates import rates_of

@@ -22,8 +22,8 @@ from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.vct import VCT
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.tree_oracle import reachable_depth, tree_oracle_seconds
 from specsim.trace.trace import Trace

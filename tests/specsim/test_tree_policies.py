@@ -30,8 +30,8 @@ from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.expansion import mark_best, nth_best
 from specsim.policy.tree.pct import PCT
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 

@@ -14,8 +14,8 @@ from specsim.policy.registry import find_policies, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.pct import PCT
 from specsim.policy.user_file import load_policy_file
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 
 GOOD = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[2].split("```")[0]
 

@@ -19,9 +19,9 @@ from specsim.policy.base import setting
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.static import StaticTree, check_shape
-from specsim.replay.checks import unsupported_reason
-from specsim.replay.replay import Replay, replay
-from specsim.replay.table import cost_table
+from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 

@@ -11,8 +11,8 @@ from tree_traces import tree_trace
 
 from specsim.cost.model import ConstantCost
 from specsim.policy.tree.pct import PCT
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 NODES, SEQUENCE_TOKENS = 64, 250

@@ -17,12 +17,12 @@ from tree_traces import tree_trace
 
 from specsim.cost.model import ConstantCost
 from specsim.cost.table import compile_table
-from specsim.leaderboard.leaderboard import leaderboard
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.sparse_tree import SparseTree
+from specsim.ranking.leaderboard import leaderboard
 from specsim.static_tree import shape as tree_shapes
 from specsim.trace.trace import Trace
 

@@ -12,12 +12,12 @@ from tree_traces import tree_trace
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost, TreeProfile
 from specsim.errors import InputError
-from specsim.leaderboard.document import as_document, write_results
-from specsim.leaderboard.leaderboard import Board, leaderboard
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, TREE_POLICIES
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.ranking.document import as_document, write_results
+from specsim.ranking.leaderboard import Board, leaderboard
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval

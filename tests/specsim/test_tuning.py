@@ -22,8 +22,8 @@ from specsim.policy.chain.fixed_k import FixedK, initial_state, keep_drafting, u
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict
 from specsim.tuning import search
 from specsim.tuning.crossval import cross_validate, fold_sequences

@@ -19,8 +19,8 @@ from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.replay.replay import replay
-from specsim.replay.table import cost_table
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning import evaluate, race
 from specsim.tuning.evaluate import Evaluator, evaluate_many

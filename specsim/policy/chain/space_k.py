@@ -16,7 +16,7 @@ class SpaceK(ChainPolicy):
 
     The acceptance is the trace's. On a trace of another drafter than SPACE's this says what that
     acceptance would be worth at SPACE's cost, with candidates for nothing; on one of SPACE's every chain policy
-    has this cost, and the measured one of a candidate (`specsim.replay.table.round_cost_model`).
+    has this cost, and the measured one of a candidate (`specsim.replaying.table.round_cost_model`).
     """
 
     k: int = setting(5, 1, 64, tune=(1, 10), doc="candidates a pass, in tokens")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specsim.leaderboard.leaderboard import Board
+    from specsim.ranking.leaderboard import Board
 
 
 CSV_COLUMNS = (
@@ -36,7 +36,7 @@ def trace_names(traces: Sequence[Path]) -> list[str]:
 
 def as_document(boards: Sequence[Board], options: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON form of a run; also everything that its report shows."""
-    from specsim.leaderboard.leaderboard import combined
+    from specsim.ranking.leaderboard import combined
 
     groups = []
     for depth in dict.fromkeys(board.max_draft for board in boards):

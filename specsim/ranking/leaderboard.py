@@ -21,13 +21,13 @@ from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.leaderboard.sensitivity import Sweep, sweep, swept_settings
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.replay import Replay, prepare, replay
-from specsim.replay.table import cost_table
+from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
+from specsim.replaying.replay import Replay, prepare, replay
+from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.outcomes import DRAWS

@@ -12,7 +12,7 @@ from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
-from specsim.replay.table import cost_table
+from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning.space import Axis, search_space
 

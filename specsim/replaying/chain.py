@@ -13,7 +13,7 @@ from specsim.policy.chain.base import ChainPolicy, Step
 
 # `specialise` rebinds these three names to each policy's own functions.
 from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
-from specsim.replay.kernel import bind
+from specsim.replaying.kernel import bind
 from specsim.rng import uniform
 from specsim.trace.trace import IntArray, Trace
 
@@ -117,7 +117,7 @@ def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
 
 
 def run_chain(policy: ChainPolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replay.replay.compiled`."""
+    """The kernel bound to one policy; see `specsim.replaying.replay.compiled`."""
     kernel = specialise(type(policy))  # type: ignore[arg-type]  # a class hashes well
     params, carries_state, max_draft = policy.params, policy.carries_state, policy.max_draft_tokens
 

@@ -1,6 +1,6 @@
 """The exact expectation of a replay: over a policy's draws, and over acceptance where it is drawn.
 
-Beside the sampled `specsim.replay.replay.replay`, whose mean over many seeds this is. It is made in two
+Beside the sampled `specsim.replaying.replay.replay`, whose mean over many seeds this is. It is made in two
 parts: how likely a round starts at a position and drafts at least j tokens (a forward
 programme over positions), and what that costs, which is linear in these chances.
 """
@@ -20,8 +20,8 @@ from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
-from specsim.replay.checks import check_covered, check_replayable
-from specsim.replay.replay import Replay, replay
+from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.replay import Replay, replay
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.trace import Trace
 

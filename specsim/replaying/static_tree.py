@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.policy.tree.static import expanded_per_level
-from specsim.replay.chain import ACCEPTED, DRAFT_S, DRAFTED, OTHER_S, POLICY_S, POLICY_STEPS, ROUNDS, VERIFIED, VERIFY_S
+from specsim.replaying.chain import (
+    ACCEPTED,
+    DRAFT_S,
+    DRAFTED,
+    OTHER_S,
+    POLICY_S,
+    POLICY_STEPS,
+    ROUNDS,
+    VERIFIED,
+    VERIFY_S,
+)
 
 
 @nb.njit(cache=True, nogil=True, error_model="numpy")

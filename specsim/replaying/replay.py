@@ -15,7 +15,7 @@ from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replay.chain import (
+from specsim.replaying.chain import (
     ACCEPTED,
     COUNTS,
     DRAFTED,
@@ -26,8 +26,8 @@ from specsim.replay.chain import (
     run_chain,
     specialise,
 )
-from specsim.replay.checks import check_covered, check_replayable
-from specsim.replay.tree import LOG, run_tree, specialise_tree
+from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.tree import LOG, run_tree, specialise_tree
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 

@@ -18,7 +18,7 @@ from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, clo
 
 # `specialise_tree` rebinds these four names to each policy's own functions.
 from specsim.policy.tree.static import StaticTree, expand, initial_state, select, update
-from specsim.replay.chain import (
+from specsim.replaying.chain import (
     ACCEPTED,
     DRAFT_S,
     DRAFTED,
@@ -30,8 +30,8 @@ from specsim.replay.chain import (
     VERIFIED,
     VERIFY_S,
 )
-from specsim.replay.kernel import bind
-from specsim.replay.static_tree import _links, _replay_static
+from specsim.replaying.kernel import bind
+from specsim.replaying.static_tree import _links, _replay_static
 from specsim.rng import uniform
 from specsim.trace.trace import IntArray, Trace
 
@@ -207,7 +207,7 @@ def specialise_tree(kind: type[TreePolicy]) -> Callable[..., int]:
 
 
 def run_tree(policy: TreePolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replay.replay.compiled`."""
+    """The kernel bound to one policy; see `specsim.replaying.replay.compiled`."""
     kernel = specialise_tree(type(policy))  # type: ignore[arg-type]  # a class hashes well
 
     def run(
