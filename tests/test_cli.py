@@ -64,15 +64,16 @@ OPTIONS = {
     "specsim tune": "--policy --set --cost --search --trials --tuning-share --seed --json",
     "specsim policies": "--also --json",
     "specsim info": "--json",
-    "realrun record": "--target --draft --prompts --count --max-new-tokens --depth --mode --temperature "
-    "--seed --device --dtype --threads --kernels --overwrite --json",
-    "realrun profile": "--target --draft --contexts --depth --repeats --mode --temperature --seed --device "
-    "--dtype --threads --kernels --json",
-    "realrun validate": "--out --target --draft --prompts --count --max-new-tokens --depth --mode "
-    "--temperature --trials --repeats --max-error --seed --device --dtype --threads --kernels --overwrite --json",
+    "realrun record": "--target --draft-model --prompts --num-prompts --max-new-tokens --max-draft-tokens "
+    "--mode --temperature --seed --device --dtype --threads --kernels --overwrite --json",
+    "realrun profile": "--target --draft-model --contexts --max-draft-tokens --repeats --tree-nodes --mode "
+    "--temperature --seed --device --dtype --threads --kernels --json",
+    "realrun validate": "--out --target --draft-model --prompts --num-prompts --max-new-tokens --max-draft-tokens "
+    "--policy-file --mode --temperature --trials --repeats --max-error --seed --device --dtype --threads --kernels "
+    "--overwrite --json",
     "realrun lab": "train evaluate",
     "realrun lab train": "--work --out --target-tokens --draft-tokens --distill-tokens --device --seed",
-    "realrun lab evaluate": "--target --draft --device --dtype --json",
+    "realrun lab evaluate": "--target --draft-model --device --dtype --json",
 }
 
 
@@ -141,7 +142,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     models = [
         "--target",
         folder / "target",
-        "--draft",
+        "--draft-model",
         folder / "draft",
         "--dtype",
         "float64",
@@ -162,12 +163,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         prompts,
         "--max-new-tokens",
         30,
-        "--depth",
+        "--max-draft-tokens",
         6,
         "--json",
     )
     profiled = call(
-        "realrun", "profile", profile, *models, "--contexts", "4,60", "--depth", 6, "--repeats", 4, "--json"
+        "realrun", "profile", profile, *models, "--contexts", "4,60", "--max-draft-tokens", 6, "--repeats", 4, "--json"
     )
     constant.write_text(json.dumps({"s_d": 0.001, "s_t": 0.01}))
     return Files(models, prompts, trace, recorded, profile, profiled, constant)
@@ -348,7 +349,7 @@ def test_a_trace_given_twice_is_refused(files: Files) -> None:
 
 def test_output_of_one_token_is_still_json(files: Files, tmp_path: Path) -> None:
     """Nothing can be drafted then, so every rate is a division by zero somewhere."""
-    args = ["--prompts", files.prompts, "--max-new-tokens", 1, "--depth", 1, "--json"]
+    args = ["--prompts", files.prompts, "--max-new-tokens", 1, "--max-draft-tokens", 1, "--json"]
     json_of(call("realrun", "record", tmp_path / "trace", *files.models, *args))
     args = [tmp_path / "trace", "--policy", "fixed_k", "--cost", files.constant, "--json"]
     document = json_of(call("specsim", "replay", *args, "--set", "k=1"))
@@ -359,7 +360,7 @@ def test_output_of_one_token_is_still_json(files: Files, tmp_path: Path) -> None
 def test_validate_prints_one_object_and_can_fail_its_check(files: Files, tmp_path: Path) -> None:
     out = tmp_path / "out"
     args = ["validate", "--out", out, *files.models, "--prompts", files.prompts]
-    args += ["--max-new-tokens", 12, "--depth", 2, "--trials", 1, "--repeats", 1]
+    args += ["--max-new-tokens", 12, "--max-draft-tokens", 2, "--trials", 1, "--repeats", 1]
     document = json_of(call("realrun", *args, "--json"))
     assert document["rows"] and document["median_abs_error_percent"] >= 0
     for row in document["rows"]:
@@ -466,7 +467,7 @@ def test_a_missing_cost_option_is_refused(files: Files) -> None:
     assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k"), "--cost", "--help")
 
 
-@pytest.mark.parametrize(("contexts", "depth", "says"), [("50,60", 6, "contexts"), ("4,60", 2, "--depth")])
+@pytest.mark.parametrize(("contexts", "depth", "says"), [("50,60", 6, "contexts"), ("4,60", 2, "--max-draft-tokens")])
 def test_a_profile_that_does_not_cover_the_trace_is_refused(
     files: Files, tmp_path: Path, contexts: str, depth: int, says: str
 ) -> None:
@@ -530,8 +531,8 @@ BAD_MODEL: dict[str, tuple[str, str]] = {
     "absent device": ("--device cuda:99", "cuda:99"),
     "missing model": ("--target /nowhere/at/all", "/nowhere/at/all"),
     "missing prompts": ("--prompts /nowhere.jsonl", "/nowhere.jsonl"),
-    "depth": ("--depth 0", "--depth"),
-    "depth above 64": ("--depth 65", "--depth"),
+    "depth": ("--max-draft-tokens 0", "--max-draft-tokens"),
+    "depth above 64": ("--max-draft-tokens 65", "--max-draft-tokens"),
     "temperature": ("--temperature 0", "temperature"),
     "temperature NaN": ("--temperature nan", "temperature"),
     "mode": ("--mode beam", "beam"),
@@ -554,7 +555,7 @@ def test_what_cannot_be_run_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "says"),
     [("--contexts 8,x", "8,x"), ("--contexts 60,4", "increase"), ("--contexts 4,9999", "positions"),
-     ("--contexts 0,9", "2 tokens"), ("--repeats 1", "--repeats"), ("--depth 0", "--depth")],
+     ("--contexts 0,9", "2 tokens"), ("--repeats 1", "--repeats"), ("--max-draft-tokens 0", "--max-draft-tokens")],
 )  # fmt: skip
 def test_a_profile_that_cannot_be_measured_is_refused(files: Files, tmp_path: Path, options: str, says: str) -> None:
     args = ["profile", tmp_path / "out.json", *files.models, *options.split()]
@@ -565,7 +566,7 @@ def test_a_profile_that_cannot_be_measured_is_refused(files: Files, tmp_path: Pa
 def test_an_existing_trace_is_kept_unless_told(files: Files, tmp_path: Path) -> None:
     folder = tmp_path / "trace"
     shutil.copytree(files.trace, folder)
-    args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5, "--depth", 2]
+    args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5, "--max-draft-tokens", 2]
     assert_refused(call("realrun", *args), folder, "--overwrite")
     assert checksum(folder / "steps.parquet") == checksum(files.trace / "steps.parquet")
     assert json_of(call("realrun", *args, "--overwrite", "--json"))["output_tokens"] == 40
@@ -619,7 +620,7 @@ def test_replay_starts_quickly_without_torch(files: Files) -> None:
     assert best < 3.0
 
 
-REDUCED = ["--device", "cpu", "--dtype", "float32", "--reduced"]
+REDUCED = ["--device", "cpu", "--dtype", "float32", "--smoke-test"]
 
 
 def test_shapes_are_listed() -> None:

@@ -9,7 +9,7 @@ import typer
 
 from realrun.cli.options import (
     DeviceOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
     SeedOption,
@@ -57,7 +57,7 @@ def train(
 @lab.command()
 def evaluate(
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
@@ -66,7 +66,7 @@ def evaluate(
     """Held-out loss of both models in nats per token, and how often their top tokens agree."""
     from realrun.lab.evaluate import evaluate as run_evaluate
 
-    document = run_evaluate(load(target, draft, device, dtype, threads))
+    document = run_evaluate(load(target, draft_model, device, dtype, threads))
     if json:
         print_json(document)
     else:

@@ -10,22 +10,25 @@ from typing import Annotated, Any
 import typer
 
 from realrun.cli.options import (
-    CountOption,
-    DepthOption,
     DeviceOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
     Kernels,
     KernelsOption,
+    MaxDraftTokensOption,
+    MaxNewTokensOption,
+    NumPromptsOption,
+    PolicyFileOption,
     PromptsOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
-    TokensOption,
     TopPOption,
     TreeWidthOption,
+    TrialsOption,
+    TuningShareOption,
     load,
     load_prompts,
 )
@@ -47,17 +50,17 @@ def leaderboard(
     drafters: Annotated[
         str | None,
         typer.Option(
-            help="Drafters, comma-separated: model (the --draft model), prompt-lookup, names of the lab's, or folders "
+            help="Drafters, comma-separated: model (with --draft-model), prompt-lookup, names of the lab's, or folders "
             "made by `realrun train`. Default: all of the lab's.",
             show_default=False,
         ),
     ] = None,
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     prompts: PromptsOption = None,
-    count: CountOption = 36,
-    max_new_tokens: TokensOption = 128,
-    depth: DepthOption = 16,
+    num_prompts: NumPromptsOption = 36,
+    max_new_tokens: MaxNewTokensOption = 128,
+    max_draft_tokens: MaxDraftTokensOption = 16,
     tree_nodes: Annotated[int, typer.Option(help="Nodes of every recorded tree; 0 compares chains alone.", min=0)] = 64,
     tree_width: TreeWidthOption = 10,
     mode: Annotated[
@@ -68,15 +71,13 @@ def leaderboard(
     policy: Annotated[
         list[str], typer.Option(help="A policy to tune, by name or FILE.py; repeat for more. Default: all.")
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
-    also: Annotated[
-        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
-    ] = [],  # noqa: B006
-    trials: Annotated[int, typer.Option(help="Configurations tried per policy and drafter.", min=1)] = 100,
+    policy_file: PolicyFileOption = [],  # noqa: B006
+    trials: TrialsOption = 100,
     measure: Annotated[
         bool, typer.Option("--measure/--predict-only", help="Really decode the held-out prompts with every row.")
     ] = True,
     repeats: Annotated[int, typer.Option(help="Timed runs of every held-out prompt and row.", min=1)] = 3,
-    tuning_share: Annotated[float, typer.Option(help="Share of the prompts to tune on.")] = 0.5,
+    tuning_share: TuningShareOption = 0.5,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
@@ -111,18 +112,20 @@ def leaderboard(
 
     sampler = Sampler(mode.value, temperature, seed, top_p)
     settings = Settings(
-        record=RecordSettings(depth, max_new_tokens, sampler, tree_nodes, tree_width),
-        kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
+        record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width),
+        kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
         trials=trials,
         repeats=repeats if measure else 0,
         tuning_share=tuning_share,
         seed=seed,
     )
     names = named(drafters, target)
-    plain = load(target, draft, device, dtype, threads, "none", LOOKUP)
-    pairs = {name: load(target, draft, device, dtype, threads, "auto", given, plain) for name, given in names.items()}
+    plain = load(target, draft_model, device, dtype, threads, "none", LOOKUP)
+    pairs = {
+        name: load(target, draft_model, device, dtype, threads, "auto", given, plain) for name, given in names.items()
+    }
     with use_kernels(kernels.value), progress_bar() as report:
-        chosen = load_prompts(plain, prompts, count)
+        chosen = load_prompts(plain, prompts, num_prompts)
         document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)
     if json:
         print_json(document)

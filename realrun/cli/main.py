@@ -17,7 +17,7 @@ from specsim.cli.console import run
 
 app = typer.Typer(
     help="Run speculative decoding for real: record traces, profile the machine, validate predictions.\n\n"
-    "Without --target and --draft, the embedded lab is used: a small pair trained on Python's standard library.",
+    "Without --target and --draft-model, the embedded lab is used: a small pair trained on Python's standard library.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -33,14 +33,23 @@ class Kernels(StrEnum):
     cuda = "cuda"
 
 
-TargetOption = Annotated[str, typer.Option(help='Target model: local folder, hub id, or "lab".')]
-DraftOption = Annotated[str, typer.Option(help='Draft model: local folder, hub id, or "lab".')]
+TargetOption = Annotated[
+    str, typer.Option(help='Target model, whose text is to come faster: local folder, hub id, or "lab".')
+]
+DraftModelOption = Annotated[
+    str,
+    typer.Option(
+        "--draft-model",
+        help="Smaller model of the same vocabulary that drafts, where --drafter is model: local folder, hub id, "
+        'or "lab".',
+    ),
+]
 DrafterOption = Annotated[
     str,
     typer.Option(
-        help="How to draft: model (the --draft model), prompt-lookup (copies what followed the same words before, "
+        help="How to draft: model (with --draft-model), prompt-lookup (copies what followed the same words before, "
         "with any target), a drafter inside the lab's target (eesd, medusa-1, medusa-2, self-sd, edd, eagle, space), "
-        "or a folder made by `realrun train`; --draft is then ignored."
+        "or a folder made by `realrun train`. All but model ignore --draft-model."
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
@@ -51,12 +60,24 @@ ThreadsOption = Annotated[
 PromptsOption = Annotated[
     Path | None, typer.Option(help='JSON Lines of {"text", "domain"}; default: the lab\'s held-out prompts.')
 ]
-CountOption = Annotated[int, typer.Option(help="Prompts to use.", min=1)]
-TokensOption = Annotated[int, typer.Option(help="Output tokens per prompt.", min=1)]
-DepthOption = Annotated[int, typer.Option(help="D, longest draft recorded, in tokens.", min=1, max=64)]
+NumPromptsOption = Annotated[
+    int, typer.Option("--num-prompts", help="Prompts to use, from the first on; each is one sequence.", min=1)
+]
+MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Output tokens per prompt.", min=1)]
+MaxDraftTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--max-draft-tokens",
+        help="D, longest draft of a round, in tokens: so far a trace is recorded and a profile measured, and policies "
+        "that would draft further are cut to it.",
+        min=1,
+        max=64,
+    ),
+]
 TreeNodesOption = Annotated[
     int,
     typer.Option(
+        "--tree-nodes",
         help="Nodes of the drafter's tree to record at every position, those of largest path probability; 0: no trees. "
         "A tree policy replays exactly as far as its nodes were recorded. Recording 128 takes about five times as long "
         "as decoding alone (the lab on one CPU thread). Not in rejection mode.",
@@ -67,13 +88,25 @@ TreeWidthOption = Annotated[int, typer.Option(help="Children of a node to record
 ModeOption = Annotated[
     Mode,
     typer.Option(
-        help="Greedy; sampling with Gumbel noise (also exact in replay); or classical rejection sampling, whose replay "
-        "is approximate."
+        help="How the target chooses tokens: greedy; gumbel, sampling with Gumbel noise (replayed exactly, too); or "
+        "rejection, classical rejection sampling, whose replay is approximate."
     ),
 ]
 TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; greedy ignores it.")]
 TopPOption = Annotated[
     float, typer.Option(help="Sample from the most probable tokens that together have this probability.")
+]
+PolicyFileOption = Annotated[
+    list[str],
+    typer.Option(
+        "--policy-file",
+        help="Add policies of your own to those: FILE.py, or FILE.py:NAME for one of several; repeat for more.",
+        metavar="FILE.py",
+    ),
+]
+TrialsOption = Annotated[int, typer.Option(help="Configurations to try per policy, offline on the trace.", min=1)]
+TuningShareOption = Annotated[
+    float, typer.Option(help="Share of the prompts to tune on; the others show what was gained.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 KernelsOption = Annotated[
@@ -91,6 +124,10 @@ PredictorOption = Annotated[
         '`realrun train predictor`, "lab", "none", or "auto": what lies in the folder of a drafter inside the target, '
         "and the lab's for the lab's own pair."
     ),
+]
+SmokeTestOption = Annotated[
+    bool,
+    typer.Option("--smoke-test", help="Toy sizes, to see within seconds that all works; the numbers mean nothing."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
@@ -115,7 +152,7 @@ def load_alone(target: str, device: str, dtype: str, threads: int) -> Pair:
 
 def load(
     target: str,
-    draft: str,
+    draft_model: str,
     device: str,
     dtype: str,
     threads: int,
@@ -129,7 +166,7 @@ def load(
 
     return load_pair(
         target,
-        draft,
+        draft_model,
         device=device,
         dtype=dtype,
         threads=threads or None,
@@ -139,8 +176,8 @@ def load(
     )
 
 
-def load_prompts(pair: Pair, file: Path | None, count: int) -> list[Prompt]:
+def load_prompts(pair: Pair, file: Path | None, num_prompts: int) -> list[Prompt]:
     """Prompts of the file, or the lab's held-out ones."""
     from realrun.pairs.prompts import lab_prompts, read_prompts
 
-    return lab_prompts(pair.tokenizer, count) if file is None else read_prompts(file, pair.tokenizer, count)
+    return lab_prompts(pair.tokenizer, num_prompts) if file is None else read_prompts(file, pair.tokenizer, num_prompts)

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from realrun.cli.options import (
-    DepthOption,
     DeviceOption,
     DrafterOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
     Kernels,
     KernelsOption,
+    MaxDraftTokensOption,
     Mode,
     ModeOption,
     PredictorOption,
@@ -32,15 +32,16 @@ from specsim.cli.console import print_json, print_table, progress_bar
 def profile(
     out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
-    depth: DepthOption = 16,
+    max_draft_tokens: MaxDraftTokensOption = 16,
     repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=2)] = 40,
-    tree_tokens: Annotated[
-        int, typer.Option(help="Largest draft tree to measure, in tokens; 0 measures no trees.", min=0)
-    ] = 65,
+    tree_nodes: Annotated[
+        int,
+        typer.Option(help="Largest draft tree to measure, the pending token not counted; 0: no trees.", min=0, max=510),
+    ] = 64,
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
@@ -62,16 +63,16 @@ def profile(
         grid = [int(c) for c in contexts.split(",")]
     except ValueError:
         raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
-    pair = load(target, draft, device, dtype, threads, predictor, drafter)
+    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(
             pair,
             contexts=grid,
-            depth=depth,
+            depth=max_draft_tokens,
             repeats=repeats,
             sampler=Sampler(mode.value, temperature, seed, top_p),
             seed=seed,
-            tree_tokens=tree_tokens,
+            tree_tokens=tree_nodes and tree_nodes + 1,
             progress=lambda done, total: report("profile", done, total),
         )
     write_json(document, out)
@@ -99,6 +100,6 @@ def profile(
         "verify 1",
         f"verify {depth // 2 + 1}",
         f"verify {depth + 1}",
-        *([f"verify tree of {tree_tokens}"] if "tree" in median else []),
+        *([f"verify tree of {tree_nodes}"] if "tree" in median else []),
     ]
     print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)

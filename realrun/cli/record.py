@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 
 from realrun.cli.options import (
-    CountOption,
-    DepthOption,
     DeviceOption,
     DrafterOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
     Kernels,
     KernelsOption,
+    MaxDraftTokensOption,
+    MaxNewTokensOption,
     Mode,
     ModeOption,
+    NumPromptsOption,
     OverwriteOption,
     PredictorOption,
     PromptsOption,
@@ -26,7 +27,6 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
-    TokensOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
@@ -39,13 +39,13 @@ from specsim.cli.console import print_json, print_table, progress_bar
 def record(
     out: Annotated[Path, typer.Argument(help="Trace folder to write.", show_default=False)],
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
-    count: CountOption = 36,
-    max_new_tokens: TokensOption = 128,
-    depth: DepthOption = 16,
+    num_prompts: NumPromptsOption = 36,
+    max_new_tokens: MaxNewTokensOption = 128,
+    max_draft_tokens: MaxDraftTokensOption = 16,
     tree_nodes: TreeNodesOption = 0,
     tree_width: TreeWidthOption = 10,
     mode: ModeOption = Mode.gumbel,
@@ -68,10 +68,10 @@ def record(
 
     check_free(out, overwrite=overwrite)
     sampler = Sampler(mode.value, temperature, seed, top_p)
-    settings = RecordSettings(depth, max_new_tokens, sampler, tree_nodes, tree_width)
-    pair = load(target, draft, device, dtype, threads, predictor, drafter)
+    settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width)
+    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
-        chosen = load_prompts(pair, prompts, count)
+        chosen = load_prompts(pair, prompts, num_prompts)
         trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
     write_trace(trace, out, overwrite=overwrite)
     document = {

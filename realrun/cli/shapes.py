@@ -7,14 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.console import MAX_SEED, print_json, print_table, progress_bar
+from realrun.cli.options import JsonOption, SeedOption, SmokeTestOption, TrialsOption
+from specsim.cli.console import print_json, print_table, progress_bar
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
 DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")]
-ReducedOption = Annotated[bool, typer.Option("--reduced", help="The same architecture at toy size, to try it out.")]
 MinutesOption = Annotated[float | None, typer.Option(help="Stop in good order after this time.", min=0.01)]
-SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def shapes(json: JsonOption = False) -> None:
@@ -54,7 +52,7 @@ def cost_grid(
     repeats: Annotated[int, typer.Option(help="Timed passes per point.", min=2)] = 10,
     device: DeviceOption = "cuda",
     dtype: DtypeOption = "bfloat16",
-    reduced: ReducedOption = False,
+    smoke_test: SmokeTestOption = False,
     minutes: MinutesOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -80,7 +78,7 @@ def cost_grid(
             repeats=repeats,
             device=device,
             dtype=dtype,
-            smoke=reduced,
+            smoke=smoke_test,
             seed=seed,
             minutes=minutes,
             progress=report,
@@ -103,11 +101,11 @@ def scripted(
     trace: Annotated[Path, typer.Argument(help="Trace that says what is accepted.", show_default=False)],
     out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
     context: Annotated[int, typer.Option(help="Tokens of random text before every prompt.", min=0)] = 0,
-    trials: Annotated[int, typer.Option(help="Configurations to try per policy.", min=1)] = 100,
+    trials: TrialsOption = 100,
     repeats: Annotated[int, typer.Option(help="Runs of every sequence.", min=1)] = 3,
     device: DeviceOption = "cuda",
     dtype: DtypeOption = "bfloat16",
-    reduced: ReducedOption = False,
+    smoke_test: SmokeTestOption = False,
     minutes: MinutesOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -131,7 +129,7 @@ def scripted(
             repeats=repeats,
             device=device,
             dtype=dtype,
-            smoke=reduced,
+            smoke=smoke_test,
             seed=seed,
             minutes=minutes,
             progress=report,

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from realrun.cli.options import (
-    CountOption,
     DeviceOption,
     DrafterOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
+    MaxNewTokensOption,
+    NumPromptsOption,
     SeedOption,
     TargetOption,
     ThreadsOption,
-    TokensOption,
     load,
 )
 from realrun.cli.train_drafters import eagle, edd, eesd, medusa, self_sd, space, vdm
@@ -36,15 +36,17 @@ for command in (eesd, medusa, self_sd, edd, vdm, eagle, space):
 def predictor(
     out: Annotated[Path, typer.Option(help="Folder for the predictor; a second run goes on from what is there.")],
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     drafter: DrafterOption = "model",
     prompts: Annotated[
         Path | None,
         typer.Option(help='JSON Lines of {"text", "domain"}; default: pieces of the lab\'s training text.'),
     ] = None,
-    count: CountOption = 600,
-    max_new_tokens: TokensOption = 128,
-    depth: Annotated[int, typer.Option(help="Longest draft to learn from, in tokens.", min=1, max=64)] = 16,
+    num_prompts: NumPromptsOption = 600,
+    max_new_tokens: MaxNewTokensOption = 128,
+    depth: Annotated[
+        int, typer.Option("--max-draft-tokens", help="Longest draft to learn from, in tokens.", min=1, max=64)
+    ] = 16,
     temperatures: Annotated[
         str, typer.Option(help="Temperatures that the prompts are decoded at in turn, comma-separated; 0 is greedy.")
     ] = "0,0.7,0.8,1",
@@ -68,9 +70,9 @@ def predictor(
     except ValueError:
         raise InputError(f"--temperatures {temperatures!r} is no list of numbers; write for example 0,0.8") from None
     settings = PredictorSettings(max_new_tokens, depth, degrees, epochs=epochs, seed=seed)
-    pair = load(target, draft, device, dtype, threads, "none", drafter)
+    pair = load(target, draft_model, device, dtype, threads, "none", drafter)
     with progress_bar() as report:
-        document = train_predictor(pair, _prompts(pair, prompts, count), settings, out, report)
+        document = train_predictor(pair, _prompts(pair, prompts, num_prompts), settings, out, report)
     if json:
         print_json(document)
     else:

@@ -197,10 +197,10 @@ def self_sd(
         Path | None,
         typer.Option(help='JSON Lines of {"text", "domain"} to try on; default: pieces of the lab\'s training text.'),
     ] = None,
-    count: Annotated[int, typer.Option(help="Prompts to use.", min=1)] = 12,
+    count: Annotated[int, typer.Option("--num-prompts", help="Prompts to use.", min=1)] = 12,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each.", min=1)] = 64,
     trials: Annotated[int, typer.Option(help="Sets of sublayers to try.", min=1)] = 200,
-    depth: Annotated[int, typer.Option(help="Longest draft, in tokens.", min=1, max=64)] = 8,
+    depth: Annotated[int, typer.Option("--max-draft-tokens", help="Longest draft, in tokens.", min=1, max=64)] = 8,
     objective: Annotated[
         Objective,
         typer.Option(help="The simulator's speedup at the best draft length, or tokens/s of really decoding."),
@@ -211,7 +211,7 @@ def self_sd(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
-    smoke: Annotated[bool, typer.Option("--smoke", help="A search of seconds, to see that all works.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke-test", help="A search of seconds, to see that all works.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Search the sublayers that Self-SD skips.

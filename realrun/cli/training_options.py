@@ -55,7 +55,7 @@ TypeOption = Annotated[
 ]
 Float32Option = Annotated[bool, typer.Option("--float32", help="Write the drafter in float32 instead of bfloat16.")]
 SmokeOption = Annotated[
-    bool, typer.Option("--smoke", help="Little text and short windows, to see in seconds that all works.")
+    bool, typer.Option("--smoke-test", help="Little text and short windows, to see in seconds that all works.")
 ]
 
 

@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from realrun.cli.options import (
-    CountOption,
     DeviceOption,
     DrafterOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
+    MaxNewTokensOption,
+    NumPromptsOption,
     PromptsOption,
     SeedOption,
     TargetOption,
     ThreadsOption,
-    TokensOption,
     load,
     load_prompts,
 )
@@ -27,11 +27,11 @@ from specsim.cli.console import parse_settings, print_json, print_table, progres
 
 def typical(
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     drafter: DrafterOption = "medusa-1",
     prompts: PromptsOption = None,
-    count: CountOption = 36,
-    max_new_tokens: TokensOption = 128,
+    num_prompts: NumPromptsOption = 36,
+    max_new_tokens: MaxNewTokensOption = 128,
     temperature: Annotated[float, typer.Option(help="Temperature of sampling and of the rule.")] = 0.7,
     epsilons: Annotated[str | None, typer.Option(help="Thresholds, comma-separated. Default: 0.01 to 0.25.")] = None,
     delta: Annotated[float | None, typer.Option(help="The rule's second threshold. Default: sqrt(epsilon).")] = None,
@@ -59,13 +59,13 @@ def typical(
 
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed)
     (kind,) = find_policies([policy]).values()
-    pair = load(target, draft, device, dtype, threads, "none", drafter)
+    pair = load(target, draft_model, device, dtype, threads, "none", drafter)
     cut: dict[str, Any] = cap_depth(kind, pair.deepest) if pair.deepest else {}
     chosen = build_policy(kind, {**cut, **parse_settings(set_)})
     with progress_bar() as report:
         document = compare_typical(
             pair,
-            load_prompts(pair, prompts, count),
+            load_prompts(pair, prompts, num_prompts),
             chosen,
             settings,
             lambda done, total: report("decode", done, total),

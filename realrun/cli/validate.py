@@ -8,28 +8,31 @@ from typing import Annotated
 import typer
 
 from realrun.cli.options import (
-    CountOption,
-    DepthOption,
     DeviceOption,
     DrafterOption,
-    DraftOption,
+    DraftModelOption,
     DtypeOption,
     JsonOption,
     Kernels,
     KernelsOption,
+    MaxDraftTokensOption,
+    MaxNewTokensOption,
     Mode,
     ModeOption,
+    NumPromptsOption,
     OverwriteOption,
+    PolicyFileOption,
     PredictorOption,
     PromptsOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
-    TokensOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
+    TrialsOption,
+    TuningShareOption,
     load,
     load_prompts,
 )
@@ -39,13 +42,13 @@ from specsim.cli.console import print_json, print_table, progress_bar
 def validate(
     out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
-    draft: DraftOption = "lab",
+    draft_model: DraftModelOption = "lab",
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
-    count: CountOption = 36,
-    max_new_tokens: TokensOption = 128,
-    depth: DepthOption = 16,
+    num_prompts: NumPromptsOption = 36,
+    max_new_tokens: MaxNewTokensOption = 128,
+    max_draft_tokens: MaxDraftTokensOption = 16,
     tree_nodes: TreeNodesOption = 0,
     tree_width: TreeWidthOption = 10,
     mode: ModeOption = Mode.gumbel,
@@ -54,12 +57,10 @@ def validate(
     policy: Annotated[
         list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
-    also: Annotated[
-        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
-    ] = [],  # noqa: B006
-    trials: Annotated[int, typer.Option(help="Configurations tried per policy.", min=1)] = 100,
+    policy_file: PolicyFileOption = [],  # noqa: B006
+    trials: TrialsOption = 100,
     repeats: Annotated[int, typer.Option(help="Timed runs of every hold-out prompt and policy.", min=1)] = 3,
-    tuning_share: Annotated[float, typer.Option(help="Share of the prompts to tune on.")] = 0.5,
+    tuning_share: TuningShareOption = 0.5,
     max_error: Annotated[
         float | None, typer.Option(help="Exit with 1 if the median absolute error exceeds this many percent.")
     ] = None,
@@ -85,18 +86,18 @@ def validate(
 
     settings = Settings(
         record=RecordSettings(
-            depth, max_new_tokens, Sampler(mode.value, temperature, seed, top_p), tree_nodes, tree_width
+            max_draft_tokens, max_new_tokens, Sampler(mode.value, temperature, seed, top_p), tree_nodes, tree_width
         ),
-        kinds=tuple(find_policies([*(policy or POLICIES), *also]).values()),
+        kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
         trials=trials,
         repeats=repeats,
         tuning_share=tuning_share,
         seed=seed,
         overwrite=overwrite,
     )
-    pair = load(target, draft, device, dtype, threads, predictor, drafter)
+    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
-        document = run_main_job(pair, load_prompts(pair, prompts, count), settings, out, report)
+        document = run_main_job(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
     if json:
         print_json(document)
     else:

@@ -38,7 +38,7 @@ class TreeProfile:
         if not 1 <= size <= self.sizes[-1]:
             raise InputError(
                 f"cost profile covers trees of up to {self.sizes[-1]} tokens, asked for {size}; "
-                "profile again with a larger `--tree-tokens`"
+                "profile again with a larger `--tree-nodes`"
             )
         right = int(np.searchsorted(self.sizes, size))
         left = max(right - 1, 0)
@@ -89,7 +89,7 @@ class ProfileCost(CostModel):
         if not 1 <= n_tokens <= len(self.draft_step_s):
             raise InputError(
                 f"cost profile covers drafts of 1 to {len(self.draft_step_s)} tokens, asked for {n_tokens}; "
-                "profile again with a larger `--depth`"
+                "profile again with a larger `--max-draft-tokens`"
             )
         return self._along_context(self.draft_step_s[:n_tokens].sum(axis=0), context)
 
@@ -100,7 +100,7 @@ class ProfileCost(CostModel):
         if not 1 <= n_tokens <= len(self.verify_s):
             raise InputError(
                 f"cost profile covers verification of 1 to {len(self.verify_s)} tokens, asked for "
-                f"{n_tokens}; profile again with a larger `--depth`"
+                f"{n_tokens}; profile again with a larger `--max-draft-tokens`"
             )
         return self._along_context(self.verify_s[:n_tokens].max(axis=0), context)
 
@@ -129,7 +129,7 @@ class ProfileCost(CostModel):
 
     def _trees(self) -> TreeProfile:
         if self.tree is None:
-            raise InputError("cost profile has no trees; profile again with `--tree-tokens`")
+            raise InputError("cost profile has no trees; profile again with `--tree-nodes`")
         return self.tree
 
     def constant(self, context: float) -> ConstantCost:

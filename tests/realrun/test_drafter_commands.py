@@ -253,9 +253,9 @@ def test_a_tuned_target_is_the_same_in_every_number_type(tmp_path: Path) -> None
 @inside
 def test_recording_and_profiling_by_command(kind: str, architecture: str, home: Path, tmp_path: Path) -> None:
     pair = ["--target", home / architecture / "target", "--drafter", home / architecture / kind]
-    prompts = ["--prompts", home / "prompts.jsonl", "--count", 3]
+    prompts = ["--prompts", home / "prompts.jsonl", "--num-prompts", 3]
     out = tmp_path / "trace"
-    sizes = ["--depth", 4, "--max-new-tokens", 10, "--tree-nodes", 8, "--tree-width", 3]
+    sizes = ["--max-draft-tokens", 4, "--max-new-tokens", 10, "--tree-nodes", 8, "--tree-width", 3]
     printed = json.loads(command("record", out, *pair, *prompts, *sizes, "--dtype", "float64", "--json"))
     trace = read_trace(out)
     depth = HEADS if kind == "medusa" else 4
@@ -263,7 +263,7 @@ def test_recording_and_profiling_by_command(kind: str, architecture: str, home: 
     assert trace.score is None and (trace.meta["target"], trace.meta["drafter"]) == ("target", kind)
     assert trace.meta["drafter_kind"] == kind and trace.meta["drafter_facts"] == FACTS[kind]
     measured = tmp_path / "profile.json"
-    options = ["--contexts", "8,16", "--depth", 4, "--repeats", 2, "--tree-tokens", 5]
+    options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--repeats", 2, "--tree-nodes", 4]
     assert "median milliseconds" in command("profile", measured, *pair, *options)
     document = json.loads(measured.read_text())
     assert len(document["median_s"]["draft_step"]) == depth and document["drafter_kind"] == kind
@@ -278,11 +278,12 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
     save_drafter(folder, kind, tensors_of(kind, bare.target), facts)
     pair = ["--target", home / "llama" / "target", "--drafter", folder]
     prompts = ["--prompts", home / "prompts.jsonl"]
-    training = ["--max-new-tokens", 8, "--depth", 4, "--epochs", 2, "--count", 24]
+    training = ["--max-new-tokens", 8, "--max-draft-tokens", 4, "--epochs", 2, "--num-prompts", 24]
     learnt = json.loads(command("train", "predictor", "--out", folder, *pair, *prompts, *training, "--json"))
     assert learnt["drafter_kind"] == kind and learnt["fingerprint"] == bare.fingerprint
     assert set(learnt["held_out"]) == {"predictor", "confidence", "base rate"}
-    job = ["validate", "--out", tmp_path / "job", *prompts, "--count", 4, "--max-new-tokens", 10, "--depth", 3]
+    lengths = ["--num-prompts", 4, "--max-new-tokens", 10, "--max-draft-tokens", 3]
+    job = ["validate", "--out", tmp_path / "job", *prompts, *lengths]
     policies = ["--policy", "fixed_k", "--policy", "cali_ts", "--trials", 2, "--repeats", 1]
     document = json.loads(command(*job, *pair, *policies, "--json"))
     assert document["drafter_kind"] == kind and document["drafter_facts"] == FACTS[kind]

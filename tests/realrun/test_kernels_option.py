@@ -153,7 +153,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         tiny_tokenizer().save_pretrained(folder / role)
     (folder / "prompts.jsonl").write_text(json.dumps({"text": "def f(x)", "domain": "code"}) + "\n")
     names = [option for role in ("target", "draft") for option in (f"--{role}", str(folder / role))]
-    return [*names, "--prompts", str(folder / "prompts.jsonl"), "--count", "1"]
+    return [*names, "--prompts", str(folder / "prompts.jsonl"), "--num-prompts", "1"]
 
 
 def invoke(*args: object) -> Result:
@@ -163,7 +163,7 @@ def invoke(*args: object) -> Result:
 @pytest.mark.parametrize("kernels", [AUTO, *ON_CPU])
 def test_a_trace_says_its_kernels(kernels: str, models: list[str], tmp_path: Path) -> None:
     out = tmp_path / "trace"
-    result = invoke("record", out, *models, "--max-new-tokens", 4, "--depth", 2, "--kernels", kernels)
+    result = invoke("record", out, *models, "--max-new-tokens", 4, "--max-draft-tokens", 2, "--kernels", kernels)
     assert result.exit_code == 0, result.output
     assert read_trace(out).meta["kernels"] == ("reference" if kernels == AUTO else kernels)
     assert not named()

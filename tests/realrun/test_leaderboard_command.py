@@ -271,7 +271,8 @@ def test_the_command_ranks_drafters_of_any_target(home: Path, tmp_path: Path, qu
     folder = home / "llama"
     drafters = f"{LOOKUP},{folder / 'eesd'},{folder / 'medusa'}"
     options = ["--target", folder / "target", "--drafters", drafters, "--prompts", home / "prompts.jsonl"]
-    options += ["--count", 12, "--max-new-tokens", 16, "--depth", 3, "--tree-nodes", 0, "--dtype", "float64"]
+    options += ["--num-prompts", 12, "--max-new-tokens", 16, "--max-draft-tokens", 3]
+    options += ["--tree-nodes", 0, "--dtype", "float64"]
     options += ["--policy", "fixed_k", "--policy", "max_confidence", "--trials", 4, "--repeats", 1, "--json"]
     document = json.loads(command("leaderboard", "--out", tmp_path / "board", *options))
     assert {row["drafter"] for row in document["rows"]} == {LOOKUP, "eesd", "medusa"}
@@ -282,7 +283,8 @@ def test_the_command_ranks_drafters_of_any_target(home: Path, tmp_path: Path, qu
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_labs_drafters_on_one_board(tmp_path: Path) -> None:
-    options = ["--drafters", f"model,medusa-1,medusa-2,{LOOKUP}", "--count", 24, "--max-new-tokens", 64, "--depth", 6]
+    options = ["--drafters", f"model,medusa-1,medusa-2,{LOOKUP}", "--num-prompts", 24]
+    options += ["--max-new-tokens", 64, "--max-draft-tokens", 6]
     options += ["--tree-nodes", 24, "--trials", 10, "--repeats", 1, "--dtype", "float64", "--mode", "greedy"]
     options += [word for name in ("fixed_k", "adaedl", "vct") for word in ("--policy", name)]
     document = json.loads(command("leaderboard", "--out", tmp_path / "board", *options, "--json"))

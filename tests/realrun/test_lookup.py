@@ -300,10 +300,11 @@ def test_a_profile_prices_the_look_and_no_trees() -> None:
 @pytest.mark.slow
 def test_the_commands_record_profile_and_validate(home: Path, tmp_path: Path) -> None:
     options = ["--target", home / "llama" / "target", "--drafter", LOOKUP, "--prompts", home / "prompts.jsonl"]
-    options += ["--count", 12, "--max-new-tokens", 24, "--depth", 4, "--dtype", "float64"]
+    options += ["--num-prompts", 12, "--max-new-tokens", 24, "--max-draft-tokens", 4, "--dtype", "float64"]
     command("record", tmp_path / "trace", *options)
     assert read_trace(tmp_path / "trace").meta["drafter"] == LOOKUP
-    command("profile", tmp_path / "profile.json", *options[:4], "--contexts", "2,30", "--depth", 4, "--repeats", 4)
+    sizes = ["--contexts", "2,30", "--max-draft-tokens", 4, "--repeats", 4]
+    command("profile", tmp_path / "profile.json", *options[:4], *sizes)
     policies = ["--policy", "fixed_k", "--policy", "max_confidence"]
     command("validate", "--out", tmp_path / "out", *options, *policies, "--trials", 5, "--repeats", 1)
     document = json.loads((tmp_path / "out" / "validation.json").read_text())

@@ -265,11 +265,11 @@ def test_the_commands_print_as_many_places_as_there_are_heads(tmp_path: Path) ->
     prompts.write_text("\n".join(texts))
     pairing = ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "heads"), "--dtype", "float64"]
     runner = CliRunner()
-    measuring = ["--contexts", "8,20", "--repeats", "2", "--tree-tokens", "5"]
+    measuring = ["--contexts", "8,20", "--repeats", "2", "--tree-nodes", "4"]
     result = runner.invoke(app, ["profile", str(tmp_path / "p.json"), *pairing, *measuring])
     assert result.exit_code == 0, result.output
     assert "verify 5" in result.output and "verify 17" not in result.output
-    recording = ["--prompts", str(prompts), "--count", "3", "--max-new-tokens", "9", "--tree-nodes", "40"]
+    recording = ["--prompts", str(prompts), "--num-prompts", "3", "--max-new-tokens", "9", "--tree-nodes", "40"]
     result = runner.invoke(app, ["record", str(tmp_path / "trace"), *pairing, *recording])
     assert result.exit_code == 0, result.output
     trace = read_trace(tmp_path / "trace")

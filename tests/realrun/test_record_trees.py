@@ -393,7 +393,8 @@ def test_trees_of_rejection_sampling_are_refused_by_one_line() -> None:
 def test_the_command_records_trees(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """On the lab, with few tokens; the trees are those that a real drafter's tree passes find."""
     folder = str(tmp_path / "trace")
-    sizes = ["--count", "1", "--max-new-tokens", "6", "--depth", "6", "--tree-nodes", "40", "--tree-width", "8"]
+    sizes = ["--num-prompts", "1", "--max-new-tokens", "6", "--max-draft-tokens", "6"]
+    sizes += ["--tree-nodes", "40", "--tree-width", "8"]
     result = CliRunner().invoke(app, ["record", folder, *sizes, "--dtype", "float64", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["mean_tree_nodes"] == 40

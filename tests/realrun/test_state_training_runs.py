@@ -180,7 +180,7 @@ def test_train_record_profile_and_validate_by_command(kind: str, architecture: s
         source = ["--text", tmp_path / "text"]
     else:
         source = []
-    training = [*target, *source, "--smoke", "--json", *(["--states-after", 2] if kind == "edd" else [])]
+    training = [*target, *source, "--smoke-test", "--json", *(["--states-after", 2] if kind == "edd" else [])]
     learnt = json.loads(command("train", kind, "--out", out, *training))
     assert (
         learnt["kind"] == kind and learnt["held_out"]["end"]["divergence"] < learnt["held_out"]["start"]["divergence"]
@@ -189,29 +189,19 @@ def test_train_record_profile_and_validate_by_command(kind: str, architecture: s
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"text": lines(9)[at : at + 12], "domain": "ab"[at % 2]}) + "\n" for at in range(9))
     )
-    prompts = ["--prompts", tmp_path / "prompts.jsonl", "--count", 4]
-    sizes = ["--depth", 4, "--max-new-tokens", 10, "--tree-nodes", 20, "--tree-width", 3]
+    prompts = ["--prompts", tmp_path / "prompts.jsonl", "--num-prompts", 4]
+    sizes = ["--max-draft-tokens", 4, "--max-new-tokens", 10, "--tree-nodes", 20, "--tree-width", 3]
     command("record", tmp_path / "trace", *pair, *prompts, *sizes, "--dtype", "float64")
     trace = read_trace(tmp_path / "trace")
     facts = {"states_after": 2} if kind == "edd" else {}
     named = "model" if kind == "vdm" else kind
     assert trace.tree is not None and trace.meta["drafter_kind"] == named and trace.meta["drafter_facts"] == facts
-    command(
-        "profile",
-        tmp_path / "profile.json",
-        *pair,
-        "--contexts",
-        "8,16",
-        "--depth",
-        3,
-        "--repeats",
-        2,
-        "--tree-tokens",
-        5,
-    )
+    sizes = ["--contexts", "8,16", "--max-draft-tokens", "3", "--repeats", "2", "--tree-nodes", "4"]
+    command("profile", tmp_path / "profile.json", *pair, *sizes)
     document = json.loads((tmp_path / "profile.json").read_text())
     assert document["drafter_kind"] == named and document["drafter"] == "drafter"
-    job = ["validate", "--out", tmp_path / "job", *prompts, "--max-new-tokens", 10, "--depth", 3, "--trials", 2]
+    lengths = ["--max-new-tokens", 10, "--max-draft-tokens", 3, "--trials", 2]
+    job = ["validate", "--out", tmp_path / "job", *prompts, *lengths]
     policies = ["--policy", "fixed_k", "--repeats", 1]
     rows = json.loads(command(*job, *pair, *policies, "--json"))["rows"]
     assert rows and all(row["rounds_identical_percent"] == 100 for row in rows)

@@ -237,7 +237,7 @@ def test_the_commands_train_on_any_llama_like_target(
     kind: str, architecture: str, folders: Path, tmp_path: Path
 ) -> None:
     text_ = ["--prompts", folders / "prompts.jsonl"] if kind == "self-sd" else ["--text", folders / "text"]
-    arguments = [kind, "--target", folders / architecture, *text_, "--out", tmp_path / "out", "--smoke"]
+    arguments = [kind, "--target", folders / architecture, *text_, "--out", tmp_path / "out", "--smoke-test"]
     result = invoke(*arguments, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -256,7 +256,8 @@ def test_the_commands_train_on_any_llama_like_target(
 @pytest.mark.parametrize("stages", [[], ["--one-stage"]])
 def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    arguments = ["medusa", "--joint", "--target", folders / "llama", "--text", folders / "text", "--smoke", *stages]
+    text = ["--text", folders / "text", "--smoke-test"]
+    arguments = ["medusa", "--joint", "--target", folders / "llama", *text, *stages]
     result = invoke(*arguments, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
     file = read_drafter(tmp_path / "out")
@@ -272,7 +273,7 @@ def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path:
         (["eesd", "--dtype", "float16", "--tokens", 0.01], "training in float16 is not stable"),
         (["medusa", "--lambda-0", 0.1], "go with --joint"),
         (["medusa", "--joint", "--one-stage", "--heads-from", "x"], "--one-stage starts from fresh heads"),
-        (["eesd", "--smoke", "--text", "nowhere"], "text folder nowhere does not exist"),
+        (["eesd", "--smoke-test", "--text", "nowhere"], "text folder nowhere does not exist"),
         (["eesd", "--lr", 0], "a learning rate of 0.0; give more than 0"),
     ],
 )

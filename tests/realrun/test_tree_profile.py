@@ -286,9 +286,9 @@ def test_the_parts_add_up_on_the_lab(lab_pair32: Pair, prompts: list[Any]) -> No
 
 def test_the_command_measures_trees_of_the_size_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    options = ["--contexts", "16", "--depth", "2", "--repeats", "2", "--tree-tokens"]
-    for tokens in (0, 6):
-        result = CliRunner().invoke(app, ["profile", str(out), *options, str(tokens)])
+    options = ["--contexts", "16", "--max-draft-tokens", "2", "--repeats", "2", "--tree-nodes"]
+    for nodes, tokens in ((0, 0), (5, 6)):
+        result = CliRunner().invoke(app, ["profile", str(out), *options, str(nodes)])
         assert result.exit_code == 0, result.output
-        assert ("verify tree of 6" in " ".join(result.output.split())) == (tokens == 6)
+        assert ("verify tree of 5" in " ".join(result.output.split())) == (tokens == 6)
         assert read_cost(out).max_tree_tokens == tokens

@@ -140,7 +140,7 @@ def test_the_command_prints_and_writes_the_comparison(tmp_path: Path) -> None:
     texts = [json.dumps({"text": f"number {i} and so on", "domain": "code"}) for i in range(2)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(texts))
     base = ["typical", "--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "heads")]
-    base += ["--prompts", str(tmp_path / "prompts.jsonl"), "--count", "2", "--max-new-tokens", "12"]
+    base += ["--prompts", str(tmp_path / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "12"]
     result = runner.invoke(app, [*base, "--epsilons", "0.05,0.2", "--json", "--out", str(tmp_path / "typical.json")])
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
