@@ -19,14 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from transformers.utils import logging
 
-sys.path.append(str(Path(__file__).parent / "realrun"))  # for the tiny pair
-from tiny import tiny_pair
-
 import realrun.cli.main
 import specsim.cli.main
 import specsim.trace.files
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, TREE_POLICIES
 from specsim.trace.files import checksum
+from tests.support.tiny import tiny_pair
 
 PREDICTION = {
     "policy", "params", "speedup", "v_d", "r_d", "hm", "tau",

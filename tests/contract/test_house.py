@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-HOME = Path(__file__).parents[2]
+from tests.support import ROOT
+
 PACKAGES = ("specsim", "realrun", "kernels/speckernels")
 MOST_FILES = 13  # .py files of a folder
 MOST_LINES = 400  # lines of a file that is no test
@@ -18,7 +19,7 @@ UNFINISHED = {"realrun/cli", "realrun/cli/train_drafters.py"}
 
 
 def sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (HOME / folder).rglob("*.py"))
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def lint_imports(home: Path) -> subprocess.CompletedProcess[str]:
@@ -31,14 +32,14 @@ def lint_imports(home: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """The packages' sources and their contracts, to be spoilt."""
-    shutil.copy(HOME / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
-        shutil.copytree(HOME / package, tmp_path / package, ignore=shutil.ignore_patterns("data", "weights", "*.pyc"))
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("data", "weights", "*.pyc"))
     return tmp_path
 
 
 def test_imports_follow_the_layers() -> None:
-    done = lint_imports(HOME)
+    done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout
     assert "0 broken" in done.stdout
 
@@ -72,10 +73,10 @@ def test_a_circle_of_imports_is_found(copied: Path) -> None:
 
 def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind() -> None:
     folders = {path.parent for path in sources(*PACKAGES, "studies", "kernels")}
-    counts = {str(folder.relative_to(HOME)): len(list(folder.glob("*.py"))) for folder in folders}
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES}.keys() <= UNFINISHED
 
 
 def test_no_file_is_longer_than_one_idea_needs() -> None:
-    lines = {str(path.relative_to(HOME)): len(path.read_text().splitlines()) for path in sources(*PACKAGES, "studies")}
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources(*PACKAGES, "studies")}
     assert {path: count for path, count in lines.items() if count > MOST_LINES}.keys() <= UNFINISHED

@@ -13,11 +13,11 @@ from speckernels.runtime import dispatch
 
 
 def main(names: list[str]) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with speckernels.use_backend("cuda"):
         for name in names or sorted(dispatch.OPERATIONS):
-            importlib.import_module(f"test_{name}").check(device)
+            importlib.import_module(f"tests.kernels.ops.test_{name}").check(device)
             print(f"{name}: agrees with the reference", flush=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reference import RampCost, small_trace
 
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import find_policy, make_policy
@@ -13,8 +12,10 @@ from specsim.ranking.leaderboard import leaderboard
 from specsim.speedup.prediction import predict
 from specsim.trace.split import split_sequences
 from specsim.tuning.search import tune
+from tests.support import ROOT
+from tests.support.reference import RampCost, small_trace
 
-README = Path(__file__).parents[2] / "README.md"
+README = ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")

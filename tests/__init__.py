@@ -1,0 +1,1 @@
+"""The tests, in folders like those of the packages."""

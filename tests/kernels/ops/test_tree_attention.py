@@ -1,0 +1,312 @@
+"""Tree attention: errors against float64, beside those that rounding alone makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import speckernels
+from speckernels import Unsupported
+from speckernels.ops import tree_metadata
+from speckernels.ops.tree_attention import reference, tree_attention
+from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, split_count
+from tests.support.kernel_trees import BACKENDS, GPU, SHAPES, forest, path_to_root, thread_orders
+from tests.support.mutants import Mutant
+
+# Kernels may round the weights before they are divided by their sum, and sum in another order.
+TIMES_ROUNDING_ERROR = 2.0
+# Where rounding happens to make no error at all; a few units of values of size 1.
+FLOOR = {torch.float16: 1e-4, torch.bfloat16: 1e-3, torch.float32: 3e-6, torch.float64: 1e-13}
+LAYOUTS = ("BHLD", "BLHD", "B L keys-and-values H D")
+MUTANTS = [
+    Mutant("csrc/tree_attention.cu", "copy_async_wait<S::STAGES - 2>", "copy_async_wait<S::STAGES - 1>",
+           "reads a tile before it has arrived"),
+    Mutant("csrc/tree_attention.cu",
+           "__syncthreads();  // this tile is here, and all have finished with the one before", "",
+           "reads what other threads have yet to copy"),
+    Mutant("csrc/tree_attention.cu", "word(index + 1)", "word(index)", "mask words do not join"),
+    Mutant("csrc/tree_attention.cu", "i < 0 ? ~0u", "i < 0 ? 0u", "context masked where the tree begins in its tile"),
+    Mutant("csrc/tree_attention.cu", "weights[m][upper][child] = fast_exp2(stats[child].x - finite_shift(highest))",
+           "weights[m][upper][child] = 1", "splits merged without their maxima"),
+    Mutant("csrc/tree_attention.cu", "__syncthreads();  // all have read the slot that the next level overwrites", "",
+           "race between levels of the merge"),
+    Mutant("csrc/tree_attention.cu", "slot < end ? 16 : 0", "16", "values behind the tree times weight 0"),
+    Mutant("csrc/tree_attention.cu", "moved |= now != before", "moved |= now < before", "old sums keep an old maximum"),
+    Mutant("csrc/tree_attention.cu", "if (now == lowest) continue;", "", "simple kernel: NaN where nothing is seen"),
+    Mutant("ops/tree_attention/triton.py", "head = kv_head * group + row % group\n    d =",
+           "head = kv_head * group + row * 0\n    d =", "a group's heads all take the first one's query"),
+    Mutant("ops/tree_attention/triton.py", "(other & 31)", "(other & 15)", "wrong bit of the mask"),
+    Mutant("ops/tree_attention/triton.py", "row_sum * old", "row_sum", "splits merged without their maxima"),
+    Mutant("ops/tree_attention/triton.py", "rescale = tl.exp2(row_max - shift)",
+           "rescale = tl.exp2(shift - shift)", "old sums keep an old maximum"),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch, one sequence per entry of contexts; trees of different shapes."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    nodes: int
+    contexts: Sequence[int]
+    capacity: int
+    dtype: torch.dtype
+    layout: str = LAYOUTS[0]
+
+
+# Which path of the CUDA kernel a case takes: rows = nodes * heads / kv_heads choose tiles of 16, 64
+# or 128 rows; the capacity allows splits, the context uses them.
+CASES = [
+    Case(2, 1, 32, 1, (0, 31, 64), 90, torch.float16),  # one split
+    Case(4, 2, 32, 5, (0, 1, 31, 32, 63, 64), 90, torch.bfloat16, LAYOUTS[1]),
+    Case(4, 2, 32, 5, (0, 200), 300, torch.float32, LAYOUTS[2]),
+    Case(2, 2, 40, 33, (31,), 400, torch.float64, LAYOUTS[1]),  # several of the splits stay empty
+    Case(2, 1, 32, 2, (2200,), 2400, torch.float16),  # two levels of merges, 16 rows
+    Case(6, 2, 64, 11, (700, 130), 900, torch.bfloat16, LAYOUTS[2]),  # two levels, 64 rows
+    Case(6, 1, 32, 63, (500,), 640, torch.float16, LAYOUTS[1]),  # two levels, tiles of 128 rows
+    Case(3, 1, 64, 33, (63, 0), 200, torch.bfloat16),
+    Case(2, 2, 128, 123, (200,), 2048, torch.float16, LAYOUTS[1]),
+    Case(2, 1, 256, 5, (100,), 300, torch.bfloat16),
+]
+LARGE_CASES = [
+    Case(32, 8, 128, 64, (8192 - 64,), 8192, torch.bfloat16),
+    Case(32, 8, 128, 64, (32768, 1000, 0, 20000), 40000, torch.bfloat16, LAYOUTS[1]),
+    Case(32, 8, 128, 1, (32767,), 32768, torch.float16),
+    Case(16, 1, 64, 256, (5000, 100), 6000, torch.float16, LAYOUTS[2]),
+    Case(24, 8, 64, 123, (3000,), 131072, torch.bfloat16, LAYOUTS[1]),
+    Case(8, 4, 256, 63, (4097, 63), 8192, torch.bfloat16),
+    Case(12, 12, 64, 63, (1000,), 2048, torch.float32),
+    Case(4, 2, 80, 17, (500,), 600, torch.float64, LAYOUTS[1]),
+]
+
+
+def arguments(case: Case, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
+    """Peaked attention, so that each key matters; slots behind the tree hold NaN and infinity."""
+    generator = torch.Generator(device).manual_seed(seed)
+    batch, c = len(case.contexts), case
+    shapes = tuple(SHAPES[i % len(SHAPES)] for i in range(batch))
+    context = torch.tensor(c.contexts, dtype=torch.int32)
+    mask_bits = tree_metadata(forest(shapes, c.nodes, seed), context).mask_bits.to(device)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(c.dtype)
+
+    query = 3 * normal(batch, c.nodes, c.heads, c.dim).transpose(1, 2)
+    if c.layout == "BHLD":
+        keys, values = (normal(batch, c.kv_heads, c.capacity, c.dim) for _ in range(2))
+    elif c.layout == "BLHD":
+        keys, values = (normal(batch, c.capacity, c.kv_heads, c.dim).transpose(1, 2) for _ in range(2))
+    else:
+        keys, values = normal(batch, c.capacity, 2, c.kv_heads, c.dim).permute(2, 0, 3, 1, 4)
+    for sequence, length in enumerate(c.contexts):
+        keys[sequence, :, length + c.nodes :] = torch.nan
+        values[sequence, :, length + c.nodes :] = torch.tensor([torch.nan, torch.inf]).repeat(c.dim)[: c.dim]
+    return query, keys, values, mask_bits, context.to(device), c.dim**-0.5
+
+
+def exact(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *others: Any) -> torch.Tensor:
+    """The reference in float64."""
+    return reference.tree_attention(query.double(), keys.double(), values.double(), *others)
+
+
+def rounded(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    context: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """The same with the weights rounded to the type: the error that tensor cores cannot avoid."""
+    nodes, kind = query.shape[2], query.dtype
+    wide = torch.promote_types(kind, torch.float32)
+    sequences = []
+    for sequence, length in enumerate(context.tolist()):
+        end = length + nodes
+        used = (cache[sequence, :, :end].to(wide) for cache in (keys, values))
+        k, v = (cache.repeat_interleave(query.shape[1] // len(cache), 0) for cache in used)
+        sees = torch.ones(nodes, end, dtype=torch.bool, device=query.device)
+        j = torch.arange(nodes, device=query.device)
+        sees[:, length:] = (mask_bits[sequence][:, j // 32] >> (j % 32) & 1).bool()
+        scores = (query[sequence].to(wide) @ k.mT * scale).masked_fill(~sees, -torch.inf)
+        sequences.append((scores.softmax(-1).to(kind).to(wide) @ v).transpose(0, 1))
+    return torch.stack(sequences).to(kind)
+
+
+def assert_close(got: torch.Tensor, case: Case, args: tuple[Any, ...]) -> None:
+    wanted = exact(*args)
+    assert got.dtype == case.dtype and got.shape == wanted.shape and got.is_contiguous(), case
+    assert got.isfinite().all(), f"{case}: not finite at {(~got.isfinite()).nonzero()[0].tolist()} (b, node, head, d)"
+    unavoidable = (rounded(*args).double() - wanted).abs().max().item()
+    error = (got.double() - wanted).abs()
+    limit = TIMES_ROUNDING_ERROR * unavoidable + FLOOR[case.dtype]
+    worst = (error == error.max()).nonzero()[0].tolist()
+    assert error.max() <= limit, f"{case}: error {error.max():.2e} at {worst} (b, node, head, d), limit {limit:.2e}"
+
+
+def check(device: str) -> None:
+    """Errors within the limit, and the same bits in any order of threads and blocks."""
+    for case in CASES:
+        if case.dtype == torch.float64 and speckernels.backend_for(device) == "triton":
+            continue
+        args = arguments(case, device)
+        first = None
+        for _ in thread_orders("tree_attention", device):
+            got = tree_attention(*args)
+            first = got if first is None else first
+            assert torch.equal(got, first), f"{case}: depends on the order of threads"
+        assert first is not None
+        assert_close(first, case, args)
+
+
+@pytest.mark.parametrize(("backend", "device"), BACKENDS)
+def test_agrees_with_the_reference(backend: str, device: str) -> None:
+    with speckernels.use_backend(backend):
+        check(device)
+
+
+@pytest.mark.parametrize("case", LARGE_CASES, ids=str)
+@pytest.mark.parametrize("backend", [pytest.param(backend, marks=GPU) for backend in ("triton", "cuda")])
+def test_large(backend: str, case: Case) -> None:
+    if backend == "triton" and case.dtype == torch.float64:
+        pytest.skip("float64 is not for Triton")
+    args = arguments(case, "cuda")
+    with speckernels.use_backend(backend):
+        assert_close(tree_attention(*args), case, args)
+
+
+@pytest.mark.parametrize("backend", [pytest.param(backend, marks=GPU) for backend in ("triton", "cuda")])
+def test_replays_in_a_cuda_graph(backend: str) -> None:
+    """Lengths are read on the device: a replay follows them."""
+    case = Case(8, 2, 64, 33, (900,), 1000, torch.float16)
+    longer, shorter = arguments(case, "cuda"), arguments(Case(8, 2, 64, 33, (100,), 1000, torch.float16), "cuda")
+    static: list[Any] = [x.clone() if isinstance(x, torch.Tensor) else x for x in longer]
+    with speckernels.use_backend(backend):
+        tree_attention(*static)  # builds and allocates
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = tree_attention(*static)
+        for args in (longer, shorter, longer):
+            for to, source in zip(static[:5], args[:5], strict=True):
+                to.copy_(source)
+            graph.replay()
+            assert_close(got, case, args)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton", "cuda"])
+def test_a_chain_is_causal_attention(backend: str) -> None:
+    nodes, context = 21, 50
+    case = Case(4, 2, 32, nodes, (context,), 80, torch.float32)
+    query, keys, values, _, lengths, scale = arguments(case)
+    mask_bits = tree_metadata(forest(("chain",), nodes, 0), lengths).mask_bits
+    with speckernels.use_backend(backend):
+        got = tree_attention(query, keys, values, mask_bits, lengths, scale)
+    causal = torch.ones(nodes, context + nodes, dtype=torch.bool).tril(context)
+    k, v = (cache[:, :, : context + nodes].repeat_interleave(2, 1) for cache in (keys, values))
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=causal, scale=scale)
+    torch.testing.assert_close(got, wanted.transpose(1, 2), rtol=0, atol=FLOOR[torch.float32])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(SHAPES), st.integers(1, 70), st.integers(0, 70), st.integers(0, 1000))
+def test_reference_sees_the_context_and_the_path_to_the_root(shape: str, nodes: int, context: int, seed: int) -> None:
+    """Each node alone: softmax over the keys that it may see, gathered one by one."""
+    case = Case(2, 1, 4, nodes, (context,), context + nodes + 3, torch.float64)
+    query, keys, values, _, lengths, scale = arguments(case, seed=seed)
+    parents = forest((shape,), nodes, seed)
+    got = tree_attention(query, keys, values, tree_metadata(parents, lengths).mask_bits, lengths, scale)
+    for node in range(0, nodes, 7):
+        slots = [*range(context), *(context + j for j in path_to_root(parents[0].tolist(), node))]
+        weights = (keys[0, 0, slots] @ query[0, :, node].mT * scale).softmax(0)
+        torch.testing.assert_close(got[0, node], weights.mT @ values[0, 0, slots], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_rows_that_are_not_aligned(backend: str) -> None:
+    """Tensor cores read 16 bytes at a time; other strides take the simple kernel."""
+    case = Case(2, 1, 32, 5, (40,), 50, torch.float16)
+    query, keys, values, *others = arguments(case)
+    wider = torch.full((1, 1, 50, 33), torch.nan, dtype=torch.float16)
+    wider[..., 1:] = values
+    args = (query, keys, wider[..., 1:], *others)
+    with speckernels.use_backend(backend):
+        assert_close(tree_attention(*args), case, args)
+
+
+@pytest.mark.parametrize(("backend", "device"), BACKENDS)
+def test_caches_beyond_32_bit_offsets(backend: str, device: str) -> None:
+    """The second head begins 2^31 elements on; pages in between are never touched."""
+    apart, slots, case = 2**31 + 64, 70, Case(4, 2, 32, 5, (60,), 70, torch.float16)
+    query, keys, values, *others = arguments(case, device)
+    storage = torch.empty(apart + 2 * slots * case.dim, dtype=case.dtype, device=device)
+    far: list[Any] = []
+    for offset, cache in ((0, keys), (slots * case.dim, values)):
+        far.append(storage.as_strided(cache.shape, (0, apart, case.dim, 1), offset))
+        far[-1].copy_(cache)
+    with speckernels.use_backend(backend):
+        assert_close(tree_attention(query, *far, *others), case, (query, keys, values, *others))
+
+
+@pytest.mark.parametrize("backend", speckernels.BACKENDS)
+def test_no_sequences_give_nothing(backend: str) -> None:
+    query, keys, values, mask_bits, context, scale = arguments(CASES[0])
+    with speckernels.use_backend(backend):
+        got = tree_attention(query[:0], keys[:0], values[:0], mask_bits[:0], context[:0], scale)
+    assert got.shape == (0, 1, 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles"), [(1, 512), (8, 128), (16, 512), (100, 512), (132, 9), (1000, 512), (3, 1)]
+)
+def test_splits_fill_the_gpu(blocks: int, tiles: int) -> None:
+    slots = 132
+    splits = split_count(blocks, tiles, slots)
+    assert 1 <= splits <= max(1, tiles // 2)
+
+    def use(splits: int) -> float:
+        return blocks * splits / (-(-blocks * splits // slots) * slots)
+
+    best = max(use(s) for s in range(1, max(1, min(slots, tiles // 2)) + 1))
+    assert use(splits) >= GOOD_ENOUGH * best
+    assert all(use(fewer) < GOOD_ENOUGH * best for fewer in range(1, splits))
+
+
+def test_registration() -> None:
+    torch.library.opcheck(torch.ops.speckernels.tree_attention.default, arguments(CASES[1]))
+
+
+def test_refusals() -> None:
+    with speckernels.use_backend("cuda"), pytest.raises(Unsupported, match=r"no torch.float16 with D = 48"):
+        tree_attention(*arguments(Case(2, 1, 48, 3, (5,), 10, torch.float16)))
+    with speckernels.use_backend("triton"), pytest.raises(Unsupported, match=r"no torch.float64 with D = 16"):
+        tree_attention(*arguments(Case(2, 1, 16, 3, (5,), 10, torch.float64)))
+
+
+def test_errors_say_what_to_give() -> None:
+    query, keys, values, mask_bits, context, scale = arguments(Case(4, 2, 8, 3, (5, 6), 10, torch.float32))
+    with pytest.raises(ValueError, match=r"query is torch.int32 \[2, 4, 3, 8\]; give a float"):
+        tree_attention(query.int(), keys, values, mask_bits, context, scale)
+    with pytest.raises(ValueError, match=r"\[2, 4, 257, 8\]; give a float \[B, Hq, n, D\] with 1 to 256 nodes"):
+        tree_attention(query[:, :, :1].expand(-1, -1, 257, -1), keys, values, mask_bits, context, scale)
+    with pytest.raises(ValueError, match=r"keys is torch.float16 .*; give torch.float32 \[2, Hkv, L, 8\]"):
+        tree_attention(query, keys.half(), values, mask_bits, context, scale)
+    with pytest.raises(ValueError, match=r"keys is .* with Hkv a divisor of 3"):
+        tree_attention(query[:, :3], keys, values, mask_bits, context, scale)
+    with pytest.raises(ValueError, match=r"values is .*\[2, 2, 9, 8\]; give .* the same for keys and values"):
+        tree_attention(query, keys, values[:, :, :9], mask_bits, context, scale)
+    with pytest.raises(ValueError, match=r"keys has stride 10 along D; make its last dimension contiguous"):
+        tree_attention(query, keys.mT.contiguous().mT, values, mask_bits, context, scale)
+    with pytest.raises(ValueError, match=r"mask_bits is torch.int32 \[2, 3\]; give int32 \[2, 3, 1\]"):
+        tree_attention(query, keys, values, mask_bits[..., 0], context, scale)
+    with pytest.raises(ValueError, match=r"context_lens is torch.int64 \[2\]; give int32 \[2\]"):
+        tree_attention(query, keys, values, mask_bits, context.long(), scale)
+    with pytest.raises(ValueError, match=r"scale is -1; give a positive number"):
+        tree_attention(query, keys, values, mask_bits, context, -1)

@@ -1,0 +1,338 @@
+"""Drafters inside the target from their folders: loading, refusals, and the commands from end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner
+
+import realrun.pairs.pair
+from realrun.cli.main import app
+from realrun.drafters.acceptance_predictor import FILE as PREDICTOR_FILE
+from realrun.drafters.acceptance_predictor import load_predictor, save_predictor
+from realrun.drafters.eagle import Eagle
+from realrun.drafters.edd import one_layer_model, own_state
+from realrun.drafters.eesd import EarlyExit
+from realrun.drafters.medusa import MedusaHeads
+from realrun.lm.skipped_layers import SkippedSublayers
+from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
+from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
+from specsim.errors import InputError
+from specsim.trace.files import read_trace
+from tests.realrun.drafters.test_predictor import random_predictor, refused
+from tests.support.pairs.inside import (
+    INSIDE,
+    SKIPS,
+    STATES_AFTER,
+    early_exit_pair,
+    marked,
+    pair_of,
+    skipping_pair,
+    target_of,
+)
+from tests.support.tiny import POSITIONS, VOCAB, tiny_tokenizer
+
+HEADS = 3
+FACTS: dict[str, dict[str, Any]] = {
+    "eesd": {"layers": 1, "exit_layers": 1},
+    "medusa": {"heads": HEADS},
+    "self-sd": {"attention": [1], "mlp": [1]},
+    "edd": {"states_after": STATES_AFTER},
+    "eagle": {},
+}
+inside = pytest.mark.parametrize("kind", marked(INSIDE, ("edd", "eagle")))
+ARCHITECTURES = ("llama", "qwen2", "mistral")
+ADAPTED = "model.layers.1.self_attn.q_proj"
+
+
+def target_like(architecture: str) -> Any:
+    if architecture == "llama":
+        return target_of().float()
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": POSITIONS,
+        "initializer_range": 0.15,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    torch.manual_seed(3)
+    if architecture == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    return MistralForCausalLM(MistralConfig(**sizes, sliding_window=None)).eval()
+
+
+def tensors_of(kind: str, target: Any) -> Mapping[str, torch.Tensor]:
+    if kind == "eesd":
+        return EarlyExit(target, 1).state_dict()
+    if kind == "edd":
+        return own_state(one_layer_model(target))
+    if kind == "eagle":
+        return Eagle(target).state_dict()
+    return MedusaHeads(target, HEADS).state_dict() if kind == "medusa" else {}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ARCHITECTURE/target, ARCHITECTURE/KIND for every kind of drafter, and prompts.jsonl."""
+    home = tmp_path_factory.mktemp("drafters")
+    for architecture in ARCHITECTURES:
+        target = target_like(architecture)
+        target.save_pretrained(home / architecture / "target")
+        tiny_tokenizer().save_pretrained(home / architecture / "target")
+        described = describe_target(target, f"tiny/{architecture}")
+        for kind in INSIDE:
+            facts = {"target": described, **FACTS[kind]}
+            save_drafter(home / architecture / kind, kind, tensors_of(kind, target), facts)
+    texts = ["def f(x):", "The end", "import os", "Speculative", "one two three", "return 0"] * 4
+    lines = [json.dumps({"text": text, "domain": "ab"[i % 2]}) for i, text in enumerate(texts)]
+    (home / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    return home
+
+
+def load(home: Path, kind: str, dtype: str = "float64", **options: Any) -> Pair:
+    return load_pair(str(home / "llama" / "target"), drafter=str(home / "llama" / kind), dtype=dtype, **options)
+
+
+def command(*words: object) -> str:
+    """What the command prints; InputErrors come through."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(result.exception, InputError):
+        raise result.exception
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+@inside
+def test_a_drafter_is_loaded_by_its_folder(kind: str, home: Path) -> None:
+    pairs = {dtype: load(home, kind, dtype) for dtype in ("float64", "float32", "bfloat16")}
+    for dtype, pair in pairs.items():
+        assert pair.kind == pair.draft_name == kind and pair.target_name == "target" and pair.predictor is None
+        assert pair.drafter_facts == FACTS[kind] and pair.eos_token_ids == (0,)
+        assert {str(p.dtype) for p in (*pair.draft.parameters(), *pair.target.parameters())} == {f"torch.{dtype}"}
+        assert not pair.draft.training
+    assert len({pair.fingerprint for pair in pairs.values()}) == 1
+    by_file = load(home, f"{kind}/{FILE}")
+    assert by_file.draft_name == kind and by_file.fingerprint == pairs["float64"].fingerprint
+    plain = load_pair(str(home / "llama" / "target"), str(home / "llama" / "target"), dtype="float64")
+    assert plain.kind == "model" and plain.drafter_facts == {} and plain.fingerprint != by_file.fingerprint
+
+
+@inside
+def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, tmp_path: Path) -> None:
+    target, bare = str(home / "llama" / "target"), load(home, kind)
+    folder = tmp_path / "mine"
+    facts = {"target": describe_target(bare.target, "t"), **FACTS[kind]}
+    save_drafter(folder, kind, tensors_of(kind, bare.target), facts)
+    get = partial(load_pair, target, drafter=str(folder), dtype="float64")
+    refused(["predictor", "does not exist"], lambda: get(predictor="lab"))
+    assert get().predictor is None
+    predictor = random_predictor(bare)
+    save_predictor(predictor, folder / PREDICTOR_FILE)
+    for name in ("auto", "lab", str(folder), str(folder / PREDICTOR_FILE)):
+        found = get(predictor=name).predictor
+        assert found is not None and found.facts == predictor.facts
+    assert get(predictor="none").predictor is None and get(predictor=None).predictor is None
+    assert load_pair(target, drafter=str(folder / FILE)).predictor is not None
+    # Another drafter's is passed over where nobody asked for it.
+    stranger = replace(predictor, facts={**predictor.facts, "fingerprint": "another"})
+    save_predictor(stranger, folder / PREDICTOR_FILE)
+    assert get().predictor is None
+    refused(["other weights", "another"], lambda: get(predictor=str(folder)))
+
+
+@pytest.mark.parametrize("name", LAB_DRAFTERS)
+def test_a_lab_drafter_that_is_not_there_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(realrun.pairs.pair, "LAB_WEIGHTS", tmp_path)
+    refused([f"no drafter {name}", "realrun train"], lambda: load_pair(drafter=name))
+
+
+def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
+    target = str(home / "llama" / "target")
+
+    def load_from(folder: Path | str) -> Callable[[], object]:
+        return lambda: load_pair(target, drafter=str(folder))
+
+    refused(["abacus", *LAB_DRAFTERS, "realrun train"], load_from("abacus"))
+    refused([FILE, "does not exist"], load_from(tmp_path))
+    refused(["no drafter that this program reads"], load_from(home / "llama" / "target" / "model.safetensors"))
+    (tmp_path / FILE).write_bytes(b"no safetensors")
+    refused([FILE, "damaged"], load_from(tmp_path))
+    bare = target_like("llama")
+    described = describe_target(bare, "t")
+    cases: list[tuple[str, Mapping[str, torch.Tensor], dict[str, Any], list[str]]] = [
+        ("eesd", {}, {"layers": 1, "exit_layers": 1}, ["does not fit its target"]),
+        ("eesd", tensors_of("eesd", bare), {"layers": 1}, ["does not fit its target", "exit_layers"]),
+        ("eesd", tensors_of("eesd", bare), {"layers": "1", "exit_layers": 1}, ["does not fit its target"]),
+        ("eesd", tensors_of("eesd", bare), {"layers": 3, "exit_layers": 1}, ["after 3 of 3 layers"]),
+        ("medusa", tensors_of("medusa", bare), {"heads": 2}, ["does not fit its target"]),
+        ("medusa", {f"adapter.{ADAPTED}.A": torch.ones(2, 32)}, {"heads": 2}, ["does not fit its target", "adapter"]),
+        ("self-sd", {}, {"mlp": [0]}, ["does not fit its target", "attention"]),
+    ]
+    for kind, tensors, facts, names in cases:
+        save_drafter(tmp_path, kind, tensors, {"target": described, **facts})
+        refused([str(tmp_path), *names] if "layers" not in names[0] else names, load_from(tmp_path))
+    save_drafter(tmp_path, "self-sd", {}, {"target": None, **FACTS["self-sd"]})
+    refused(["does not say which target"], load_from(tmp_path))
+
+
+@inside
+def test_a_drafter_of_another_target_is_refused(kind: str, home: Path, tmp_path: Path) -> None:
+    drafter = str(home / "llama" / kind)
+    changed, narrow = target_like("llama"), target_of(2).float()
+    with torch.no_grad():
+        changed.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    for name, model in (("changed", changed), ("narrow", narrow)):
+        model.save_pretrained(tmp_path / name)
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    train = f"realrun train {kind}"
+    refused(["tiny/llama", "weights", train], lambda: load_pair(str(tmp_path / "changed"), drafter=drafter))
+    refused(["layers 3", "has 2", train], lambda: load_pair(str(tmp_path / "narrow"), drafter=drafter))
+    refused(["LlamaForCausalLM", "Qwen2", train], lambda: load_pair(str(home / "qwen2" / "target"), drafter=drafter))
+    refused(["tiny/llama", "layers 3", train], lambda: load_pair(drafter=drafter))  # the lab
+
+
+def test_fingerprints_tell_drafters_apart() -> None:
+    """Also those whose first tensors are the same."""
+    target = target_of()
+
+    def medusa(heads: MedusaHeads) -> Pair:
+        return Pair(target, heads, tiny_tokenizer(), "t", "d", (), kind="medusa")
+
+    other_head, other_exit = MedusaHeads(target, 2), early_exit_pair(target)
+    with torch.no_grad():
+        other_head.vocabulary[1] += 1
+        other_exit.draft.lm_head.weight += 1
+    pairs = [
+        Pair(target, target, tiny_tokenizer(), "t", "d", ()),
+        early_exit_pair(target),
+        early_exit_pair(target, layers=2),
+        early_exit_pair(target, exit_layers=2),
+        early_exit_pair(target, exit_layers=0),
+        other_exit,
+        medusa(MedusaHeads(target, 2)),
+        medusa(MedusaHeads(target, 3)),
+        medusa(other_head),
+        skipping_pair(target, SkippedSublayers(frozenset(), frozenset())),
+        skipping_pair(target),
+        skipping_pair(target, SkippedSublayers(SKIPS.attention, frozenset())),
+        skipping_pair(target, SkippedSublayers(frozenset(), SKIPS.mlp)),
+    ]
+    assert len({pair.fingerprint for pair in pairs}) == len(pairs)
+    assert early_exit_pair(target).fingerprint == pairs[1].fingerprint
+
+
+def test_a_tuned_target_is_the_same_in_every_number_type(tmp_path: Path) -> None:
+    target = target_like("llama").bfloat16().float()  # as targets come
+    target.save_pretrained(tmp_path / "target")
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    generator = torch.Generator().manual_seed(0)
+    adapter = {
+        f"adapter.{ADAPTED}.{part}": 0.1 * torch.randn(*shape, generator=generator)
+        for part, shape in {"A": (2, 32), "B": (32, 2)}.items()
+    }
+    facts = {"target": describe_target(target, "t"), "heads": HEADS, "adapter": {"rank": 2, "alpha": 4}}
+    save_drafter(tmp_path / "tuned", "medusa", {**tensors_of("medusa", target), **adapter}, facts)
+    save_drafter(tmp_path / "untuned", "medusa", tensors_of("medusa", target), facts)
+    found = [
+        load_pair(str(tmp_path / "target"), drafter=str(tmp_path / name), dtype=dtype)
+        for name in ("tuned", "untuned")
+        for dtype in ("float64", "float32", "bfloat16")
+    ]
+    prints = [pair.fingerprint for pair in found]
+    assert prints == [prints[0]] * 3 + [prints[-1]] * 3 and prints[0] != prints[-1]
+    change = found[0].target.get_submodule(ADAPTED).weight - target.get_submodule(ADAPTED).weight
+    low, high = (adapter[f"adapter.{ADAPTED}.{part}"].double() for part in "AB")
+    torch.testing.assert_close(change, 2 * high @ low, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@inside
+def test_recording_and_profiling_by_command(kind: str, architecture: str, home: Path, tmp_path: Path) -> None:
+    pair = ["--target", home / architecture / "target", "--drafter", home / architecture / kind]
+    prompts = ["--prompts", home / "prompts.jsonl", "--num-prompts", 3]
+    out = tmp_path / "trace"
+    sizes = ["--max-draft-tokens", 4, "--max-new-tokens", 10, "--tree-nodes", 8, "--tree-width", 3]
+    printed = json.loads(command("record", out, *pair, *prompts, *sizes, "--dtype", "float64", "--json"))
+    trace = read_trace(out)
+    depth = HEADS if kind == "medusa" else 4
+    assert printed["sequences"] == trace.sequences == 3 and trace.depth == depth and trace.tree is not None
+    assert trace.score is None and (trace.meta["target"], trace.meta["drafter"]) == ("target", kind)
+    assert trace.meta["drafter_kind"] == kind and trace.meta["drafter_facts"] == FACTS[kind]
+    measured = tmp_path / "profile.json"
+    options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--repeats", 2, "--tree-nodes", 4]
+    assert "median milliseconds" in command("profile", measured, *pair, *options)
+    document = json.loads(measured.read_text())
+    assert len(document["median_s"]["draft_step"]) == depth and document["drafter_kind"] == kind
+    assert document["drafter_facts"] == FACTS[kind] and document["median_s"]["score_step"] == 0
+
+
+@inside
+def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
+    """Train the predictor into the drafter's folder, then validate Cali-TS, twice; then ask for another drafter."""
+    bare, folder = load(home, kind, "float32"), tmp_path / "drafter"
+    facts = {"target": describe_target(bare.target, "t"), **FACTS[kind]}
+    save_drafter(folder, kind, tensors_of(kind, bare.target), facts)
+    pair = ["--target", home / "llama" / "target", "--drafter", folder]
+    prompts = ["--prompts", home / "prompts.jsonl"]
+    training = ["--max-new-tokens", 8, "--max-draft-tokens", 4, "--epochs", 2, "--num-prompts", 24]
+    learnt = json.loads(command("train", "predictor", "--out", folder, *pair, *prompts, *training, "--json"))
+    assert learnt["drafter_kind"] == kind and learnt["fingerprint"] == bare.fingerprint
+    assert set(learnt["held_out"]) == {"predictor", "confidence", "base rate"}
+    lengths = ["--num-prompts", 4, "--max-new-tokens", 10, "--max-draft-tokens", 3]
+    job = ["validate", "--out", tmp_path / "job", *prompts, *lengths]
+    policies = ["--policy", "fixed_k", "--policy", "cali_ts", "--trials", 2, "--repeats", 1]
+    document = json.loads(command(*job, *pair, *policies, "--json"))
+    assert document["drafter_kind"] == kind and document["drafter_facts"] == FACTS[kind]
+    rows = {row["policy"]: row for row in document["rows"]}
+    assert set(rows) == {"fixed_k", "cali_ts"}
+    assert all(row["rounds_identical_percent"] == 100 for row in rows.values())
+    trace = read_trace(tmp_path / "job" / "trace")
+    assert trace.meta["predictor"] == load_predictor(folder).digest
+    written = (tmp_path / "job" / "trace" / "meta.json").read_bytes()
+    command(*job, *pair, *policies)
+    assert (tmp_path / "job" / "trace" / "meta.json").read_bytes() == written
+    # The same name and the same kind, other weights or other sublayers.
+    if kind == "self-sd":
+        save_drafter(folder, kind, {}, {**facts, "attention": [2]})
+    else:
+        tensors = dict(tensors_of(kind, bare.target))
+        scaled = {"eesd": "head.weight", "medusa": "vocabulary", "edd": "model.norm.weight", "eagle": "fuse.weight"}
+        name = scaled[kind]
+        tensors[name] = tensors[name] * 2
+        save_drafter(folder, kind, tensors, facts)
+    refused(["weights=", "--overwrite"], lambda: command(*job, *pair, *policies))
+    other = "medusa" if kind == "eesd" else "eesd"
+    elsewhere = [*pair[:2], "--drafter", home / "llama" / other]
+    refused(["drafter=", other, "--overwrite"], lambda: command(*job, *elsewhere, *policies))
+
+
+def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) -> None:
+    out, qwen = tmp_path / "out", home / "qwen2" / "target"
+    wrong = ["--target", qwen, "--drafter", home / "llama" / "eesd"]
+    for words in (
+        ["record", out],
+        ["profile", out],
+        ["validate", "--out", out],
+        ["train", "predictor", "--out", out],
+    ):
+        refused(["LlamaForCausalLM", "Qwen2ForCausalLM"], lambda words=words: command(*words, *wrong))
+        refused(["abacus", "realrun train"], lambda words=words: command(*words, "--drafter", "abacus"))
+    assert not out.exists()
+
+
+def test_pairs_in_memory_say_what_they_are() -> None:
+    assert pair_of("model").drafter_facts == {} and pair_of("eesd").drafter_facts == FACTS["eesd"]
+    assert pair_of("self-sd").drafter_facts == FACTS["self-sd"]

@@ -1,0 +1,237 @@
+"""Rejection sampling is loss-free: by enumeration through the verifier, and by many samples of the real loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from realrun.decode.chain_verify import Verifier, match_verifier, rejection_verifier
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Sampler, draw
+from realrun.drafters.draft_model import DraftModel
+from realrun.lm.cached import CachedLM
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
+from tests.support.sampling_law import (
+    EXACT,
+    FedChoice,
+    Law,
+    Path,
+    add,
+    distance,
+    emitted_law,
+    exact_law,
+    random_tables,
+    warped,
+)
+
+
+def broken_replacement(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+    """Draws the replacement of a rejected token from p (ERRATA C1)."""
+    emitted = rejection_verifier(logits, draft, sampler, sequence, position)
+    last = draw(sampler.probs(logits[len(emitted) - 1 :][:1]), [sampler.uniform("last", sequence, position, 0)])
+    return [*emitted[:-1], int(last)]
+
+
+def broken_ratio(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+    """Accepts where u < q/p."""
+    target = sampler.probs(logits)
+    accepted = 0
+    for place, token in enumerate(draft.tokens):
+        u = sampler.uniform("judge", sequence, position, place + 1)
+        if not u * target[place, token] < draft.probs[place][token]:
+            break
+        accepted += 1
+    weights = target[accepted]
+    if accepted < len(draft.tokens):
+        weights = (weights - draft.probs[accepted]).clamp(min=0)
+    last = draw(weights[None], [sampler.uniform("last", sequence, position, 0)])
+    return [*draft.tokens[:accepted], int(last)]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "depth", "temperature", "top_p", "seed"),
+    [(6, 1, 1.0, 1.0, 0), (6, 1, 0.6, 0.8, 1), (3, 2, 1.3, 1.0, 2), (4, 2, 1.0, 0.75, 3), (3, 3, 0.8, 0.9, 4)],
+)
+def test_the_law_of_what_is_emitted_is_the_targets(
+    vocabulary: int, depth: int, temperature: float, top_p: float, seed: int
+) -> None:
+    tables = random_tables(vocabulary, depth, seed)
+    sampler = FedChoice("rejection", temperature, 0, top_p)
+    law = emitted_law(tables, depth, sampler, rejection_verifier)
+    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(law, exact_law(tables, depth, sampler)) < EXACT
+
+
+def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> None:
+    """Top-p of the target alone decides the law; that of the drafter only what is accepted."""
+    tables, sampler = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
+    whole = FedChoice("rejection", 1.0, 0, 1.0, sampler.fed)
+
+    def verifier(logits: torch.Tensor, draft: Draft, _: Sampler, sequence: int, position: int) -> list[int]:
+        return rejection_verifier(logits, draft, sampler, sequence, position)
+
+    law = emitted_law(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
+    wanted = {}
+    for first, chance in enumerate(warped(tables.target[()].tolist(), 1.0, 0.7)):
+        wanted[first,] = chance
+    first_token = Counter[Path]()
+    for path, chance in law.items():
+        first_token[path[:1]] += chance
+    assert distance(dict(first_token), wanted) < EXACT
+
+
+BROKEN = {
+    "replacement from p": (broken_replacement, None),
+    "u < q/p": (broken_ratio, None),
+    "top-p of p alone": (rejection_verifier, FedChoice("rejection", 0.9, 0, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("verifier", "judged_by"), BROKEN.values(), ids=BROKEN.keys())
+def test_enumeration_catches_a_broken_verifier(verifier: Verifier, judged_by: Sampler | None) -> None:
+    tables, sampler = random_tables(4, 1, 7), FedChoice("rejection", 0.9, 0, 0.8)
+    assert distance(emitted_law(tables, 1, sampler, verifier, judged_by), exact_law(tables, 1, sampler)) > 0.02
+
+
+# --- The real loop -----------------------------------------------------------------------------
+
+VOCABULARY, LENGTH, SAMPLES = 4, 3, 1200
+PROMPT = [1, 3, 0, 2]
+SAMPLED = Sampler("rejection", 1.2, seed=5, top_p=0.8)
+
+
+@cache
+def models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """A target and a drafter over four tokens that disagree strongly."""
+
+    def model(seed: int) -> LlamaForCausalLM:
+        config = LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=16, initializer_range=0.5, tie_word_embeddings=False,
+            bos_token_id=0, eos_token_id=0, pad_token_id=None,
+        )  # fmt: skip
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).double().eval()
+
+    return model(2), model(4)
+
+
+class RememberedLM(CachedLM):
+    """A model whose plain pass over a text is made once and remembered, so that thousands of decodings are quick."""
+
+    def __init__(self, model: LlamaForCausalLM, known: dict[Path, torch.Tensor]):
+        super().__init__(model)
+        self.known = known
+
+    def reset(self) -> None:
+        self.length, self.text = 0, Path()
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        self.text = (*self.text[: self.length], *tokens)
+        return torch.stack([self.after(self.text[: self.length + n + 1]) for n in range(len(tokens))][-keep:])
+
+    def after(self, text: Path) -> torch.Tensor:
+        if text not in self.known:
+            self.known[text] = self.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+        return self.known[text]
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+
+KNOWN: tuple[dict[Path, torch.Tensor], dict[Path, torch.Tensor]] = ({}, {})
+
+
+def remembering_decoder(sampler: Sampler, verifier: Verifier | None) -> Decoder:
+    target, drafter = models()
+    decoder = Decoder(target, DraftModel(drafter, ()), (), sampler, verifier)
+    decoder.target = RememberedLM(target, KNOWN[0])
+    assert isinstance(decoder.drafter, DraftModel)
+    decoder.drafter.lm = RememberedLM(drafter, KNOWN[1])
+    return decoder
+
+
+@cache
+def target_law() -> Law:
+    """Of the first tokens, from plain passes of the target over every path."""
+    target, _ = models()
+    law: Law = {}
+
+    def after(path: Path) -> list[float]:
+        with torch.inference_mode():
+            logits = target(input_ids=torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
+        return warped(logits.tolist(), SAMPLED.temperature, SAMPLED.top_p)
+
+    add(law, (), 1.0, after, LENGTH)
+    return law
+
+
+def p_value(
+    sampler: Sampler, policy: ChainPolicy | None, verifier: Verifier | None = None, samples: int = SAMPLES
+) -> float:
+    """Of a chi-square test of the loop's first tokens against the target's law; 0 for an impossible output."""
+    decoder = remembering_decoder(sampler, verifier)
+    counts = Counter(
+        tuple(decoder.decode(PROMPT, LENGTH + 1, policy, sequence=n).tokens[:LENGTH]) for n in range(samples)
+    )
+    law = target_law()
+    if not counts.keys() <= law.keys():
+        return 0.0
+    often = [path for path, chance in law.items() if samples * chance >= 5]
+    seen = [counts[path] for path in often]
+    expected = [samples * law[path] for path in often]
+    rest = samples * sum(chance for path, chance in law.items() if path not in often)
+    if rest > 0:
+        seen, expected = [*seen, samples - sum(seen)], [*expected, rest]
+    return float(stats.chisquare(seen, np.array(expected) * samples / sum(expected)).pvalue)
+
+
+POLICIES = [
+    None,
+    make_policy("fixed_k", {"k": 3}),
+    make_policy("max_confidence", {"lambda0": 0.6, "dynamic": False, "max_draft": 3}),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_many_samples_of_the_loop_follow_the_target(policy: ChainPolicy | None) -> None:
+    assert p_value(SAMPLED, policy) > 1e-3
+
+
+@dataclass(frozen=True)
+class ToldTheUncut(Sampler):
+    """Drafts from the nucleus and says that it drew from all tokens."""
+
+    def draft(
+        self, logits: torch.Tensor, sequence: int, position: int, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return super().draft(logits, sequence, position, depth)[0], (logits / self.temperature).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "verifier"),
+    [
+        (SAMPLED, broken_replacement),
+        (SAMPLED, broken_ratio),
+        (ToldTheUncut("rejection", 1.2, seed=5, top_p=0.8), None),
+    ],
+    ids=BROKEN.keys(),
+)
+def test_samples_catch_a_broken_verifier(sampler: Sampler, verifier: Verifier | None) -> None:
+    assert p_value(sampler, POLICIES[1], verifier, samples=500) < 1e-6
+
+
+def test_the_mode_picks_the_verifier() -> None:
+    target, drafter = models()
+    for sampler, verifier in ((SAMPLED, rejection_verifier), (Sampler(), match_verifier)):
+        assert Decoder(target, DraftModel(drafter, ()), (), sampler).verifier is verifier

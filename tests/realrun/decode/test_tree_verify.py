@@ -1,0 +1,449 @@
+"""Verification of draft trees: multi-branch rejection is loss-free by enumeration, matching and typical acceptance."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import speckernels
+from realrun.decode import tree_verify
+from realrun.decode.chain_verify import rejection_verifier
+from realrun.decode.draft import Draft, Siblings
+from realrun.decode.sampling import Sampler
+from realrun.decode.siblings import draw_siblings
+from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
+from realrun.lm.kernels import use_kernels
+from specsim.errors import InputError
+from tests.support.sampling_law import FedChoice, Law, Path, Tables, add, distance, exact_law, random_tables, warped
+
+KINDS: tuple[Siblings, ...] = ("iid", "without_replacement", "top_k")
+HALVINGS = 36  # of a threshold's interval
+EXACT = 1e-9  # of a law put together from some twenty thresholds per draft, each found to 2^-36
+
+
+def random_tree(nodes: int, generator: torch.Generator) -> list[int]:
+    """Parents of a tree of any shape."""
+    return [int(torch.randint(-1, node, (), generator=generator)) if node else -1 for node in range(nodes)]
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def path_to(node: int, tokens: Sequence[int], parents: Sequence[int]) -> Path:
+    """Tokens from the top to this node, -1 the pending token."""
+    return () if node < 0 else (*path_to(parents[node], tokens, parents), tokens[node])
+
+
+# --- Multi-branch rejection: the law of the output, by enumeration ---------------------------------
+
+
+def drafts(kind: Siblings, parents: Sequence[int], q: Callable[[Path], list[float]]) -> list[tuple[list[int], float]]:
+    """Every tree of tokens that can be drafted, with its probability."""
+    trees: list[tuple[list[int], float]] = [([], 1.0)]
+    for node, parent in enumerate(parents):
+        longer = []
+        for tokens, chance in trees:
+            left = q(path_to(parent, tokens, parents))
+            for sibling in range(node):
+                if kind != "iid" and parents[sibling] == parent:
+                    left[tokens[sibling]] = 0.0 if kind == "without_replacement" else -1.0
+            if kind == "top_k":
+                longer.append(([*tokens, int(np.argmax(left))], chance))
+            elif sum(left) == 0:  # all drawn: what `draw_siblings` gives then
+                longer.append(([*tokens, len(left) - 1], chance))
+            else:
+                longer += [([*tokens, x], chance * prob / sum(left)) for x, prob in enumerate(left) if prob]
+        trees = longer
+    return trees
+
+
+def threshold(decide: Callable[[float], bool]) -> float:
+    """The u in [0, 1] below which a monotone decision is true."""
+    if not decide(2.0**-53):
+        return 0.0
+    if decide(1 - 2.0**-53):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if decide(middle) else (low, middle)
+    return low
+
+
+def outcomes(draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[int], int]], vocabulary: int) -> Law:
+    """Of what the verifier emits for one draft, from the threshold of each of its decisions."""
+
+    def feed(node: int, u: float) -> None:
+        sampler.fed["judge", node + 1] = u
+
+    def accepts(node: int, u: float) -> bool:
+        feed(node, u)
+        return node in verify()[0]
+
+    def last_is_at_most(token: int, u: float) -> bool:
+        sampler.fed["last", 0] = u
+        return verify()[1] <= token
+
+    law: Law = {}
+
+    def branch(node: int, chance: float) -> None:
+        if chance == 0:
+            return
+        if node == len(draft.tokens):
+            path = verify()[0]
+            assert all(draft.parents[b] == a for a, b in itertools.pairwise([-1, *path]))
+            cuts = [threshold(lambda u, token=token: last_is_at_most(token, u)) for token in range(vocabulary)]
+            for token, prob in enumerate(np.diff(cuts, prepend=0.0)):
+                emitted = (*(draft.tokens[n] for n in path), token)
+                law[emitted] = law.get(emitted, 0.0) + chance * float(prob)
+            return
+        below = threshold(lambda u: accepts(node, u))
+        for u, part in ((2.0**-53, below), (1 - 2.0**-53, 1 - below)):
+            feed(node, u)
+            branch(node + 1, chance * part)
+
+    for node in range(len(draft.tokens)):
+        feed(node, 0.5)
+    sampler.fed["last", 0] = 0.5
+    branch(0, 1.0)
+    return law
+
+
+def tree_law(
+    tables: Tables,
+    parents: Sequence[int],
+    kind: Siblings,
+    sampler: FedChoice,
+    judged_as: Siblings | None = None,
+    prune: Callable[[Draft], Draft] = lambda draft: draft,
+) -> Law:
+    """The law of the first tokens, one more than the tree is deep, of one round and the target's own after it.
+
+    judged_as : the kind that the verifier is told, if not that of the drafting
+    """
+    length, vocabulary = max(depths_of(parents)) + 1, len(tables.target[()])
+
+    def probs(table: dict[Path, torch.Tensor], path: Path) -> list[float]:
+        return warped(table[path].tolist(), sampler.temperature, sampler.top_p)
+
+    law: Law = {}
+    for tokens, chance in drafts(kind, parents, lambda path: probs(tables.drafter, path)):  # type: ignore[arg-type]
+        told = judged_as or kind
+        drawn_from = [sampler.probs(tables.drafter[path_to(parent, tokens, parents)][None])[0] for parent in parents]
+        draft = Draft(tokens, [*parents], siblings=told, probs=[] if told == "top_k" else drawn_from)
+        draft = prune(draft)
+        rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, len(draft.tokens))]
+        logits = torch.stack(rows)
+        emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, sampler, 0, 0), vocabulary)  # noqa: B023
+        for path, prob in emitted.items():
+            add(law, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
+    return law
+
+
+TREES = {
+    "three siblings": ([-1, -1, -1], 3, 0.9, 1.0),
+    "cut to the nucleus": ([-1, -1], 4, 1.2, 0.7),  # some of it runs out without replacement
+    "two levels": ([-1, -1, 0, 0, 1], 3, 0.8, 1.0),
+    "three levels": ([-1, -1, 0, 1, 1, 2], 2, 1.1, 1.0),
+    "one child each": ([-1, 0], 3, 1.0, 0.9),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", TREES)
+def test_the_law_of_what_is_emitted_is_the_targets(shape: str, kind: Siblings) -> None:
+    parents, vocabulary, temperature, top_p = TREES[shape]
+    depth = max(depths_of(parents))
+    tables = random_tables(vocabulary, depth, seed=len(shape))
+    sampler = FedChoice("rejection", temperature, 0, top_p)
+    law = tree_law(tables, parents, kind, sampler)
+    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(law, exact_law(tables, depth, sampler)) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None:
+    """Draws and judgements with the uniforms of real runs, two children of the root and one of each of these."""
+    samples, sampler, tables = 2000, Sampler("rejection", 2.0, seed=3), random_tables(3, 2, seed=4)
+    law = exact_law(tables, 1, sampler)
+    counts = Counter[Path]()
+    for sequence in range(samples):
+        root = tables.drafter[()][None]
+        if kind == "top_k":
+            tokens: list[int] = sampler.candidates(root, sequence, [0], 2)[0][0].tolist()
+            logits = torch.stack([tables.drafter[token,] for token in tokens])
+            leaves, probs = sampler.candidates(logits, sequence, [1, 1], 1)[0], list[torch.Tensor]()
+        else:
+            first = draw_siblings(root, kind, [2], sampler, sequence, 0, 1)
+            tokens = first.tokens[0].tolist()
+            logits = torch.stack([tables.drafter[token,] for token in tokens])
+            second = draw_siblings(logits, kind, [1, 1], sampler, sequence, 0, 3)
+            leaves, probs = second.tokens, [first.rows[0], first.rows[0], *second.rows]
+        draft = Draft([*tokens, *leaves[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, probs=probs, drafted=4)
+        rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, 4)]
+        path, token = reject_tree(torch.stack(rows), draft, sampler, sequence, 0)
+        emitted = (*(draft.tokens[node] for node in path), token)
+        if len(emitted) == 1:  # the next round: nothing drafted
+            emitted = (token, reject_tree(tables.target[token,][None], Draft(), sampler, sequence, 1)[1])
+        counts[emitted[:2]] += 1
+    expected = np.array([law[path] for path in law]) * samples
+    assert expected.min() > 5 and counts.keys() <= law.keys()
+    assert stats.chisquare([counts[path] for path in law], expected).pvalue > 1e-3
+
+
+SKEWED = Tables(
+    {path: torch.tensor([1.0, 4.0, 3.0, 8.0], dtype=torch.float64).log() for path in [(), (0,), (1,), (2,), (3,)]},
+    {path: torch.tensor([9.0, 2.0, 4.0, 1.0], dtype=torch.float64).log() for path in [(), (0,), (1,), (2,), (3,)]},
+)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "judged_as", "bias"),
+    [("without_replacement", "iid", 0.2), ("top_k", "iid", 0.6), ("top_k", "without_replacement", 0.4)],
+)
+def test_enumeration_catches_the_wrong_rule(drawn: Siblings, judged_as: Siblings, bias: float) -> None:
+    sampler = FedChoice("rejection")
+    wanted = exact_law(SKEWED, 1, sampler)
+    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, sampler), wanted) < EXACT
+    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), wanted) > bias
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_enumeration_catches_a_forgotten_residual(kind: Siblings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token drawn from p after rejections."""
+    judge_children, sampler = tree_verify.judge_children, FedChoice("rejection")
+
+    def forgetful(
+        draft: Draft, children: Sequence[int], target: torch.Tensor, judge: Callable[[int], float]
+    ) -> tuple[int | None, torch.Tensor]:
+        return judge_children(draft, children, target, judge)[0], target
+
+    monkeypatch.setattr(tree_verify, "judge_children", forgetful)
+    assert distance(tree_law(SKEWED, [-1, -1], kind, sampler), exact_law(SKEWED, 1, sampler)) > 0.05
+
+
+def most_probable_sibling(draft: Draft) -> Draft:
+    """Only the sibling of the largest probability under the draft."""
+    q = [9, 2, 4, 1]
+    kept = max(range(len(draft.tokens)), key=lambda node: q[draft.tokens[node]])
+    return Draft([draft.tokens[kept]], [-1], siblings=draft.siblings, probs=draft.probs[kept : kept + 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leaving_out_drawn_siblings_by_what_was_drawn_biases(kind: Siblings) -> None:
+    """Why such drafts are refused; siblings that were not drawn may be left out."""
+    sampler = FedChoice("rejection")
+    law = tree_law(SKEWED, [-1, -1], kind, sampler, prune=most_probable_sibling)
+    bias = distance(law, exact_law(SKEWED, 1, sampler))
+    assert bias < EXACT if kind == "top_k" else bias > 0.05
+
+
+# --- Multi-branch rejection: chains, kernels, mismatches -------------------------------------------
+
+
+def random_draft(kind: Siblings, parents: list[int], vocabulary: int, seed: int) -> tuple[torch.Tensor, Draft]:
+    """A draft that the target's logits [k + 1, V] resemble, of this kind."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(len(parents) + 1, vocabulary, generator=generator, dtype=torch.float64)
+    q = (logits + torch.randn(logits.shape, generator=generator, dtype=torch.float64)).softmax(-1)
+    tokens: list[int] = []
+    for node, parent in enumerate(parents):
+        left = q[parent + 1].clone()
+        if kind != "iid":
+            left[[tokens[n] for n in range(node) if parents[n] == parent]] = 0
+        tokens.append(int(left.argmax() if kind == "top_k" else torch.multinomial(left, 1, generator=generator)))
+    return logits, Draft(tokens, parents, siblings=kind, probs=[q[p + 1] for p in parents] if kind != "top_k" else [])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_on_a_chain_tree_rejection_is_chain_rejection(kernels: str) -> None:
+    lengths = set()
+    with use_kernels(kernels):
+        for seed, kind in itertools.product(range(60), ("iid", "without_replacement")):
+            logits, draft = random_draft(kind, [*range(-1, seed % 6 - 1)], 12, seed)  # type: ignore[arg-type]
+            sampler = Sampler("rejection", 0.9, seed)
+            path, token = reject_tree(logits, draft, sampler, 1, 2)
+            assert path == [*range(len(path))]
+            emitted = [*(draft.tokens[node] for node in path), token]
+            assert emitted == rejection_verifier(logits, draft, sampler, 1, 2)
+            lengths.add(len(path))
+    assert lengths >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kernels", "cases"), [("reference", 100), ("triton", 3)])
+def test_the_lean_walk_is_the_kernels(kind: Siblings, kernels: str, cases: int) -> None:
+    lengths = set()
+    for seed in range(cases):
+        generator = torch.Generator().manual_seed(seed)
+        logits, draft = random_draft(kind, random_tree(seed % 13, generator), 9, seed)
+        sampler = Sampler("rejection", 0.8, seed, 0.95 if kind == "top_k" else 1.0)
+        walked = reject_tree(logits, draft, sampler, 0, 5)
+        with use_kernels(kernels):
+            assert reject_tree(logits, draft, sampler, 0, 5) == walked
+        lengths.add(len(walked[0]))
+    assert cases < 10 or len(lengths) > 2
+
+
+@pytest.mark.parametrize("kind", ["iid", "without_replacement"])
+def test_a_token_that_cannot_have_been_drawn_is_passed_over(kind: Siblings) -> None:
+    q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    logits = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log().expand(4, -1)
+    draft = Draft([2, 0, 1], [-1, -1, 0], siblings=kind, probs=[q, q, q])
+    sampler = FedChoice("rejection", fed={("judge", 1): 0.0, ("judge", 2): 0.9, ("judge", 3): 0.0, ("last", 0): 0.1})
+    assert reject_tree(logits, draft, sampler, 0, 0) == ([], 2)  # 0 is rejected, and (p - q)+ has token 2 alone
+    sampler.fed["judge", 2] = 0.0
+    assert reject_tree(logits, draft, sampler, 0, 0) == ([1], 0)
+
+
+def test_a_draft_that_does_not_know_how_it_was_drafted_is_refused() -> None:
+    q = torch.full((3,), 1 / 3)
+    bad = {
+        "carries 0 distributions for 2 tokens": Draft([0, 1], [-1, -1]),  # the most probable, called draws
+        "carries 1 distributions for 2": Draft([0, 1], [-1, -1], siblings="without_replacement", probs=[q]),
+        "not drawn": Draft([0, 1], [-1, -1], siblings="top_k", probs=[q, q]),
+        "unknown": Draft([0], [-1], siblings="beam", probs=[q]),  # type: ignore[arg-type]
+        "3 of 5 nodes": Draft([0, 1], [-1, -1], probs=[q, q], drafted=5),
+    }
+    for message, draft in bad.items():
+        for kernels in ("auto", "reference"):
+            with use_kernels(kernels), pytest.raises(InputError, match=message) as caught:
+                reject_tree(torch.zeros(3, 3), draft, Sampler("rejection"), 0, 0)
+            assert "\n" not in str(caught.value)
+    check_siblings(Draft([0, 1], [-1, -1], siblings="top_k", drafted=5))
+    check_siblings(Draft([0, 1], [-1, -1], probs=[q, q], drafted=2))
+
+
+# --- Matching ------------------------------------------------------------------------------------
+
+
+def matched_trees(cases: int, sampler: Sampler) -> Iterator[tuple[torch.Tensor, Draft, list[int]]]:
+    """Logits, random trees over few tokens, so that siblings repeat, and the target's choice after each row."""
+    for seed in range(cases):
+        generator = torch.Generator().manual_seed(seed)
+        parents = random_tree(int(torch.randint(0, 30, (), generator=generator)), generator)
+        logits = torch.randn(len(parents) + 1, 4, generator=generator)
+        tokens = torch.randint(0, 4, (len(parents),), generator=generator).tolist()
+        positions = [40, *(40 + depth for depth in depths_of(parents))]
+        chosen = [int(sampler.tokens(row[None], 3, at)) for row, at in zip(logits, positions, strict=True)]
+        yield logits, Draft(tokens, parents), chosen
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8, 2), Sampler("gumbel", 1.2, 3, 0.7)], ids=str)
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_matching_is_greedy_verify(sampler: Sampler, kernels: str) -> None:
+    lengths, repeated = [], 0
+    for logits, draft, chosen in matched_trees(150, sampler):
+        verified = speckernels.greedy_verify(
+            torch.tensor([[0, *draft.tokens]]),
+            torch.tensor([[-1, *(parent + 1 for parent in draft.parents)]], dtype=torch.int32),
+            torch.tensor([chosen]),
+        )
+        accepted = int(verified.accepted[0])
+        with use_kernels(kernels):
+            path, token = match_tree(logits, draft, sampler, 3, 40)
+        assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
+        assert token == verified.emitted[0, accepted]
+        lengths.append(len(path))
+        siblings = [*zip(draft.parents, draft.tokens, strict=True)]
+        repeated += any(siblings.count(siblings[node]) > 1 for node in path)
+    assert repeated > 10 and max(lengths) > 3 and min(lengths) == 0
+
+
+def test_the_mode_picks_the_verifier() -> None:
+    assert tree_verifier_for(Sampler("rejection")) is reject_tree
+    assert tree_verifier_for(Sampler()) is tree_verifier_for(Sampler("gumbel")) is match_tree
+    assert not match_tree.lossy and not reject_tree.lossy and TypicalAcceptance().lossy
+
+
+# --- Typical acceptance --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference", "triton"])
+@pytest.mark.parametrize(
+    ("sampler", "verifier"),
+    [
+        (Sampler("gumbel", 0.7, 1), TypicalAcceptance()),
+        (Sampler("rejection", 1.3, 1), TypicalAcceptance(0.2, 0.5)),
+        (Sampler("gumbel", 1.0, 1, 0.8), TypicalAcceptance(0.3)),
+    ],
+    ids=str,
+)
+def test_typical_acceptance_is_the_kernels_rule(sampler: Sampler, verifier: TypicalAcceptance, kernels: str) -> None:
+    """By the operation's reference, from statistics in numpy."""
+    lengths = set()
+    for logits, draft, _ in matched_trees(100 if kernels != "triton" else 6, Sampler()):
+        probs = np.array([warped(row, sampler.temperature, sampler.top_p) for row in logits.double().tolist()])
+        with np.errstate(divide="ignore"):
+            logs = torch.tensor(np.log(probs))
+        verified = speckernels.typical_acceptance(
+            torch.tensor([[0, *draft.tokens]]),
+            torch.tensor([[-1, *(parent + 1 for parent in draft.parents)]], dtype=torch.int32),
+            logs[None],
+            torch.zeros(1, len(logits)),
+            torch.special.entr(torch.tensor(probs)).sum(-1)[None].float(),
+            logits.argmax(-1)[None],
+            verifier.epsilon,
+            math.sqrt(verifier.epsilon) if verifier.delta is None else verifier.delta,
+        )
+        accepted = int(verified.accepted[0])
+        with use_kernels(kernels):
+            path, token = verifier(logits, draft, sampler, 0, 0)
+        assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
+        assert token == verified.emitted[0, accepted]
+        lengths.add(len(path))
+    assert kernels == "triton" or len(lengths) > 3
+
+
+def test_typical_acceptance_by_hand() -> None:
+    """p = (0.6, 0.2, 0.2): H = 0.950 nats, exp(-H) = 0.387."""
+    logits = torch.tensor([0.6, 0.2, 0.2], dtype=torch.float64).log().expand(2, -1)
+    draft, sampler = Draft([1], [-1]), Sampler("gumbel", 1.0)
+    for epsilon, delta, path in (
+        (0.19, 9.0, [0]),
+        (0.21, 9.0, []),
+        (1.0, 0.51, [0]),
+        (1.0, 0.52, []),
+        (0.26, None, [0]),
+    ):
+        assert TypicalAcceptance(epsilon, delta)(logits, draft, sampler, 0, 0) == (path, 0)
+    assert TypicalAcceptance(0.28)(logits, draft, sampler, 0, 0) == ([], 0)  # sqrt(0.28) * 0.387 = 0.205
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_typical_acceptance_of_a_greedy_choice_is_matching(kernels: str) -> None:
+    with use_kernels(kernels):
+        for logits, draft, _ in matched_trees(60, Sampler()):
+            wanted = match_tree(logits, draft, Sampler(), 3, 40)
+            assert TypicalAcceptance()(logits, draft, Sampler(), 3, 40) == wanted
+
+
+def test_typical_acceptance_draws_near_greedy_as_the_temperature_falls() -> None:
+    cold = Sampler("gumbel", 1e-3)
+    for logits, draft, _ in matched_trees(60, Sampler()):
+        assert TypicalAcceptance()(logits, draft, cold, 3, 40) == match_tree(logits, draft, Sampler(), 3, 40)
+
+
+def test_the_output_of_typical_acceptance_does_not_follow_the_target() -> None:
+    """Nothing drafted, and still always the most probable token."""
+    logits = torch.tensor([[0.0, 0.1]])
+    for sequence in range(20):
+        assert TypicalAcceptance()(logits, Draft(), Sampler("gumbel", 1.0), sequence, 0) == ([], 1)
+
+
+@pytest.mark.parametrize("bad", [{"epsilon": -0.1}, {"delta": math.nan}, {"epsilon": math.inf}])
+def test_a_bad_threshold_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="epsilon|delta") as caught:
+        TypicalAcceptance(**bad)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,175 @@
+"""EAGLE's drafter sees what it should: true features up to the pending token, and behind it what it has put out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import realrun.recording.target_cache
+import realrun.recording.trees
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle import Eagle, EagleLM, parents_and_levels
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.recording.target_cache import shared_columns
+from realrun.recording.trees import Trees, TreeSize
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from tests.realrun.decode.test_tree_decode import CoinTree, KeepNone
+from tests.realrun.drafters.test_eesd import rounds_of
+from tests.realrun.recording.test_record_trees import as_names, as_record, one_by_one
+from tests.support.pairs.medusa import CHOICES
+from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair, watch
+from tests.support.tiny import random_prompts
+
+CLOSE = {"rtol": 0.0, "atol": 1e-10}
+VCT = make_policy("vct", {"width": 2, "depth": 4})
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
+
+
+def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: int | None = None) -> torch.Tensor:
+    """Logits [V] of the drafter, by the library's layers and without a cache.
+
+    The row of a token is made of its embedding and the feature before it: none for the first, the target's
+    up to the pending token, and the drafter's own behind it. true : how many features are the target's
+    """
+    inner, eagle, known = pair.target.model, pair.draft, len(context) - 1 if true is None else true
+    tokens = [*context, *drafted]
+    embedded = inner.embed_tokens(torch.tensor(tokens))
+    before = torch.zeros(1, embedded.shape[1], dtype=embedded.dtype)
+    if known:
+        features = inner(input_ids=torch.tensor([context[:known]]), use_cache=False).last_hidden_state[0]
+        before = torch.cat([before, features])
+    while True:
+        rows = torch.cat([embedded[: len(before)], before], dim=1) @ eagle.fuse.weight.T + eagle.fuse.bias
+        out = layer_alone(eagle.layers[0], inner.rotary_emb, rows)
+        if len(before) == len(tokens):
+            logits: torch.Tensor = pair.target.get_output_embeddings()(out[-1:])[0]
+            return logits
+        before = torch.cat([before, out[-1:]])
+
+
+@mode
+@pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])])
+@pytest.mark.parametrize(
+    "policy", [make_policy("fixed_k", {"k": 4}), VCT, CoinTree(), KeepNone(2)], ids=lambda p: p.name
+)
+@torch.inference_mode()
+def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, sampler: Sampler) -> None:
+    """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
+    pair = state_pair("eagle", name)
+    for prompt in PROMPTS[:2]:
+        target, drafter = open_drafter(pair)
+        assert isinstance(drafter.lm, EagleLM)
+        seen = watch(drafter.lm)
+        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
+        assert any(r.accepted < r.drafted for r in done[:-1])
+        assert max(len(row.drafted) for row in seen) >= policy.deepest - 1
+        for row in seen:
+            torch.testing.assert_close(row.logits, reference(pair, row.context, row.drafted), **CLOSE)
+
+
+@torch.inference_mode()
+def test_a_feature_more_or_less_of_the_target_would_be_seen() -> None:
+    pair, text = state_pair("eagle"), PROMPTS[2].tokens
+    whole = reference(pair, text, [3, 5])
+    for true in (len(text) - 2, len(text)):
+        assert float((reference(pair, text, [3, 5], true) - whole).abs().max()) > 1e-3
+
+
+# --- Dense recording: many branches, each with features of its own -----------------------------------
+
+
+@mode
+@pytest.mark.parametrize("name", [TARGETS[0], pytest.param("mistral-sdpa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chunk", [3, 256])
+@torch.inference_mode()
+def test_columns_and_ranks_are_what_the_library_says(
+    sampler: Sampler, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
+    pair, depth, count = state_pair("eagle", name), 3, 8
+    lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = Decoder(*open_drafter(pair), (), sampler).decode(prompt, count, None, sequence=sequence).tokens
+        dense = shared_columns(lm, prompt, output, depth, sampler, sequence)
+        assert lm.nodes == 0 and len(lm.features) == 0
+        for t in range(count):
+            context, drafted = [*prompt, *output[:t]], list[int]()
+            for i in range(depth):
+                token, prob, *_ = sampler.statistics(reference(pair, context, drafted)[None], sequence, t + i)[
+                    0
+                ].tolist()
+                drafted.append(int(token))
+                assert dense["draft_token"][t, i] == drafted[-1]
+                np.testing.assert_allclose(dense["prob"][t, i], prob, rtol=1e-6)
+                if t + i < count:
+                    logits = reference(pair, context, output[t : t + i])[None]
+                    order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
+                    assert order.index(output[t + i]) == dense["true_rank"][t, i]
+                else:
+                    assert dense["true_rank"][t, i] == -1
+
+
+@mode
+@torch.inference_mode()
+def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 60)  # of three positions
+    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
+    pair, depth, size = state_pair("eagle"), 4, TreeSize(20, 4)
+    (prompt,) = random_prompts(1, seed=8)
+    output = Decoder(*open_drafter(pair), (), sampler).decode(prompt, 5, None, sequence=2).tokens
+    lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
+    columns = shared_columns(lm, prompt, output, depth, sampler, 2, tree=size)
+    trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
+    recorded = as_record(trees, size.width)
+    for t in range(len(output)):
+
+        def siblings(tokens: Sequence[int], t: int = t) -> tuple[np.ndarray, np.ndarray]:
+            logits = reference(pair, [*prompt, *output[:t]], tokens)[None]
+            found, probs = sampler.candidates(logits, 2, [t + len(tokens)], size.width)
+            return found[0].numpy(), np.float32(probs[0].double().numpy())
+
+        expected, horizon = one_by_one(siblings, depth, size.nodes)
+        found = as_names(recorded, t)
+        assert {name: token for name, (token, _) in found.items()} == {n: token for n, (token, _) in expected.items()}
+        np.testing.assert_allclose(trees.horizon[t], horizon, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=14), st.integers(0, 13))
+def test_parents_and_levels_are_read_from_who_sees_whom(drawn: list[int], before: int) -> None:
+    count = len(drawn)
+    before = min(before, count - 1)
+    parents = [number % (node + 1) - 1 for node, number in enumerate(drawn)]
+    sees = np.eye(count, dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            sees[node] |= sees[parent]
+    levels: list[int] = []
+    for node in range(before, count):
+        parent = parents[node]
+        levels.append(levels[parent - before] + 1 if parent >= before else 0)
+    found, level = parents_and_levels(sees[before:], before)
+    assert found.tolist() == parents[before:] and level.tolist() == levels
+
+
+def test_a_drafter_is_a_fusing_projection_and_one_layer() -> None:
+    pair = state_pair("eagle")
+    size, layer = 32, sum(p.numel() for p in pair.target.model.layers[0].parameters())
+    assert sum(p.numel() for p in pair.draft.parameters()) == 2 * size * size + size + layer
+    one, same, other = (Eagle(pair.target, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.fuse.weight, same.fuse.weight) and not torch.equal(one.fuse.weight, other.fuse.weight)
+    x, y = torch.randn(2, 3, 32, dtype=torch.float64)
+    expected = x @ one.fuse.weight[:, :32].T + y @ one.fuse.weight[:, 32:].T + one.fuse.bias
+    torch.testing.assert_close(one.fused(x, y), expected, rtol=0, atol=1e-12)

@@ -1,0 +1,325 @@
+"""Prompt lookup: what it proposes by brute force, loss-free decoding, recording, replay of rounds without a draft."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Sampler
+from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, NgramIndex
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import LOOKUP, Pair, load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import profile_from_json
+from specsim.errors import InputError
+from specsim.fitting.chain_calibration import judged_tokens
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.replaying.expected import expected_replay
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import NO_TOKEN, Trace
+from tests.realrun.cli.test_drafter_commands import command
+from tests.realrun.cli.test_drafter_commands import home as home
+from tests.realrun.drafters.test_lab_drafters import plain_output, really_run
+from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
+
+DEPTH, TOKENS = 6, 48
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.25, seed=4)}
+choices = pytest.mark.parametrize("mode", CHOICES)
+FIXED = make_policy("fixed_k", {"k": DEPTH})
+LESS_OFTEN = pytest.mark.slow
+POLICIES = [
+    FIXED,
+    make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.2, "dynamic": False, "max_draft": DEPTH}),
+    pytest.param(make_policy("beta_ts", {"alpha0": 3.0, "max_draft": DEPTH}), marks=LESS_OFTEN),
+    pytest.param(
+        make_policy("max_confidence", {"lambda0": 0.4, "target_rate": 0.6, "epsilon": 0.3, "max_draft": DEPTH}),
+        marks=LESS_OFTEN,
+    ),
+]
+policies = pytest.mark.parametrize("policy", POLICIES, ids=str)
+texts = st.lists(st.integers(0, 3), max_size=40)
+
+
+@cache
+def lookup_pair(eos_token_ids: tuple[int, ...] = ()) -> Pair:
+    target = tiny_pair().target
+    return dataclasses.replace(tiny_pair(eos_token_ids), draft=target, draft_name=LOOKUP, kind="lookup")
+
+
+@cache
+def recorded(mode: str, lab: bool = False) -> tuple[Pair, list[Prompt], Trace]:
+    pair = load_pair(dtype="float64", drafter=LOOKUP) if lab else lookup_pair()
+    # Greedy decoding of the tiny target ends in loops; two of the prompts repeat themselves.
+    prompts = (
+        lab_prompts(pair.tokenizer, 6)
+        if lab
+        else [*tiny_prompts(4), *(Prompt("all", [7, 8, 9, 5] * k) for k in (2, 3))]
+    )
+    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, CHOICES[mode]))
+
+
+def matched(text: list[int]) -> tuple[int, int]:
+    """By brute force: the longest n-gram at the end that occurs before, and the place after its last occurrence."""
+    for n in range(MAX_NGRAM, 0, -1):
+        ends = [end for end in range(n, len(text)) if text[end - n : end] == text[len(text) - n :]]
+        if ends:
+            return n, ends[-1]
+    return 0, 0
+
+
+def foretold(text: list[int], depth: int) -> list[int]:
+    n, start = matched(text)
+    drafted: list[int] = []
+    while n and len(drafted) < depth:
+        drafted.append((text + drafted)[start + len(drafted)])
+    return drafted
+
+
+@given(texts, st.integers(1, 12))
+def test_the_index_finds_what_a_search_finds(text: list[int], depth: int) -> None:
+    index = NgramIndex(VOCAB)
+    index.extend(text)
+    length, start = matched(text)
+    assert index.matched == length and (not length or index.start == start)
+    if length:
+        assert [index.token(i) for i in range(1, depth + 1)] == foretold(text, depth)
+
+
+@given(texts, st.integers(1, 5))
+def test_its_confidence_is_how_often_matches_of_this_length_came_true(text: list[int], depth: int) -> None:
+    index = NgramIndex(VOCAB)
+    index.extend(text)
+    length = min(index.matched + depth - 1, MAX_NGRAM)
+    before = [(matched(text[:t]), text[t]) for t in range(len(text))]
+    outcomes = [text[start] == came for (n, start), came in before if n == length and n]
+    prob = (sum(outcomes) + 1) / (len(outcomes) + 2) if length else 0.5
+    step = index.step(depth)
+    assert step.prob == step.confidence == np.float32(prob)
+    spread = [prob] + [(1 - prob) / (VOCAB - 1)] * (VOCAB - 1)
+    assert step.entropy_nats == pytest.approx(-sum(p * math.log(p) for p in spread), rel=1e-6)
+
+
+def test_it_is_quick_however_long_the_text() -> None:
+    """Its work per token does not grow with the text: the index keeps places, it does not search."""
+    index = NgramIndex(VOCAB)
+    index.extend([*range(50)] * 400)
+    assert len(index._after) <= 50 * MAX_NGRAM
+
+
+@choices
+def test_a_trace_holds_what_it_proposes_at_every_position(mode: str) -> None:
+    _, prompts, trace = recorded(mode)
+    silent = 0
+    for s, prompt in enumerate(prompts):
+        rows = range(int(trace.offsets[s]), int(trace.offsets[s + 1]))
+        output = trace.token[rows.start : rows.stop].tolist()
+        for t, row in enumerate(rows):
+            drafted = foretold(prompt.tokens + output[:t], DEPTH)
+            assert trace.draft_token[row].tolist() == (drafted or [NO_TOKEN] * DEPTH)
+            assert trace.draft_limit[row] == (min(DEPTH, TOKENS - t - 1) if drafted else 0)
+            right = np.cumprod([a == b for a, b in zip(drafted, output[t:], strict=False)]).sum()
+            assert trace.match_len[row] == right
+            silent += not drafted
+    assert silent > 5 and (trace.match_len > 1).sum() > 5
+
+
+@choices
+@pytest.mark.parametrize("lab", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tiny", "lab"])
+def test_the_output_is_the_targets_own(mode: str, lab: bool) -> None:
+    pair, prompts, trace = recorded(mode, lab)
+    runs = really_run(pair, prompts[:3], CHOICES[mode], FIXED)
+    for index, run in enumerate(runs):
+        expected = plain_output(pair, prompts[index].tokens, TOKENS, CHOICES[mode], index)
+        assert run.tokens == expected[: len(run.tokens)]
+        assert run.tokens == trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+
+
+@policies
+@choices
+@pytest.mark.parametrize("lab", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tiny", "lab"])
+def test_replay_repeats_every_real_round(mode: str, lab: bool, policy: Policy) -> None:
+    pair, prompts, trace = recorded(mode, lab)
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-6, 1e-2)), seed=9, log=True)
+    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, CHOICES[mode])
+    runs = [loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9) for index, prompt in enumerate(prompts)]
+    assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
+    assert replayed.log is not None and len(replayed.log) == sum(len(run.rounds) for run in runs)
+    drafted = replayed.log[:, 2]
+    assert (drafted == 0).sum() > len(prompts)  # more than the last rounds, which have no room
+    assert replayed.accepted.sum() > 0
+    if policy != FIXED:  # the policy stops some drafts and lets others go on
+        assert len(set(drafted[(drafted > 0) & (drafted < DEPTH)])) > 0
+
+
+def test_a_drafted_end_of_text_is_the_last() -> None:
+    pair = lookup_pair(eos_token_ids=(9,))
+    drafter = LookupDrafter(open_drafter(pair)[0], (9,))
+    drafter.begin([7, 8, 9, 5, 7])
+    draft = drafter.propose([7, 8, 9, 5, 7, 8], DEPTH, lambda step, depth: True, Sampler(), 0, 0)
+    assert draft.tokens == [9]
+
+
+def test_rejection_sampling_is_told_that_the_draft_was_certain() -> None:
+    sampler = Sampler("rejection", 1.0, seed=1)
+    pair = lookup_pair()
+    kept: list[Draft] = []
+
+    class Watched(LookupDrafter):
+        def propose(self, *asked):  # type: ignore[no-untyped-def]
+            kept.append(super().propose(*asked))
+            return kept[-1]
+
+    target, _ = open_drafter(pair)
+    decoder = Decoder(target, Watched(target, ()), (), sampler)
+    runs = [decoder.decode([7, 8, 9, 5] * 3, TOKENS, FIXED, sequence=s) for s in range(3)]
+    assert sum(r.accepted for run in runs for r in run.rounds) > 0
+    for draft in kept:
+        assert len(draft.probs) == len(draft.tokens)
+        for token, probs in zip(draft.tokens, draft.probs, strict=True):
+            assert probs.shape == (VOCAB,) and probs[token] == 1 and torch.count_nonzero(probs) == 1
+
+
+def test_it_refuses_what_it_cannot_do() -> None:
+    pair, prompts, _ = recorded("greedy")
+    with pytest.raises(InputError, match="chains only; record it with --tree-nodes 0"):
+        record(pair, prompts, RecordSettings(DEPTH, TOKENS, tree_nodes=8))
+    with pytest.raises(InputError, match="greedy and Gumbel mode only"):
+        record(pair, prompts, RecordSettings(DEPTH, TOKENS, Sampler("rejection")))
+    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    with pytest.raises(InputError, match="prompt lookup chains only"):
+        decoder.decode(prompts[0].tokens, 4, make_policy("vct", {"width": 2, "depth": 2}))
+    with pytest.raises(InputError, match="score.*choose another policy"):
+        decoder.decode(prompts[0].tokens, 4, make_policy("cali_ts"))
+    with pytest.raises(InputError, match="leave --predictor lab out"):
+        load_pair(drafter=LOOKUP, predictor="lab")
+
+
+def test_a_trace_with_silent_rounds_is_written_and_read(tmp_path: Path) -> None:
+    _, _, trace = recorded("gumbel")
+    write_trace(trace, tmp_path / "trace")
+    again = read_trace(tmp_path / "trace")
+    assert np.array_equal(again.draft_limit, trace.draft_limit) and (again.draft_limit == 0).sum() > trace.sequences
+    gap = trace.draft_token.copy()
+    row = int(np.argmax((gap >= 0).all(axis=1)))
+    gap[row, 1] = NO_TOKEN
+    write_trace(dataclasses.replace(trace, draft_token=gap), tmp_path / "gap")
+    with pytest.raises(InputError, match="draft_token has a gap"):
+        read_trace(tmp_path / "gap")
+
+
+def test_a_draft_may_be_shorter_than_the_depth() -> None:
+    _, _, trace = recorded("gumbel")
+    cut = trace.draft_token.copy()
+    cut[:, 2:] = NO_TOKEN
+    short = dataclasses.replace(trace, draft_token=cut)
+    whole = trace.draft_limit
+    assert np.array_equal(short.draft_limit, np.minimum(whole, 2))
+    replayed = replay(short, FIXED, cost_table(short, ConstantCost(1e-3, 1e-2)), log=True)
+    assert replayed.log is not None and replayed.log[:, 2].max() == 2
+
+
+def test_what_is_not_proposed_is_never_read() -> None:
+    """Neither by a replay nor by what judges confidences: columns beyond the limit may hold anything."""
+    _, _, trace = recorded("gumbel")
+    beyond = np.arange(DEPTH) >= trace.draft_limit[:, None]
+    changed = {
+        name: np.where(beyond, np.float32(0.77), getattr(trace, name))
+        for name in ("prob", "confidence", "entropy_nats")
+    }
+    other = dataclasses.replace(trace, **changed)
+    policy = POLICIES[1]
+    assert isinstance(policy, Policy)
+    logs = [replay(t, policy, cost_table(t, ConstantCost(1e-3, 1e-2)), log=True).log for t in (trace, other)]
+    assert logs[0] is not None and np.array_equal(*logs)
+    for a, b in zip(judged_tokens(trace), judged_tokens(other), strict=True):
+        assert np.array_equal(a, b)
+
+
+@choices
+def test_no_policy_beats_the_oracle_where_drafts_lag(mode: str) -> None:
+    """Under costs of catching up, which rounds with nothing to draft do not owe."""
+    _, _, trace = recorded(mode)
+    table = cost_table(trace, ConstantCost(1e-4, 1e-2))
+    table = dataclasses.replace(table, catch_up_s=np.full_like(table.catch_up_s, 5e-3))
+    least = chain_oracle_seconds(trace, table)
+    for k in range(1, DEPTH + 1):
+        assert (least <= replay(trace, make_policy("fixed_k", {"k": k}), table).speculative_s + 1e-12).all()
+    rounds, behind, total = oracle_rounds(trace, table), 0, np.zeros(trace.sequences)
+    for s, t, drafted, accepted in rounds.tolist():
+        row = int(trace.offsets[s]) + t
+        bucket = (int(trace.prompt_tokens[s]) + t - 1) >> table.bucket_bits
+        behind = 0 if t == 0 else behind
+        total[s] += table.verify_s[drafted + 1, bucket] + table.round_overhead_s
+        total[s] += (table.draft_s[drafted, bucket] + behind * table.catch_up_s[bucket]) if drafted else 0.0
+        behind = int(drafted == accepted and trace.draft_limit[row] > 0)
+    assert total == pytest.approx(least)
+
+
+@pytest.mark.slow
+def test_the_expectation_of_a_policy_that_draws_counts_silent_rounds() -> None:
+    _, _, trace = recorded("gumbel")
+    policy = make_policy("beta_ts", {"alpha0": 2.0, "max_draft": DEPTH})
+    table = cost_table(trace, ConstantCost(1e-3, 1e-2))
+    expected = expected_replay(trace, policy, table)  # type: ignore[arg-type]
+    seeds = [replay(trace, policy, table, seed=seed) for seed in range(400)]
+    for name in ("rounds", "drafted", "accepted"):
+        found = np.array([getattr(one, name).sum() for one in seeds])
+        error = found.std(ddof=1) / math.sqrt(len(found))
+        assert abs(found.mean() - getattr(expected, name).sum()) < 4 * error + 1e-9
+
+
+def test_a_profile_prices_the_look_and_no_trees() -> None:
+    pair = lookup_pair()
+    document = profile(pair, contexts=[2, 40], depth=DEPTH, repeats=4, tree_tokens=9)
+    median = document["median_s"]
+    assert "tree" not in median and document["drafter_facts"] == {"longest_ngram": MAX_NGRAM}
+    assert np.shape(median["draft_step"]) == (DEPTH, 2) and median["catch_up"] == [0.0, 0.0]
+    assert np.max(median["draft_step"]) < 0.2 * np.min(median["autoregressive"])
+    assert profile_from_json(document, "here").max_tree_tokens == 0
+
+
+@pytest.mark.slow
+def test_the_commands_record_profile_and_validate(home: Path, tmp_path: Path) -> None:
+    options = ["--target", home / "llama" / "target", "--drafter", LOOKUP, "--prompts", home / "prompts.jsonl"]
+    options += ["--num-prompts", 12, "--max-new-tokens", 24, "--max-draft-tokens", 4, "--dtype", "float64"]
+    command("record", tmp_path / "trace", *options)
+    assert read_trace(tmp_path / "trace").meta["drafter"] == LOOKUP
+    sizes = ["--contexts", "2,30", "--max-draft-tokens", 4, "--repeats", 4]
+    command("profile", tmp_path / "profile.json", *options[:4], *sizes)
+    policies = ["--policy", "fixed_k", "--policy", "max_confidence"]
+    command("validate", "--out", tmp_path / "out", *options, *policies, "--trials", 5, "--repeats", 1)
+    document = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert document["drafter_kind"] == "lookup"
+    assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
+
+
+def test_drafters_share_one_target_in_memory(home: Path) -> None:
+    target, dtype = str(home / "llama" / "target"), "float64"
+    plain = load_pair(target, drafter=LOOKUP, dtype=dtype)
+    assert plain.kind == "lookup" and plain.draft is plain.target and not plain.trees
+    for kind in ("eesd", "medusa", "self-sd"):
+        folder = str(home / "llama" / kind)
+        shared = load_pair(target, drafter=folder, dtype=dtype, beside=plain)
+        assert shared.target is plain.target and shared.trees
+        assert shared.fingerprint == load_pair(target, drafter=folder, dtype=dtype).fingerprint
+    beside = load_pair(target, target, dtype=dtype, beside=plain)
+    assert beside.target is plain.target and beside.kind == "model" and beside.draft is not plain.target

@@ -1,0 +1,223 @@
+"""MEDUSA's heads: what they predict, loss-free decoding, and replay that equals the real run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Sampler
+from realrun.drafters.medusa import MedusaHeads, MedusaLM
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from tests.realrun.decode.test_tree_decode import CoinTree
+from tests.realrun.drafters.test_predictor import random_predictor
+from tests.support.pairs.medusa import CHOICES, HEADS, TOKENS, medusa_pair, own_texts
+from tests.support.tiny import VOCAB, tiny_model, tiny_prompts
+
+COST = ConstantCost(1e-4, 5e-3)
+CHAINS: list[tuple[str, dict[str, Any]]] = [
+    ("fixed_k", {"k": 3}),
+    ("fixed_k", {"k": HEADS}),
+    ("beta_ts", {"alpha0": 2.0, "beta0": 1.0, "max_draft": HEADS}),
+    ("cali_ts", {"max_draft": HEADS}),
+    ("adaedl", {"lambda0": 0.2, "dynamic": True, "max_draft": HEADS}),
+    ("max_confidence", {"lambda0": 0.4, "dynamic": True, "max_draft": HEADS}),
+]
+TREES: list[tuple[str, dict[str, Any]]] = [
+    ("vct", {"width": 2, "depth": 3}),
+    ("cartesian", {"s1": 3, "s2": 2, "s3": 2, "s4": 1}),
+    ("sparse_tree", {"nodes": 20, "max_depth": HEADS}),
+    ("optimal_tree", {"max_nodes": 30, "max_depth": HEADS}),
+    ("eagle2", {"nodes": 7, "depth": 4, "top_k": 3}),
+    ("pct", {"cost_ratio": 0.1, "width": 4, "max_depth": HEADS}),
+    ("hardware_pct", {"width": 4, "max_depth": HEADS, "max_nodes": 20}),
+]
+ids = {"ids": lambda spec: f"{spec[0]}-{spec[1].get('k', '')}".rstrip("-")}
+choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
+
+
+def scored(pair: Pair) -> Pair:
+    return replace(pair, predictor=random_predictor(pair))
+
+
+@cache
+def recorded(architecture: str, sampler: Sampler, eos: tuple[int, ...] = (), nodes: int = 256) -> tuple[Pair, Trace]:
+    pair = scored(medusa_pair(architecture, eos))
+    return pair, record(pair, tiny_prompts(), RecordSettings(16, TOKENS, sampler, nodes, 6))
+
+
+def decoded(
+    pair: Pair, policy: Policy, sampler: Sampler, seed: int = 3, prompts: Sequence[Prompt] | None = None
+) -> list[Decoded]:
+    decoder, state, runs = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler), None, []
+    for number, prompt in enumerate(prompts or tiny_prompts()):
+        runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=number, seed=seed, state=state))
+        state = runs[-1].state
+    return runs
+
+
+def check(
+    pair: Pair, trace: Trace, policy: Policy, sampler: Sampler, prompts: Sequence[Prompt] | None = None
+) -> list[Decoded]:
+    """The runs, the same round for round as the replay, and token for token as the target alone."""
+    replayed = replay(trace, policy, cost_table(trace, COST, policy), seed=3, log=True)
+    runs = decoded(pair, policy, sampler, prompts=prompts)
+    assert rounds_identical(replayed, runs) == 1.0 and (replayed.truncated is None or replayed.truncated.sum() == 0)
+    assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
+    assert output_identical(trace, runs) == 1.0
+    assert [run.tokens for run in runs] == own_texts(pair, sampler, prompts=prompts)
+    return runs
+
+
+# --- The heads ----------------------------------------------------------------------------------
+
+
+def test_heads_are_the_papers_formula() -> None:
+    heads, hidden = medusa_pair().draft, torch.randn(7, 32, dtype=torch.float64)
+    together = heads(hidden)
+    assert together.shape == (HEADS, 7, VOCAB)
+    for k in range(HEADS):
+        for row, h in enumerate(hidden):
+            first, second = heads.residual[k], heads.vocabulary[k]
+            expected = second @ (F.silu(first @ h) + h)
+            torch.testing.assert_close(together[k, row], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(heads.logits(k, heads.state(k, hidden)), together[k], rtol=0, atol=1e-12)
+
+
+def test_untrained_heads_predict_what_the_target_does() -> None:
+    target = tiny_model(2, seed=1)
+    hidden = torch.randn(5, 32, dtype=torch.float64)
+    for logits in MedusaHeads(target, 3)(hidden):
+        torch.testing.assert_close(logits, target.get_output_embeddings()(hidden), rtol=0, atol=1e-12)
+
+
+def counting_pair(shift: int = 0) -> Pair:
+    """After token x the target says x + 1, and its heads, if shift is 0, what it will say then."""
+    target = tiny_model(1, seed=5)
+    target.config.tie_word_embeddings = False
+    with torch.no_grad():
+        for block in (target.model.layers[0].self_attn.o_proj, target.model.layers[0].mlp.down_proj):
+            block.weight.zero_()
+        embeddings = target.model.embed_tokens.weight.normal_()
+        rows = 10 * embeddings / embeddings.norm(dim=1, keepdim=True)
+        target.lm_head.weight = torch.nn.Parameter(rows.roll(1, 0))
+        heads = MedusaHeads(target, HEADS)
+        heads.vocabulary.data = torch.stack([rows.roll(k + 1 + shift, 0) for k in range(1, HEADS + 1)])
+    return replace(medusa_pair(), target=target, draft=heads.eval())
+
+
+def test_head_k_predicts_the_token_k_places_after_the_pending_one() -> None:
+    prompt, policy = Prompt("code", [4, 5, 6, 7]), make_policy("fixed_k", {"k": HEADS})
+    for shift, accepted in ((0, HEADS), (1, 0), (-1, 0)):
+        pair = counting_pair(shift)
+        run = Decoder(*open_drafter(pair), (), Sampler()).decode(prompt.tokens, 60, policy)
+        assert run.tokens == [*range(8, 68)]
+        assert {r.accepted for r in run.rounds} == {accepted}
+        trace = record(pair, [prompt], RecordSettings(16, 60, Sampler()))
+        assert trace.depth == HEADS and (trace.match_len[: 60 - HEADS] == accepted).all()
+        assert ((trace.true_rank[: 60 - HEADS] == 0) == (shift == 0)).all()
+        assert (trace.true_rank[-1] == [trace.true_rank[-1, 0], -1, -1, -1]).all()
+
+
+# --- Loss-free, and as replayed -------------------------------------------------------------------
+
+
+@choices
+@pytest.mark.parametrize("spec", [*CHAINS, *TREES], **ids)
+def test_every_round_and_every_output_is_identical(spec: tuple[str, dict[str, Any]], sampler: Sampler) -> None:
+    pair, trace = recorded("llama", sampler)
+    policy = POLICIES[spec[0]].fit(spec[1], trace, cost_table(trace, COST))
+    runs = check(pair, trace, policy, sampler)
+    drafted, accepted = (sum(getattr(r, name) for run in runs for r in run.rounds) for name in ("drafted", "accepted"))
+    assert 0.1 * accepted < 0.9 * accepted < drafted and accepted > 60
+
+
+@choices
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
+@pytest.mark.parametrize("spec", [CHAINS[4], TREES[1], TREES[5]], **ids)
+def test_other_architectures_are_identical_too(
+    architecture: str, spec: tuple[str, dict[str, Any]], sampler: Sampler
+) -> None:
+    pair, trace = recorded(architecture, sampler)
+    check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, cost_table(trace, COST)), sampler)
+
+
+@pytest.mark.parametrize("spec", [CHAINS[1], TREES[1], TREES[5]], **ids)
+def test_end_of_text_ends_drafts_and_output(spec: tuple[str, dict[str, Any]]) -> None:
+    sampler = CHOICES["gumbel"]
+    tokens, counts = np.unique(np.concatenate(own_texts(medusa_pair(), sampler)), return_counts=True)
+    eos = tuple(tokens[np.argsort(-counts)[2:8:2]].tolist())
+    pair, trace = recorded("llama", sampler, eos)
+    pair = replace(pair, eos_token_ids=eos)
+    assert min(trace.output_tokens) < TOKENS and np.isin(trace.draft_token, eos).any()
+    check(pair, trace, POLICIES[spec[0]].fit(spec[1], trace, cost_table(trace, COST)), sampler)
+
+
+@choices
+def test_a_round_that_drafts_nothing_leaves_no_old_state_behind(sampler: Sampler) -> None:
+    pair, trace = recorded("llama", sampler)
+    runs = check(pair, trace, CoinTree(), sampler)
+    empty = [r.drafted == 0 for run in runs for r in run.rounds[:-1]]
+    assert 0.05 < np.mean(empty) < 0.5
+
+
+# --- One distribution for all nodes of a level ----------------------------------------------------
+
+
+@choices
+@pytest.mark.parametrize("spec", [TREES[1], TREES[5]], **ids)
+def test_candidates_are_sought_in_one_row_of_a_level(
+    spec: tuple[str, dict[str, Any]], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rows told apart, every node's candidates are sought: the same drafts, from more rows."""
+    pair = medusa_pair()
+    policy, counted = make_policy(*spec), []
+    candidates = Sampler.candidates
+
+    def counting(self: Sampler, logits: torch.Tensor, *asked: Any) -> Any:
+        counted.append(len(logits))
+        return candidates(self, logits, *asked)
+
+    monkeypatch.setattr(Sampler, "candidates", counting)
+    shared = decoded(pair, policy, sampler)
+    assert set(counted) == {1}
+    monkeypatch.setattr(MedusaLM, "_logits", lambda self, rows, plain=MedusaLM._logits: plain(self, rows).contiguous())
+    apart = decoded(pair, policy, sampler)
+    assert max(counted) > 3
+    assert [run.tree_log() for run in apart] == [run.tree_log() for run in shared]
+    assert [run.tokens for run in apart] == [run.tokens for run in shared]
+
+
+# --- No deeper than the heads ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [("fixed_k", {"k": 5}), ("vct", {"width": 1, "depth": 5})], **ids)
+def test_drafting_beyond_the_heads_is_refused(spec: tuple[str, dict[str, Any]]) -> None:
+    with pytest.raises(InputError, match="4 MEDUSA heads draft at most 4 tokens; lower") as caught:
+        decoded(medusa_pair(), make_policy(*spec), Sampler())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("heads", [0, 17])
+def test_a_number_of_heads_out_of_range_is_refused(heads: int) -> None:
+    with pytest.raises(InputError, match="choose 1 to 16"):
+        MedusaHeads(tiny_model(1, seed=1), heads)

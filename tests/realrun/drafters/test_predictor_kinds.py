@@ -1,0 +1,261 @@
+"""The acceptance predictor of every kind of drafter: recorded scores, the real loop's, training, cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import realrun.recording.chain
+import realrun.recording.target_cache
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft
+from realrun.decode.sampling import Sampler
+from realrun.drafters.acceptance_predictor import RoundScorer, load_predictor, pending_token_states
+from realrun.drafters.draft_model import DraftModel
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.profiling.profile import WARMUP_ROUNDS, profile
+from realrun.recording.open import open_dense
+from realrun.recording.record import RecordSettings, record
+from realrun.training.predictor.data import PredictorSettings, Samples, collect, joined
+from realrun.training.predictor.train import train_predictor
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from tests.realrun.drafters.test_predictor import CHOICES, ScoreReader, choices, refused
+from tests.realrun.training.test_train_predictor import quiet
+from tests.support.pairs.inside import INSIDE, KINDS, marked, pair_of, scoring
+from tests.support.tiny import tiny_prompts
+
+DEPTH, TOKENS = 4, 24  # as many tokens as the MEDUSA heads draft
+PROMPTS = [Prompt("all", [17]), *tiny_prompts(6)]  # the first has no state before its pending token
+inside = pytest.mark.parametrize("kind", marked(INSIDE))
+kinds = pytest.mark.parametrize("kind", marked(KINDS))
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, Draft]]:
+    """(sequence, output position, draft) of everything that is proposed."""
+    kept: list[tuple[int, int, Draft]] = []
+    propose = DraftModel.propose
+
+    def keep(self: DraftModel, *asked: Any) -> Draft:
+        draft = propose(self, *asked)
+        kept.append((asked[4], asked[5], draft))
+        return draft
+
+    monkeypatch.setattr(DraftModel, "propose", keep)
+    return kept
+
+
+@inside
+@choices
+def test_the_real_loop_computes_the_recorded_scores(
+    kind: str, sampler: Sampler, drafts: list[tuple[int, int, Draft]]
+) -> None:
+    pair = scoring(kind)
+    trace = record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler))
+    assert trace.score is not None and trace.score.std() > 0.1
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    for k in (1, 2, DEPTH):
+        for sequence, prompt in enumerate(PROMPTS):
+            decoded = decoder.decode(prompt.tokens, TOKENS, ScoreReader(k=k), sequence=sequence)
+            rows = slice(*trace.offsets[sequence : sequence + 2].tolist())
+            assert decoded.tokens == trace.token[rows].tolist()
+    compared = 0
+    for sequence, position, draft in drafts:
+        recorded = trace.score[int(trace.offsets[sequence]) + position, : len(draft.steps)].tolist()
+        assert [step.score for step in draft.steps] == recorded
+        compared += len(draft.steps)
+    assert compared > 150
+
+
+@inside
+@choices
+def test_replay_equals_the_real_run_of_cali_ts(kind: str, sampler: Sampler) -> None:
+    pair, prompts = scoring(kind), tiny_prompts(6)
+    trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler))
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    for policy in (CaliTS(max_draft=DEPTH), CaliTS(max_draft=DEPTH, theta="per_round", sigma_m=0.3)):
+        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
+        assert replayed.log is not None
+        for sequence, prompt in enumerate(prompts):
+            decoded = decoder.decode(prompt.tokens, TOKENS, policy, sequence=sequence, seed=2)
+            rows = replayed.log[replayed.log[:, 0] == sequence]
+            assert decoded.log() == [tuple(row[1:4]) for row in rows.tolist()]
+        assert len({drafted for _, _, drafted, _ in replayed.log[:, :4].tolist()}) > 2
+    assert 0.1 < trace.match_len.mean() < DEPTH - 0.1
+
+
+def found(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:
+    """A trace and what training collects on the same runs."""
+    pair = scoring(kind)
+    settings = PredictorSettings(TOKENS, DEPTH, (sampler.temperature if sampler.mode == "gumbel" else 0.0,), seed=4)
+    decoder, dense = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler()), open_dense(pair, Sampler())
+    sequences = [collect(pair, decoder, dense, prompt, settings, s) for s, prompt in enumerate(PROMPTS)]
+    return record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler)), joined(sequences)
+
+
+@kinds
+@choices
+def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, sampler: Sampler) -> None:
+    trace, samples = found(kind, sampler)
+    remaining = np.repeat(trace.output_tokens, trace.output_tokens) - trace.position
+    expected = {
+        (t, i, i <= trace.match_len[t])
+        for t in range(len(trace.token))
+        for i in range(1, min(DEPTH, int(remaining[t])) + 1)
+        if i - 1 <= trace.match_len[t]
+    }
+    columns = (samples.round.tolist(), samples.depth.tolist(), samples.label.tolist())
+    assert set(zip(*columns, strict=True)) == expected and len(samples.label) == len(expected)
+    starts = np.searchsorted(trace.offsets, samples.round.numpy(), side="right") - 1
+    np.testing.assert_array_equal(samples.sequence.numpy(), starts)
+    assert 0.1 < np.mean(columns[2]) < 0.97
+
+
+@kinds
+@choices
+def test_samples_have_the_states_that_scores_are_made_of(
+    kind: str, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (realrun.recording.chain, realrun.recording.target_cache):  # several chunks of positions
+        monkeypatch.setattr(module, "CHUNK", 7)
+    trace, samples = found(kind, sampler)
+    predictor = scoring(kind).predictor
+    assert trace.score is not None and predictor is not None
+    for depth in range(1, DEPTH + 1):
+        at = (samples.depth == depth).nonzero()[:, 0]
+        rounds = samples.round[at]
+        scores = predictor.after(samples.target_hidden[rounds])(samples.draft_hidden[at], depth)
+        # States are kept in half precision for training.
+        np.testing.assert_allclose(scores, trace.score[rounds.numpy(), depth - 1], rtol=0, atol=4e-3)
+        np.testing.assert_allclose(samples.confidence[at], trace.confidence[rounds.numpy(), depth - 1], rtol=1e-5)
+        assert len(at) > 2
+
+
+@kinds
+@torch.inference_mode()
+def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
+    _, samples = found(kind, CHOICES["greedy"])
+    draft, states = pair_of(kind).draft, samples.draft_hidden.double()
+    if kind == "medusa":
+        logits = torch.einsum("nvd,nd->nv", draft.vocabulary[samples.depth - 1], states)
+    else:
+        logits = (pair_of(kind).target if kind == "eagle" else draft).get_output_embeddings()(states)
+    sure = logits.softmax(-1).amax(-1).float()
+    # States are in half precision; these distributions are flat.
+    torch.testing.assert_close(samples.confidence, sure, rtol=0, atol=1e-3)
+    assert samples.confidence.std() > 0.015
+
+
+@torch.inference_mode()
+def test_states_of_heads_are_those_of_the_rounds() -> None:
+    """Head i's state of a judged token is made of the target's state of its round, not of the token's own place."""
+    _, samples = found("medusa", CHOICES["greedy"])
+    heads = pair_of("medusa").draft
+    hidden = samples.target_hidden[samples.round].double()
+    matrices = heads.residual[samples.depth - 1]
+    expected = F.silu(torch.einsum("nij,nj->ni", matrices, hidden)) + hidden
+    torch.testing.assert_close(samples.draft_hidden.double(), expected, rtol=0, atol=0.02)
+    assert (samples.depth == DEPTH).sum() > 5
+
+
+@torch.inference_mode()
+def test_states_of_an_early_exit_lie_on_the_true_text() -> None:
+    """A judged token's state is that of one pass over the text, wherever its round began."""
+    pair = pair_of("eesd")
+    _, samples = found("eesd", CHOICES["greedy"])
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
+    expected = []
+    for prompt in PROMPTS:
+        output = decoder.decode(prompt.tokens, TOKENS, None).tokens
+        expected.append(pending_token_states(pair.draft, prompt.tokens, [*output, 0])[1:])
+    states = torch.cat(expected)[samples.round + samples.depth - 1]
+    torch.testing.assert_close(samples.draft_hidden.double(), states, rtol=0, atol=0.005)
+
+
+@kinds
+def test_a_profile_measures_what_a_score_costs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every drafted token of the scored rounds is scored once, and no other; the time shows in the profile."""
+    pause_s, calls, score = 0.004, 0, RoundScorer.__call__
+
+    def slow(self: RoundScorer, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        time.sleep(pause_s)
+        return score(self, draft_hidden, depth, begin)
+
+    monkeypatch.setattr(RoundScorer, "__call__", slow)
+    repeats, contexts, depth = 4, [8, 16], 3
+    document = profile(scoring(kind), contexts=contexts, depth=depth, repeats=repeats, tree_tokens=0)
+    assert calls == len(contexts) * (repeats + WARMUP_ROUNDS) * depth
+    assert document["median_s"]["score_step"] > 0.7 * pause_s
+    calls = 0
+    profile(pair_of(kind), contexts=contexts, depth=depth, repeats=2, tree_tokens=0)
+    assert calls == 0
+
+
+@kinds
+def test_scores_are_made_for_policies_that_read_them_only(
+    kind: str, drafts: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = scoring(kind)
+    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    decoder.decode([1, 2, 3], 8, ScoreReader(k=2))
+    assert all(0 < step.score < 1 for _, _, draft in drafts for step in draft.steps)
+
+    def unwanted(*arguments: object) -> None:
+        raise AssertionError("a score was computed")
+
+    monkeypatch.setattr(RoundScorer, "__call__", unwanted)
+    drafts.clear()
+    plain = ScoreReader(k=2)
+    object.__setattr__(plain, "features", ())
+    decoder.decode([1, 2, 3], 8, plain)
+    assert drafts and all(step.score == 0 for _, _, draft in drafts for step in draft.steps)
+
+
+SMALL = PredictorSettings(max_new_tokens=12, depth=6, temperatures=(0.0, 0.8), epochs=3, batch=64)
+
+
+@inside
+def test_a_predictor_of_every_kind_is_trained_and_resumed(kind: str, tmp_path: Path) -> None:
+    pair, prompts = pair_of(kind), tiny_prompts(6) * 4  # texts that the MEDUSA heads know
+    document = train_predictor(pair, prompts, SMALL, tmp_path / "whole", quiet)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(what: str, done: int, total: int) -> None:
+        if (what, done) == ("decode", 18):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_predictor(pair, prompts, SMALL, tmp_path / "parts", kill)
+    again = train_predictor(pair, prompts, SMALL, tmp_path / "parts", quiet)
+    assert again["history"] == document["history"] and again["held_out"] == document["held_out"]
+    predictor = load_predictor(tmp_path / "parts")
+    assert predictor.digest == load_predictor(tmp_path / "whole").digest
+    predictor.check(pair.target, pair.draft, pair.fingerprint)
+    depth = min(SMALL.depth, pair.deepest or SMALL.depth)
+    assert len(predictor.bias) == document["settings"]["depth"] == depth
+    assert document["drafter_kind"] == kind
+    assert set(document["held_out"]) == {"predictor", "confidence", "base rate"}
+    for values in document["held_out"].values():
+        assert set(values) == {"log_loss_nats", "ece", "auc"} and np.isfinite(list(values.values())).all()
+    trace = record(replace(pair, predictor=predictor), tiny_prompts(2), RecordSettings(DEPTH, 10))
+    assert trace.score is not None and trace.meta["predictor"] == predictor.digest
+    other: Pair = pair_of("model")
+    refused(["other weights", pair.draft_name], lambda: predictor.check(other.target, other.draft, other.fingerprint))
+    refused(["weights=", "--out"], lambda: train_predictor(other, prompts, SMALL, tmp_path / "whole", quiet))

@@ -1,0 +1,362 @@
+"""Self-SD: recorded as it drafts, replayed round for round, loss-free, in a cache that stays the target's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+import realrun.recording.target_cache
+import realrun.recording.trees
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Round
+from realrun.decode.sampling import Sampler
+from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.self_sd import SkippingLM
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.open import open_dense
+from realrun.recording.record import RecordSettings, record
+from realrun.recording.target_cache import shared_columns
+from realrun.recording.trees import Trees, TreeSize
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from tests.realrun.decode.test_tree_decode import ARMS, DEPTH, WIDTH, CoinTree, KeepNone
+from tests.realrun.drafters.test_predictor import random_predictor
+from tests.realrun.recording.test_record_trees import as_names, as_record, one_by_one
+from tests.support.small_targets import small_target
+from tests.support.tiny import random_prompts, tiny_prompts, tiny_tokenizer
+
+SKIPS = SkippedSublayers(frozenset({2}), frozenset({2}))
+UNLIKE = SkippedSublayers(frozenset({1}), frozenset({1, 2}))
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+CHAINS = [
+    make_policy(name, {**settings, **({} if name == "fixed_k" else {"max_draft": DEPTH})})
+    for name, settings in [
+        ("fixed_k", {"k": 3}),
+        ("fixed_k", {"k": DEPTH}),
+        ("beta_ts", {"alpha0": 1.0, "beta0": 1.0}),
+        ("cali_ts", {}),
+        ("adaedl", {"lambda0": 0.1}),
+        ("max_confidence", {"lambda0": 0.3, "dynamic": False}),
+        ("max_confidence", {"lambda0": 0.5, "dynamic": True}),
+    ]
+]
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
+every_policy = pytest.mark.parametrize("policy", [*CHAINS, *ARMS], ids=str)
+architectures = pytest.mark.parametrize(
+    "architecture", ["llama", "qwen2", "mistral"]
+)  # lean, and the library's modules
+
+
+@cache
+def pair_of(architecture: str = "llama", eos: tuple[int, ...] = (), skips: SkippedSublayers = SKIPS) -> Pair:
+    """A random target whose draft agrees with it about as often as not, and random scores."""
+    target = small_target(architecture, layers=4)
+    pair = Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/self-sd", eos, kind="self-sd", skips=skips)
+    return replace(pair, predictor=random_predictor(pair))
+
+
+@cache
+def zeroed(architecture: str, skips: SkippedSublayers = SKIPS) -> Any:
+    """The library's model whose skipped sublayers add nothing."""
+    model = copy.deepcopy(small_target(architecture, layers=4))
+    with torch.no_grad():
+        for layer in skips.attention:
+            model.model.layers[layer].self_attn.o_proj.weight.zero_()
+        for layer in skips.mlp:
+            model.model.layers[layer].mlp.down_proj.weight.zero_()
+    return model
+
+
+@torch.inference_mode()
+def plain_logits(architecture: str, context: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
+    """What the drafter knows after context and what it drafted, [1, V], by the library alone.
+
+    The target fills the cache up to the pending token, from which on the zeroed model takes over.
+    """
+    past = DynamicCache()
+    if len(context) > 1:
+        small_target(architecture, layers=4)(input_ids=torch.tensor([context[:-1]]), past_key_values=past)
+    fed = torch.tensor([[context[-1], *drafted]])
+    return zeroed(architecture)(input_ids=fed, past_key_values=past).logits[0, -1:]
+
+
+def target_output(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
+    """By the library's pass of the target alone."""
+    decoder = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, sampler)
+    return decoder.decode(prompt, count, None, sequence=sequence).tokens
+
+
+def skipping(pair: Pair) -> SkippingLM:
+    return SkippingLM(SplitTarget(pair.target, split=0), pair.skips)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize(
+    "skips",
+    [NOTHING, SkippedSublayers(frozenset({0}), frozenset()), SkippedSublayers(frozenset(), frozenset({2, 3})), UNLIKE],
+    ids=["nothing", "attention", "mlp", "both"],
+)
+@torch.inference_mode()
+def test_a_skipped_sublayer_is_one_whose_output_projection_is_zero(architecture: str, skips: SkippedSublayers) -> None:
+    (tokens,) = random_prompts(1, seed=2, lengths=(12, 13))
+    logits = skipping(pair_of(architecture, skips=skips)).forward(tokens)
+    expected = zeroed(architecture, skips)(input_ids=torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_skipped_sublayers_are_not_run() -> None:
+    pair = pair_of("qwen2", skips=UNLIKE)
+    pair = replace(pair, target=copy.deepcopy(pair.target))
+    ran: list[tuple[str, int]] = []
+    for number, layer in enumerate(pair.target.model.layers):
+        layer.self_attn.register_forward_pre_hook(lambda *_, n=number: ran.append(("attention", n)))
+        layer.mlp.register_forward_pre_hook(lambda *_, n=number: ran.append(("mlp", n)))
+    target, drafter = open_drafter(pair)
+    target.prefill([5, 6, 7])
+    ran.clear()
+    drafter.begin([5, 6, 7])
+    assert ran == []  # what the target has fed is not fed again
+    drafter.propose([5, 6, 7, 8], 2, lambda step, depth: True, Sampler(), 0, 0)
+    assert ran == 2 * [("attention", 0), ("mlp", 0), ("attention", 2), ("attention", 3), ("mlp", 3)]
+
+
+@mode
+@architectures
+@pytest.mark.parametrize("chunk", [3, 256])
+def test_columns_are_what_the_librarys_models_say(
+    sampler: Sampler, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
+    pair, depth = pair_of(architecture), 4
+    lm = skipping(pair)
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = target_output(pair, prompt, 12, sampler, sequence)
+        dense = shared_columns(lm, prompt, output, depth, sampler, sequence)
+        assert lm.nodes == 0 and lm.length == lm.target.length == len(prompt) + len(output) - 1
+        for t in range(len(output)):
+            context, drafted = [*prompt, *output[:t]], list[int]()
+            for i in range(depth):
+                logits = plain_logits(architecture, context, drafted)
+                token, *features = sampler.statistics(logits, sequence, t + i)[0].tolist()
+                drafted.append(int(token))
+                assert dense["draft_token"][t, i] == drafted[-1]
+                for name, value in zip(("prob", "confidence", "entropy_nats"), features, strict=True):
+                    np.testing.assert_allclose(dense[name][t, i], value, rtol=1e-6, atol=1e-9)
+                if t + i >= len(output):
+                    assert dense["true_rank"][t, i] == -1
+                    continue
+                logits = plain_logits(architecture, context, output[t : t + i])
+                order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
+                assert order.index(output[t + i]) == dense["true_rank"][t, i]
+            ahead = output[t : t + depth]
+            right = [a == b for a, b in zip(drafted, ahead, strict=False)] + [False]
+            assert dense["match_len"][t] == right.index(False)
+
+
+def test_ranks_depend_on_where_the_round_began() -> None:
+    """Those of an independent model do not, so that a shifted column would be wrong."""
+    (prompt,) = random_prompts(1)
+    output = target_output(pair_of(), prompt, 60, Sampler(), 0)
+    ranks = shared_columns(skipping(pair_of()), prompt, output, 2, Sampler(), 0)["true_rank"]
+    assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5
+
+
+@mode
+def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> None:
+    pair, depth = pair_of(), 5
+    assert pair.predictor is not None
+    target, drafter = open_drafter(pair)
+    target.keep_hidden = True
+    drafter.enable_scores(True)
+    (prompt,) = random_prompts(1, seed=6)
+    trace = record(pair, tiny_prompts(1, seed=6), RecordSettings(depth, 20, sampler))
+    prompt, output = tiny_prompts(1, seed=6)[0].tokens, trace.token.tolist()
+    assert trace.score is not None
+    with torch.inference_mode():
+        for t in range(len(output)):
+            context = [*prompt, *output[:t]]
+            target.reset()
+            target.prefill(context[:-1])
+            drafter.begin(context[:-1], None if target.hidden is None else target.hidden[-1])
+            draft = drafter.propose(context, depth, lambda step, depth: True, sampler, 0, t)
+            assert trace.draft_token[t].tolist() == draft.tokens
+            for name in ("prob", "confidence", "entropy_nats", "score"):
+                drafted = np.float32([getattr(step, name) for step in draft.steps])
+                np.testing.assert_allclose(getattr(trace, name)[t], drafted, rtol=1e-6)
+
+
+@mode
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
+    sampler: Sampler, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 120)  # of four positions
+    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
+    pair, depth, size = pair_of(architecture), 4, TreeSize(30, 4)
+    (prompt,) = random_prompts(1, seed=8)
+    output = target_output(pair, prompt, 6, sampler, 2)
+    columns = shared_columns(skipping(pair), prompt, output, depth, sampler, 2, tree=size)
+    trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
+    recorded = as_record(trees, size.width)
+    for t in range(len(output)):
+
+        def siblings(tokens: Sequence[int], t: int = t) -> tuple[np.ndarray, np.ndarray]:
+            logits = plain_logits(architecture, [*prompt, *output[:t]], tokens)
+            found, probs = sampler.candidates(logits, 2, [t + len(tokens)], size.width)
+            return found[0].numpy(), np.float32(probs[0].double().numpy())
+
+        expected, horizon = one_by_one(siblings, depth, size.nodes)
+        found = as_names(recorded, t)
+        assert {name: token for name, (token, _) in found.items()} == {n: token for n, (token, _) in expected.items()}
+        for name, (_, prob) in found.items():
+            np.testing.assert_allclose(prob, expected[name][1], rtol=1e-5)
+        np.testing.assert_allclose(trees.horizon[t], horizon, rtol=1e-5)
+
+
+@cache
+def recorded(architecture: str, sampler: Sampler, eos: tuple[int, ...] = ()) -> Trace:
+    size = RecordSettings(DEPTH, 24, sampler, 300, WIDTH)
+    return record(pair_of(architecture, eos), tiny_prompts(3, seed=7), size)
+
+
+def check_replay(
+    pair: Pair, trace: Trace, prompts: Sequence[Any], sampler: Sampler, policy: Policy, tokens: int
+) -> None:
+    """Output and all rounds of really decoding are the recorded and replayed ones."""
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
+    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    runs, state = [], None
+    for index, prompt in enumerate(prompts):
+        runs.append(decoder.decode(prompt.tokens, tokens, policy, sequence=index, seed=9, state=state))
+        state = runs[-1].state
+    assert output_identical(trace, runs) == 1.0
+    assert replayed.truncated is None or not replayed.truncated.any()
+    assert rounds_identical(replayed, runs) == 1.0
+    assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
+
+
+@mode
+@every_policy
+def test_replay_repeats_every_real_round(sampler: Sampler, policy: Policy) -> None:
+    prompts = tiny_prompts(3, seed=7)
+    plain = target_output(pair_of(), prompts[0].tokens, 9, sampler, 0)
+    for eos in [(), (plain[4],)]:
+        check_replay(pair_of(eos=eos), recorded("llama", sampler, eos), prompts, sampler, policy, 24)
+
+
+@mode
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
+@pytest.mark.parametrize("policy", [*CHAINS, ARMS[1], ARMS[-1]], ids=str)
+def test_replay_repeats_every_real_round_of_other_targets(sampler: Sampler, architecture: str, policy: Policy) -> None:
+    trace = recorded(architecture, sampler)
+    check_replay(pair_of(architecture), trace, tiny_prompts(3, seed=7), sampler, policy, 24)
+
+
+@mode
+@architectures
+def test_recorded_output_is_the_targets_own(sampler: Sampler, architecture: str) -> None:
+    trace = recorded(architecture, sampler)
+    assert 0.15 < (trace.match_len > 0).mean() < 0.95  # else the claims above would say little
+    assert trace.match_len.max() > 2
+    for number, prompt in enumerate(tiny_prompts(3, seed=7)):
+        output = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt.tokens, *output]])
+            logits = pair_of(architecture).target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
+        assert sampler.tokens(logits, number, 0).tolist() == output
+
+
+def cached(target: SplitTarget) -> list[torch.Tensor]:
+    """Keys and values of all cached tokens."""
+    stack: Any = target.upper
+    parts = (
+        [stack.keys, stack.values] if hasattr(stack, "keys") else [x for pair in stack.buffers.values() for x in pair]
+    )
+    return [part[:, :, : target.length] for part in parts]
+
+
+@mode
+@architectures
+@pytest.mark.parametrize(
+    "policy",
+    [make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 3, "depth": 3}), CoinTree(), KeepNone(2)],
+    ids=str,
+)
+def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
+    sampler: Sampler, architecture: str, policy: ChainPolicy | TreePolicy
+) -> None:
+    pair = pair_of(architecture)
+    target, drafter = open_drafter(pair)
+    assert isinstance(target, SplitTarget)
+    loop = Decoder(target, drafter, (), sampler)
+    (prompt,) = random_prompts(1, seed=9)
+    accepted = 0
+    with torch.inference_mode():
+        tokens, rounds = list(prompt), list[Round]()
+        target.prefill(tokens[:-1])
+        drafter.begin(tokens[:-1])
+        state = policy.initial_state(policy.params)
+        for _ in range(20):
+            t = len(tokens) - len(prompt)
+            state, _ = loop.round(tokens, t, policy.deepest, policy, state, 0, 0, rounds)
+            accepted += rounds[-1].accepted
+            assert target.length == drafter.lm.length == len(tokens) - 1 and target.nodes == drafter.lm.nodes == 0
+            fresh = SplitTarget(pair.target, split=0)
+            fresh.prefill(tokens[:-1])
+            for kept, expected in zip(cached(target), cached(fresh), strict=True):
+                torch.testing.assert_close(kept, expected, rtol=0, atol=1e-10)
+    assert accepted > 0 or isinstance(policy, KeepNone)
+
+
+@mode
+@architectures
+def test_with_nothing_skipped_every_draft_is_accepted(sampler: Sampler, architecture: str) -> None:
+    pair = pair_of(architecture, skips=NOTHING)
+    decoder = Decoder(*open_drafter(pair), (), sampler)
+    for policy in (make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 2, "depth": 4})):
+        decoded = decoder.decode(random_prompts(1, seed=3)[0], 31, policy)
+        assert [r.accepted for r in decoded.rounds] == [4] * 6 + [0]  # the last token leaves no room for a draft
+    trace = record(pair, tiny_prompts(2), RecordSettings(4, 20, sampler))
+    assert (
+        trace.match_len == np.minimum(4, np.repeat(trace.output_tokens, trace.output_tokens) - trace.position)
+    ).all()
+
+
+def test_a_round_starts_with_the_pending_token_alone_and_catching_up_costs_nothing() -> None:
+    document = profile(pair_of(), contexts=[4, 30], depth=3, repeats=2, tree_tokens=0)
+    for table in ("median_s", "p25_s", "p75_s"):
+        assert document[table]["catch_up"] == [0.0, 0.0]
+    target, drafter = open_drafter(pair_of())
+    fed: list[int] = []
+    forward = drafter.lm.forward
+    drafter.lm.forward = lambda tokens: fed.append(len(tokens)) or forward(tokens)  # type: ignore[func-returns-value, method-assign]
+    Decoder(target, drafter, (), Sampler()).decode([4, 5], 40, make_policy("fixed_k", {"k": 2}))
+    assert set(fed) == {1}
+
+
+def test_rejection_sampling_is_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="greedy and Gumbel mode only") as caught:
+        open_dense(pair_of(), Sampler("rejection"))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,233 @@
+"""SPACE's pass: its layout, its logits against plain passes, and decoding that is the tuned target's own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import speckernels
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.space import MaskedTarget, Masks, pass_layout, with_mask
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.open import open_drafter
+from speckernels.ops.space_layout import space_layout
+from specsim.errors import InputError
+from specsim.policy.registry import make_policy
+from tests.support.pairs.space import CHOICES, MASKS, masked_target, space_pair, untrained_pair, word_prompts
+from tests.support.tiny import POSITIONS, VOCAB, random_prompts, tiny_model
+
+CLOSE = {"rtol": 0.0, "atol": 1e-10}
+
+
+def plain(target: Any, tokens: list[int]) -> torch.Tensor:
+    """Logits [n, V] of one pass over these tokens, without a cache, by the library."""
+    with torch.inference_mode():
+        return target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+# The model with a mask token
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_mask_token_changes_nothing_else(tied: bool) -> None:
+    model = tiny_model(2, seed=1)
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 1.5)
+    masked = with_mask(model, torch.full((32,), 0.5))
+    assert masked.config.vocab_size == VOCAB == len(masked.lm_head.weight)
+    assert len(masked.model.embed_tokens.weight) == VOCAB + 1
+    assert torch.equal(masked.model.embed_tokens.weight[VOCAB], torch.full((32,), 0.5).double())
+    tokens = random_prompts(1)[0]
+    assert torch.equal(plain(masked, tokens), plain(model, tokens))
+    assert len(model.model.embed_tokens.weight) == VOCAB  # the model itself is as it was
+    assert plain(masked, [*tokens, VOCAB]).shape[1] == VOCAB  # fed, and never chosen
+    again = copy.deepcopy(masked)
+    again.tie_weights()  # what the library does at times
+    assert again.lm_head.weight is not again.model.embed_tokens.weight
+    for masks in (0, 17):
+        with pytest.raises(InputError, match=f"{masks} masks of SPACE; choose 1 to 16"):
+            Masks(masked, masks)
+
+
+# The layout
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+def test_the_layout_is_that_of_the_kernels(k: int) -> None:
+    """The same tree in the same order, of k candidates, and so the paper's mask and positions with its errata."""
+    depths, visible = pass_layout(k + 1, k)
+    parents = space_layout(k, "cpu").parents
+    data = speckernels.tree_metadata(parents[None], torch.zeros(1, dtype=torch.int32))
+    bits = data.mask_bits[0, :, :, None] >> torch.arange(32, dtype=torch.int32) & 1
+    assert torch.equal(visible, bits.flatten(1)[:, : len(parents)].bool())
+    assert depths.tolist() == data.positions[0].tolist()
+
+
+@pytest.mark.parametrize(("tokens", "masks"), [(1, 1), (1, 5), (4, 5), (6, 5), (3, 2)])
+def test_no_group_sees_another(tokens: int, masks: int) -> None:
+    """C2, with k = 5 too, where Eq. 6 as printed lets masks through to the group before."""
+    depths, visible = pass_layout(tokens, masks)
+    assert torch.equal(visible[:tokens], torch.ones(tokens, tokens * (masks + 1), dtype=torch.bool).tril())
+    for group in range(tokens):
+        for j in range(masks):
+            row = tokens + group * masks + j
+            seen = {*range(group + 1), *range(row - j, row + 1)}
+            assert set(visible[row].nonzero().flatten().tolist()) == seen
+            assert depths[row] == group + 1 + j  # C7: where the token would stand that it follows
+
+
+# One pass against many
+
+
+def check_pass(target: MaskedTarget, context: list[int], tokens: list[int]) -> None:
+    """A pass over `tokens` behind `context`: its logits, and those of every group of masks."""
+    model, k = target.model, target.masks
+    together = target.forward(tokens)
+    assert target.length == target.inner.length == len(context) + len(tokens) and target.inner.nodes == 0
+    whole = plain(model, [*context, *tokens])
+    torch.testing.assert_close(together, whole[len(context) :], **CLOSE)
+    assert target.said is not None and target.said.shape == (len(tokens), k, VOCAB)
+    for group in range(len(tokens)):
+        prefix = [*context, *tokens[: group + 1]]
+        torch.testing.assert_close(target.said[group], plain(model, [*prefix, *[VOCAB] * k])[len(prefix) :], **CLOSE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@torch.inference_mode()
+def test_every_row_is_what_a_pass_of_its_own_says(data: st.DataObject) -> None:
+    """Over k, accepted counts, and the cache as several rounds leave it: candidates, and groups of masks."""
+    k = data.draw(st.integers(1, 8), label="k")
+    target = masked_target(8)
+    target.warm(range(1, k + 2), 120)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
+    context = rng.integers(0, VOCAB, data.draw(st.integers(0, 9), label="context")).tolist()
+    target.prefill(context)
+    target.ask()
+    target.truncate(len(context))  # which is all, so that what was said still holds
+    torch.testing.assert_close(target.proposals()[0], plain(target.model, [*context, *[VOCAB] * k])[-k:], **CLOSE)
+    for _ in range(data.draw(st.integers(1, 4), label="rounds")):
+        drafted = data.draw(st.integers(0, k), label="drafted")
+        accepted = data.draw(st.integers(0, drafted), label="accepted")
+        tokens = rng.integers(0, VOCAB, drafted + 1).tolist()
+        check_pass(target, context, tokens)
+        context += tokens[: accepted + 1]
+        target.truncate(len(context))
+        assert target.length == target.inner.length == len(context)
+        behind = plain(target.model, [*context, *[VOCAB] * k])[-k:]
+        torch.testing.assert_close(target.proposals()[0], behind, **CLOSE)
+
+
+@torch.inference_mode()
+def test_the_library_and_the_static_cache_give_the_same_pass() -> None:
+    from realrun.lm.cached import CachedLM
+
+    for inner in (CachedLM, StaticLlama):
+        target = masked_target()
+        target.inner = inner(target.model)
+        target.warm(range(1, MASKS + 2), 60)
+        context = random_prompts(1)[0]
+        target.prefill(context)
+        for tokens, keep in (([3, 4, 5, 6, 7, 8], 2), ([9, 10], 2), ([11, 12, 13], 1)):
+            check_pass(target, context, tokens)
+            context = [*context, *tokens[:keep]]
+            target.truncate(len(context))
+
+
+@torch.inference_mode()
+def test_a_run_has_as_many_masks_as_its_longest_draft_and_the_baseline_has_none() -> None:
+    target = masked_target()
+    widths = []
+    run = target.inner.forward_nodes
+
+    def counted(tokens: Any, depths: Any, visible: torch.Tensor) -> torch.Tensor:
+        widths.append(len(tokens))
+        return run(tokens, depths, visible)
+
+    target.inner.forward_nodes = counted  # type: ignore[method-assign]
+    for sizes, masks in (([1, 2, 3], 2), ([*range(1, 20)], MASKS), ([1], 0)):
+        target.warm(sizes)
+        assert target.masks == masks
+        target.prefill([1, 2, 3])
+        target.forward([4, 5])
+    assert widths == [2 * 3, 2 * 6]  # (m + 1)(k + 1)
+    assert target.said is None and target.group is None
+
+
+# Decoding
+
+
+def own_texts(model: Any, sampler: Sampler, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """What the target says, without a cache, without masks and without our loop."""
+    texts = []
+    for number, prompt in enumerate(prompts):
+        text = list(prompt)
+        for position in range(tokens):
+            text += sampler.tokens(plain(model, text)[-1:], number, position).tolist()
+        texts.append(text[len(prompt) :])
+    return texts
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_decoding_is_the_tuned_targets_own(name: str) -> None:
+    pair, sampler = space_pair(), CHOICES[name]
+    prompts = [prompt.tokens for prompt in word_prompts()]
+    assert min(map(len, prompts)) == 1  # before whose pending token there is nothing, not even a context
+    expected = own_texts(pair.target, sampler, prompts, 40)
+    decoder, histogram = Decoder(*open_drafter(pair), (), sampler), np.zeros(MASKS + 1, dtype=int)
+    for settings_of in ({"k": MASKS}, {"k": 2}, {"k": 1}):
+        policy = make_policy("fixed_k", settings_of)
+        for number, prompt in enumerate(prompts):
+            run = decoder.decode(prompt, 40, policy, sequence=number)
+            assert run.tokens == expected[number]
+            histogram += np.bincount([r.accepted for r in run.rounds], minlength=MASKS + 1)
+            assert max(run.tokens) < VOCAB  # C11
+    assert all(decoder.decode(p, 40, None, sequence=i).tokens == expected[i] for i, p in enumerate(prompts))
+    assert histogram[0] > 0 and histogram[1:].sum() > 0.15 * histogram.sum() and (histogram[1:4] > 0).all()
+
+
+def test_an_end_of_text_inside_a_draft_ends_the_output() -> None:
+    ended = 0
+    for prompt in word_prompts():
+        free = Decoder(*open_drafter(space_pair()), (), Sampler()).decode(prompt.tokens, 40, None).tokens
+        for end in dict.fromkeys(free):
+            pair = space_pair((end,))
+            decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
+            run = decoder.decode(prompt.tokens, 40, make_policy("fixed_k", {"k": MASKS}))
+            assert run.tokens == free[: free.index(end) + 1]
+            last = run.rounds[-1]
+            ended += last.accepted == last.drafted > 0 and run.tokens[-1] == end
+    assert ended > 0
+
+
+def test_decoding_reaches_the_models_last_position() -> None:
+    """Masks beyond it stand at it, and nothing that is output depends on them."""
+    pair = space_pair()
+    for length in (1, 12):
+        prompt = word_prompts()[0].tokens[:length]
+        room = POSITIONS - length
+        (expected,) = own_texts(pair.target, Sampler(), [prompt], room)
+        for settings_of in ({"k": MASKS}, {"k": 3}):
+            decoder = Decoder(*open_drafter(pair), (), Sampler())
+            assert decoder.decode(prompt, room, make_policy("fixed_k", settings_of)).tokens == expected
+
+
+def test_a_single_token_of_output_needs_no_masks() -> None:
+    pair, policy = untrained_pair(), make_policy("fixed_k", {"k": MASKS})
+    run = Decoder(*open_drafter(pair), (), Sampler()).decode([5, 6], 1, policy)
+    assert run.log() == [(0, 0, 0)]
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    decoder = Decoder(*open_drafter(untrained_pair()), (), Sampler())
+    with pytest.raises(InputError, match="5 masks of SPACE draft at most 5 tokens; lower the policy's limit"):
+        decoder.decode([1, 2], 30, make_policy("fixed_k", {"k": 6}))
+    with pytest.raises(InputError, match="SPACE drafts chains only; choose a policy that does not draft trees"):
+        decoder.decode([1, 2], 30, make_policy("vct", {"width": 2, "depth": 2}))

@@ -1,0 +1,342 @@
+"""EDD and EAGLE: loss-free, replayed round for round, with rows of their own that never outlive a round."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.eagle import Eagle, EagleLM
+from realrun.drafters.edd import EffectiveDraftDecoderLM, check_split, default_split, one_layer_model, own_state
+from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.lm.llama import FusedStack
+from realrun.lm.split_target import SplitTarget
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
+from realrun.pairs.open import open_drafter
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.open import open_dense
+from realrun.recording.record import RecordSettings, record
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.trace.trace import Trace
+from tests.realrun.decode.test_rejection_sampling import LENGTH, PROMPT, SAMPLED, target_law
+from tests.realrun.decode.test_rejection_sampling import models as small_models
+from tests.realrun.decode.test_tree_decode import CoinTree, KeepNone
+from tests.realrun.drafters.test_eesd import ARMS, CHAINS, DEPTH, check_replay, plain_output, rounds_of
+from tests.support.pairs.medusa import CHOICES
+from tests.support.pairs.state import KINDS, PROMPTS, TARGETS, TOKENS, state_pair
+from tests.support.split_targets import stacked, target_of
+from tests.support.tiny import tiny_tokenizer
+
+FEW = [make_policy("fixed_k", {"k": 4}), make_policy("cali_ts", {"max_draft": DEPTH}), ARMS[len(CHAINS) + 4]]
+BETA_TREE = make_policy("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 3})
+ALL = [*(policy for policy in ARMS if policy.name != BETA_TREE.name), CoinTree(0.1)]
+slow = pytest.mark.slow
+kinds = pytest.mark.parametrize("kind", KINDS)
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
+targets = pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=slow) for name in TARGETS[1:])])
+policies = pytest.mark.parametrize("arms", [pytest.param(FEW[1:], id="few"), pytest.param(ALL, id="all", marks=slow)])
+
+
+def decoder_of(pair: Pair, sampler: Sampler) -> tuple[Decoder, StateDrafterLM]:
+    target, drafter = open_drafter(pair)
+    assert isinstance(drafter.lm, StateDrafterLM)
+    return Decoder(target, drafter, pair.eos_token_ids, sampler), drafter.lm
+
+
+def output(name: str, number: int, sampler: Sampler) -> list[int]:
+    """The target's own, without a cache."""
+    return plain_output(name, tuple(PROMPTS[number].tokens), sampler, number)
+
+
+@cache
+def recorded(kind: str, name: str, sampler: Sampler, with_eos: bool, nodes: int = 250) -> tuple[Pair, Trace]:
+    outputs = [output(name, number, sampler) for number in range(len(PROMPTS))]
+    eos = tuple({text[2 + 4 * number] for number, text in enumerate(outputs)}) if with_eos else ()
+    pair = state_pair(kind, name, eos)
+    return pair, record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler, nodes, 6))
+
+
+# --- Loss-free, and as replayed -------------------------------------------------------------------
+
+
+@kinds
+@mode
+@targets
+def test_the_pairs_agree_at_times(kind: str, sampler: Sampler, name: str) -> None:
+    """Else the claims here would say little; a token that repeats the pending one is no agreement."""
+    _, trace = recorded(kind, name, sampler, False)
+    assert 0.1 < (trace.match_len > 0).mean() < 0.9
+    assert (trace.match_len > 1).sum() > 5 and len(np.unique(trace.draft_token[:, 0])) > 10
+
+
+@kinds
+@mode
+@targets
+def test_output_is_the_targets_own(kind: str, sampler: Sampler, name: str) -> None:
+    """From a drafter that has read nothing before, after a prompt of one token; and with less room than a draft."""
+    for policy in (*FEW, CoinTree(), KeepNone(2), None):
+        loop, _ = decoder_of(state_pair(kind, name), sampler)
+        for number, prompt in enumerate(PROMPTS):
+            expected = output(name, number, sampler)
+            for budget in (TOKENS, 1, 3) if number == 1 else (TOKENS,):
+                decoded = loop.decode(prompt.tokens, budget, policy, sequence=number)
+                assert decoded.tokens == expected[:budget], policy
+
+
+@kinds
+@mode
+@targets
+@policies
+@pytest.mark.parametrize("with_eos", [False, True], ids=["whole", "eos"])
+def test_replay_repeats_every_real_round(
+    kind: str, sampler: Sampler, name: str, arms: list[Policy], with_eos: bool
+) -> None:
+    pair, trace = recorded(kind, name, sampler, with_eos, 800 if arms is ALL else 250)
+    for number, place in enumerate(trace.offsets[:-1].tolist()):
+        expected = output(name, number, sampler)
+        ends = [i + 1 for i, token in enumerate(expected) if token in pair.eos_token_ids]
+        assert trace.token[place : trace.offsets[number + 1]].tolist() == expected[: min([TOKENS, *ends])]
+    assert (trace.output_tokens < TOKENS).any() == with_eos
+    assert trace.meta["drafter_kind"] == kind
+    if with_eos:  # drafts end with it, too
+        assert np.isin(trace.draft_token[:, 0], pair.eos_token_ids).any()
+    check_replay(pair, PROMPTS, trace, arms)
+
+
+@slow
+@kinds
+@mode
+@targets
+def test_replay_repeats_every_real_round_of_beta_ts_on_trees(kind: str, sampler: Sampler, name: str) -> None:
+    """From whole trees: it may expand what is so unlikely that no record of the likeliest nodes has it."""
+    pair, depth, width = state_pair(kind, name), 3, 3
+    nodes = sum(width**level for level in range(1, depth + 1))
+    trace = record(pair, PROMPTS, RecordSettings(depth, TOKENS, sampler, nodes, width))
+    check_replay(pair, PROMPTS, trace, [BETA_TREE])
+
+
+def small_pair(kind: str) -> Pair:
+    """A target over four tokens and a random drafter, which disagree."""
+    target, _ = small_models()
+    draft = (one_layer_model(target, 6) if kind == "edd" else Eagle(target, 6)).eval()
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.mul_(2.0)
+    return Pair(target, draft, tiny_tokenizer(), "small", kind, (), kind=kind, split=1)
+
+
+REJECTION = [
+    ("edd", "vct", {"width": 2, "depth": 2}),
+    ("eagle", "fixed_k", {"k": 3}),
+    pytest.param("edd", "fixed_k", {"k": 3}, marks=slow),
+    pytest.param("eagle", "vct", {"width": 2, "depth": 2}, marks=slow),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "settings"), REJECTION)
+@pytest.mark.parametrize("samples", [200, pytest.param(1500, marks=slow)])
+def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: dict[str, Any], samples: int) -> None:
+    loop, arm = Decoder(*open_drafter(small_pair(kind)), (), SAMPLED), make_policy(name, settings)
+    runs = [loop.decode(PROMPT, LENGTH + 1, arm, sequence=number) for number in range(samples)]
+    counts, law = Counter(tuple(run.tokens[:LENGTH]) for run in runs), target_law()
+    assert counts.keys() <= law.keys()
+    often = [path for path, chance in law.items() if samples * chance >= 5]
+    seen, expected = [counts[path] for path in often], [samples * law[path] for path in often]
+    found = stats.chisquare([*seen, samples - sum(seen)], [*expected, samples - sum(expected)])
+    assert found.pvalue > 1e-3
+    assert len({r.accepted for run in runs for r in run.rounds}) > 1
+
+
+@kinds
+def test_recording_for_rejection_sampling_is_refused_in_one_line(kind: str) -> None:
+    with pytest.raises(InputError, match="greedy and Gumbel mode only; choose one of them$") as caught:
+        open_dense(state_pair(kind), Sampler("rejection"))
+    assert "\n" not in str(caught.value)
+
+
+# --- What is left after a round, and what it costs ---------------------------------------------------
+
+
+@kinds
+@mode
+@targets
+@torch.inference_mode()
+def test_after_every_round_the_given_rows_equal_a_fresh_prefill(kind: str, sampler: Sampler, name: str) -> None:
+    pair = state_pair(kind, name)
+    rejected = lagging = 0
+    for policy in (FEW[0], FEW[2], CoinTree(), KeepNone(2)):
+        loop, lm = decoder_of(pair, sampler)
+        for tokens, done, _ in rounds_of(loop, PROMPTS[2].tokens, policy, 8):
+            assert lm.length == lm.given <= loop.target.length == len(tokens) - 1 and lm.nodes == 0
+            target = SplitTarget(pair.target, pair.split)
+            fresh = type(lm)(target, pair.draft)
+            target.prefill(tokens[:-1])
+            fresh.prefill(tokens[: lm.given])
+            (kept,), (expected,) = stacked(lm.stack, lm.given), stacked(fresh.stack, lm.given)
+            for own, theirs in zip(kept, expected, strict=True):
+                torch.testing.assert_close(own, theirs, rtol=0, atol=1e-10)
+            rejected += done.accepted < done.drafted
+            lagging += lm.given < len(tokens) - 1 - done.accepted - 1
+    assert rejected > 5 and lagging  # a round that drafts nothing ingests nothing
+
+
+@kinds
+def test_a_round_ingests_at_once_what_the_last_one_accepted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EDD keeps no row of the last round; EAGLE's of the pending token was made of a true feature and stays."""
+    filled: list[int] = []
+    fill = FusedStack.fill
+    monkeypatch.setattr(FusedStack, "fill", lambda self, x, *rest: filled.append(len(x)) or fill(self, x, *rest))
+    loop, _ = decoder_of(state_pair(kind), Sampler())
+    accepted = set()
+    for prompt in PROMPTS[1:]:
+        filled.clear()
+        decoded = loop.decode(prompt.tokens, TOKENS, FEW[0])
+        ingested = [r.accepted + (kind == "edd") for r in decoded.rounds if r.t + r.accepted + 1 < TOKENS - 1]
+        accepted.update(r.accepted for r in decoded.rounds)
+        first = len(prompt.tokens) - 1 - (kind == "eagle")
+        assert filled == [rows for rows in (first, *ingested) if rows]
+    assert len(accepted) > 3
+
+
+@kinds
+def test_a_profile_counts_it_as_part_of_the_first_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause_s, rows = 0.008, Counter[int]()
+    fill, propose = FusedStack.fill, DraftModel.propose
+    inside = False
+
+    def slow_fill(self: FusedStack, x: torch.Tensor, *rest: Any) -> None:
+        if inside:
+            rows[len(x)] += 1
+            time.sleep(pause_s)
+        fill(self, x, *rest)
+
+    def proposing(self: Any, *asked: Any) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            return propose(self, *asked)
+        finally:
+            inside = False
+
+    monkeypatch.setattr(FusedStack, "fill", slow_fill)
+    monkeypatch.setattr(DraftModel, "propose", proposing)
+    document = profile(state_pair(kind), contexts=[8, 30], depth=3, repeats=6, tree_tokens=0)
+    for table in ("median_s", "p25_s", "p75_s"):
+        assert document[table]["catch_up"] == [0.0, 0.0]
+    for context in range(2):
+        first, *others = (step[context] for step in document["median_s"]["draft_step"])
+        assert max(others) < 0.9 * pause_s < (first if kind == "edd" else document["p75_s"]["draft_step"][0][context])
+    # As many as the longest draft, and of EDD's the row of the token that was pending.
+    assert set(rows) == set(range(1, 5 if kind == "edd" else 4))
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def save(folder: Path, kind: str, target: Any, draft: Any, **facts: Any) -> Path:
+    tensors = draft.state_dict() if kind == "eagle" else own_state(draft)
+    return save_drafter(folder, kind, tensors, {"target": describe_target(target, "tiny/target"), **facts})
+
+
+def draft_of(kind: str, target: Any, seed: int = 3) -> Any:
+    return (Eagle(target, seed) if kind == "eagle" else one_layer_model(target, seed)).eval()
+
+
+@pytest.mark.parametrize("kind", ["edd", "vdm", "eagle"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-sdpa"])  # with the head tied to the embedding, and not
+def test_a_drafter_survives_its_file(kind: str, name: str, tmp_path: Path) -> None:
+    target = target_of(name)
+    before = copy.deepcopy(target.state_dict())
+    draft = draft_of(kind, target)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    path = save(tmp_path, kind, target, draft, **({"states_after": 2} if kind == "edd" else {}))
+    for place in (path, path.parent):
+        loaded = load_drafter(place, target)
+        assert loaded.kind == ("model" if kind == "vdm" else kind) and loaded.target is target
+        assert loaded.split == {"edd": 2, "vdm": 0, "eagle": 4}[kind] and not loaded.draft.training
+        own, theirs = draft.state_dict(), loaded.draft.state_dict()
+        assert own.keys() == theirs.keys() and all(torch.equal(own[key], theirs[key]) for key in own)
+    if kind != "eagle":
+        tied = loaded.draft.lm_head.weight is loaded.draft.model.embed_tokens.weight
+        assert tied == (name == "llama")
+    assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
+    shared = {parameter.data_ptr() for parameter in target.parameters()}
+    assert not shared & {parameter.data_ptr() for parameter in loaded.draft.parameters()}
+
+
+@pytest.mark.parametrize("kind", ["edd", "vdm", "eagle"])
+def test_damage_and_other_targets_are_refused(kind: str, tmp_path: Path) -> None:
+    target, facts = target_of("llama"), {"states_after": 2} if kind == "edd" else {}
+    path = save(tmp_path, kind, target, draft_of(kind, target), **facts)
+    changed = copy.deepcopy(target)
+    with torch.no_grad():
+        changed.model.layers[3].mlp.up_proj.weight[0, 0] += 1.0
+
+    def refused(says: str, place: Path = path, model: Any = target) -> None:
+        with pytest.raises(InputError, match=says) as caught:
+            load_drafter(place, model)
+        assert "\n" not in str(caught.value)
+
+    refused(f"tiny/target with weights .*train one with `realrun train {kind}`$", model=changed)
+    refused("the architecture LlamaForCausalLM, this target has Qwen3", model=target_of("qwen3"))
+    tensors = draft_of(kind, target)
+    state = tensors.state_dict() if kind == "eagle" else own_state(tensors)
+    described = {"target": describe_target(target, "t")}
+    for missing in ("fuse.bias",) if kind == "eagle" else ("model.embed_tokens.weight", "model.norm.weight"):
+        less = {name: value for name, value in state.items() if name != missing}
+        refused("does not fit its target", save_drafter(tmp_path / "less", kind, less, {**described, **facts}))
+    if kind == "edd":
+        refused(r"does not fit its target \('states_after'\)", save_drafter(tmp_path / "mute", kind, state, described))
+        deep = save(tmp_path / "5", kind, target, tensors, states_after=5)
+        refused("states after 5 of 4 layers; choose 1 to 4", deep)
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    refused("is damaged")
+
+
+def test_fingerprints_tell_them_apart() -> None:
+    pairs = [state_pair(kind) for kind in KINDS]
+    edd, eagle = pairs
+    pairs += [
+        replace(edd, split=3),
+        replace(edd, kind="model", split=0),
+        replace(eagle, draft=draft_of("eagle", eagle.target)),
+    ]
+    assert len({pair.fingerprint for pair in pairs}) == len(pairs)
+    assert edd.drafter_facts == {"states_after": 2} and eagle.drafter_facts == {}
+
+
+def test_the_default_states_are_the_fourth_to_last() -> None:
+    """Of a list that starts with the embeddings, 32 layers have number 29 there (ERRATA B9)."""
+    target = copy.deepcopy(target_of("llama"))
+    for layers, split in ((32, 29), (40, 37), (4, 1), (2, 1), (1, 1)):
+        target.config.num_hidden_layers = layers
+        assert default_split(target) == split
+        states = range(layers + 1)
+        assert split == max(1, states[-4] if layers > 2 else 1)
+    for split in (0, 5, -1):
+        target.config.num_hidden_layers = 4
+        with pytest.raises(InputError, match=f"states after {split} of 4 layers; choose 1 to 4"):
+            check_split(target, split)
+
+
+def test_the_passes_of_the_two_are_theirs() -> None:
+    for kind, expected in (("edd", EffectiveDraftDecoderLM), ("eagle", EagleLM)):
+        assert type(decoder_of(state_pair(kind), Sampler())[1]) is expected

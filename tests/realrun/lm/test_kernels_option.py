@@ -1,0 +1,217 @@
+"""`--kernels`: the run that a GPU makes, repeated on a CPU with every backend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import realrun.cli.main
+import realrun.validation.run as main_job
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.draft_model import DraftModel
+from realrun.lm.kernels import named, use_kernels
+from realrun.lm.llama import FusedLlama
+from realrun.lm.static_llama import StaticLlama
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.run import Settings, run_main_job
+from speckernels import BACKENDS, backend_for
+from speckernels.runtime.dispatch import AUTO
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.files import read_trace
+from tests.support.tiny import random_prompts, tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
+
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+POLICIES = [
+    make_policy("fixed_k", {"k": 3}),
+    make_policy("max_confidence", {"lambda0": 0.5, "dynamic": False, "max_draft": 4}),
+    make_policy("adaedl", {"gamma": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": 4}),
+]
+# Triton decides once per process whether it interprets, by whether there is a GPU.
+ON_CPU = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(name == "triton" and torch.cuda.is_available(), reason="Triton is not interpreted"),
+    )
+    for name in BACKENDS
+]
+NEW_TOKENS = 8  # interpreted kernels take a tenth of a second
+Run = tuple[list[int], list[tuple[int, int, int]]]
+
+
+@cache
+def pair32() -> Pair:
+    """The tiny pair in a type that every backend takes."""
+    pair = tiny_pair()
+    target, draft = tiny_model(2, 1, torch.float32), tiny_model(1, 2, torch.float32)
+    target.load_state_dict(pair.target.state_dict())
+    draft.load_state_dict(pair.draft.state_dict())
+    return replace(pair, target=target, draft=draft)
+
+
+@cache
+def run(kernels: str, mode: str, policy: ChainPolicy) -> Run:
+    pair, sampler = pair32(), CHOICES[mode]
+    with use_kernels(kernels):
+        drafter = DraftModel(pair.draft, ())
+        decoder = Decoder(pair.target, drafter, (), sampler)
+        expected = FusedLlama if kernels == "auto" else StaticLlama
+        assert type(decoder.target) is type(drafter.lm) is expected
+        decoded = decoder.decode(random_prompts(1, seed=1)[0], NEW_TOKENS, policy, sequence=2)
+    return decoded.tokens, decoded.log()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("mode", CHOICES)
+@pytest.mark.parametrize("kernels", ON_CPU)
+def test_rounds_are_identical_with_every_backend(kernels: str, mode: str, policy: ChainPolicy) -> None:
+    assert run(kernels, mode, policy) == run("auto", mode, policy)
+
+
+def test_the_compared_rounds_accept_and_reject() -> None:
+    rounds = [r for mode in CHOICES for policy in POLICIES for r in run("auto", mode, policy)[1]]
+    assert any(accepted > 0 for _, _, accepted in rounds)
+    assert any(accepted < drafted for _, drafted, accepted in rounds)
+
+
+@pytest.mark.parametrize("mode", CHOICES)
+def test_replay_repeats_every_round_of_the_static_cache(mode: str) -> None:
+    pair, prompts, sampler = tiny_pair(), tiny_prompts(3, seed=7), CHOICES[mode]
+    with use_kernels("reference"):
+        trace = record(pair, prompts, RecordSettings(4, 30, sampler))
+        decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+        for policy in POLICIES:
+            replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
+            log = [
+                (index, *r)
+                for index, prompt in enumerate(prompts)
+                for r in decoder.decode(prompt.tokens, 30, policy, sequence=index, seed=9).log()
+            ]
+            assert replayed.log is not None and [tuple(row) for row in replayed.log.tolist()] == log
+    fused = record(pair, prompts, RecordSettings(4, 30, sampler))
+    assert (trace.meta["kernels"], fused.meta["kernels"]) == ("reference", "reference")
+    assert (trace.token == fused.token).all() and (trace.draft_token == fused.draft_token).all()
+
+
+@pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
+@pytest.mark.parametrize("kernels", ON_CPU)
+def test_the_lean_statistics_are_the_operations(sampler: Sampler, kernels: str) -> None:
+    logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(0))
+    fused = sampler.statistics(logits, 1, 2)
+    with use_kernels(kernels):
+        found = sampler.statistics(logits, 1, 2)
+        assert torch.equal(sampler.tokens(logits, 1, 2), fused[:, 0].long())
+    assert found.shape == fused.shape == (3, 4)
+    # Float32 sums over 97 terms.
+    torch.testing.assert_close(found, fused, rtol=1e-5, atol=1e-6)
+    exact = sampler.statistics(logits.double(), 1, 2)
+    with use_kernels("reference"):
+        torch.testing.assert_close(sampler.statistics(logits.double(), 1, 2), exact, rtol=1e-13, atol=1e-14)
+
+
+def test_kernels_are_named_inside_the_block_only() -> None:
+    assert not named() and backend_for("cpu") == "reference"
+    with use_kernels("cuda"):
+        assert named() and backend_for("cpu") == "cuda"
+        with use_kernels("auto"):
+            assert not named() and backend_for("cpu") == "reference"
+        assert named() and backend_for("cpu") == "cuda"
+    assert not named()
+
+
+def test_kernels_are_named_by_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECKERNELS_BACKEND", "reference")
+    assert named()
+    monkeypatch.setenv("SPECKERNELS_BACKEND", "auto")
+    assert not named()
+
+
+def test_a_profile_says_its_kernels() -> None:
+    with use_kernels("reference"):
+        assert profile(tiny_pair(), contexts=[4], depth=1, repeats=2)["kernels"] == "reference"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name the tiny pair on disk and one prompt."""
+    folder = tmp_path_factory.mktemp("models")
+    for role, model in (("target", pair32().target), ("draft", pair32().draft)):
+        model.save_pretrained(folder / role)
+        tiny_tokenizer().save_pretrained(folder / role)
+    (folder / "prompts.jsonl").write_text(json.dumps({"text": "def f(x)", "domain": "code"}) + "\n")
+    names = [option for role in ("target", "draft") for option in (f"--{role}", str(folder / role))]
+    return [*names, "--prompts", str(folder / "prompts.jsonl"), "--num-prompts", "1"]
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(realrun.cli.main.app, [str(arg) for arg in args])
+
+
+@pytest.mark.parametrize("kernels", [AUTO, *ON_CPU])
+def test_a_trace_says_its_kernels(kernels: str, models: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "trace"
+    result = invoke("record", out, *models, "--max-new-tokens", 4, "--max-draft-tokens", 2, "--kernels", kernels)
+    assert result.exit_code == 0, result.output
+    assert read_trace(out).meta["kernels"] == ("reference" if kernels == AUTO else kernels)
+    assert not named()
+
+
+def test_kernels_that_cannot_do_the_work_are_refused(models: list[str], tmp_path: Path) -> None:
+    options = ["--max-new-tokens", 4, "--dtype", "float64", "--kernels", "triton"]
+    result = invoke("record", tmp_path / "trace", *models, *options)
+    assert isinstance(result.exception, InputError)
+    assert "--kernels triton" in str(result.exception) and "\n" not in str(result.exception)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_unknown_kernels_are_refused(tmp_path: Path) -> None:
+    result = invoke("record", tmp_path / "trace", "--kernels", "metal")
+    assert result.exit_code == 2 and "reference" in result.output
+    with pytest.raises(InputError, match="known: auto, reference, triton, cuda"), use_kernels("metal"):
+        pass
+
+
+@pytest.mark.parametrize("command", ["record", "profile", "validate"])
+def test_the_help_teaches_the_option(command: str) -> None:
+    text = " ".join(invoke(command, "--help").output.split())
+    assert "--kernels" in text and "emulated threads" in text
+
+
+def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_job, "SLICE_REPEATS", 2)
+    settings = Settings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=1)
+    with use_kernels("reference"):
+        document = run_main_job(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
+    assert document["environment"]["kernels"] == "reference"
+    assert json.loads((tmp_path / "profile.json").read_text())["kernels"] == "reference"
+    with use_kernels("cuda"), pytest.raises(InputError, match='kernels="reference", asked for "cuda"'):
+        run_main_job(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("mode", CHOICES)
+@pytest.mark.parametrize("kernels", [AUTO, *BACKENDS])
+def test_rounds_on_a_gpu_are_those_of_the_cpu(kernels: str, mode: str, policy: ChainPolicy) -> None:
+    pair = pair32()
+    with use_kernels(kernels):
+        target, draft = (tiny_model(layers, 1, torch.float32).to("cuda") for layers in (2, 1))
+        target.load_state_dict(pair.target.state_dict())
+        draft.load_state_dict(pair.draft.state_dict())
+        decoder = Decoder(target, DraftModel(draft, ()), (), CHOICES[mode])
+        decoded = decoder.decode(random_prompts(1, seed=1)[0], NEW_TOKENS, policy, sequence=2)
+    assert (decoded.tokens, decoded.log()) == run("reference", mode, policy)

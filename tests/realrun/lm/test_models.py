@@ -1,0 +1,196 @@
+"""Loading pairs and prompts: what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import realrun.pairs.prompts
+from realrun.lab.tokenizer import train_tokenizer
+from realrun.pairs.library_text import SourceFile, docstring_spans, held_out, library_files
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts, read_prompts
+from specsim.errors import InputError
+from tests.support.tiny import VOCAB, tiny_model, tiny_pair, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, layers in (("target", 2), ("draft", 1), ("stranger", 1)):
+        tiny_model(layers, seed=layers, dtype=torch.float32).save_pretrained(folder / name)
+        tiny_tokenizer().save_pretrained(folder / name)
+    text = (folder / "stranger" / "tokenizer.json").read_text()
+    tokenizer = json.loads(text)
+    vocab = tokenizer["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    (folder / "stranger" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def refusal(run: Callable[[], object], *names: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run()
+    text = str(caught.value)
+    assert "\n" not in text and all(name in text for name in names), text
+
+
+def test_a_pair_is_loaded_by_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = load_pair(str(folder / "target"), str(folder / "draft"), dtype="float64")
+    assert pair.dtype == torch.float64 and pair.device.type == "cpu" and pair.eos_token_ids == (0,)
+    assert pair.target.config.num_hidden_layers == 2 and not pair.target.training
+    assert (pair.target_name, pair.draft_name) == ("target", "draft")  # never an absolute path
+    monkeypatch.chdir(folder)
+    relative = load_pair("./target", "draft", dtype="bfloat16")
+    assert not relative.target_name.startswith("/") and relative.dtype == torch.bfloat16
+
+
+def test_a_pair_that_cannot_be_loaded_is_refused(folder: Path) -> None:
+    target, draft = str(folder / "target"), str(folder / "draft")
+    refusal(lambda: load_pair(target, str(folder / "stranger")), "different tokenizers")
+    refusal(lambda: load_pair(target, draft, dtype="int4"), "int4", "bfloat16")
+    refusal(lambda: load_pair(str(folder / "absent"), draft), "absent")
+    refusal(lambda: load_pair(target, str(folder)), str(folder))
+    refusal(lambda: load_pair(target, draft, device="abacus"), "abacus")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:3"])
+def test_a_missing_cuda_device_is_refused(folder: Path, device: str) -> None:
+    pair = str(folder / "target"), str(folder / "draft")
+    refusal(lambda: load_pair(*pair, device=device), device, "--device cpu")
+
+
+def test_prompts_are_read_with_their_domains(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"text": "ab", "domain": "x"}\n\n{"text": "c\u2028", "more": 1}\n', encoding="utf-8")
+    first, second = read_prompts(path, tiny_tokenizer())
+    assert first == Prompt("x", tiny_tokenizer()("ab")["input_ids"]) and len(first.tokens) == 2
+    assert second.domain == "all" and len(second.tokens) == 2  # a line separator in JSON text ends no line
+    assert read_prompts(path, tiny_tokenizer(), 1) == [first]
+
+
+GOOD = '{"text": "ab"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (GOOD + "{", ":2 "),
+        (GOOD + "\n" + '"text"', ":3 "),
+        (GOOD + '["text"]', ":2 "),
+        (GOOD + '{"prompt": "a"}', ":2 "),
+        (GOOD + '{"text": ""}', ":2: the prompt is empty"),
+        (GOOD + '{"text": 7}', ":2: the prompt is empty"),
+        ("", "holds no prompt"),
+        ("\n \n", "holds no prompt"),
+        (b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_bad_prompt_files_are_refused_with_their_line(tmp_path: Path, content: str | bytes, names: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    refusal(lambda: read_prompts(path, tiny_tokenizer()), str(path), names)
+
+
+def test_a_missing_prompt_file_is_refused(tmp_path: Path) -> None:
+    refusal(lambda: read_prompts(tmp_path / "absent", tiny_tokenizer()), "absent", "does not exist")
+    refusal(lambda: read_prompts(tmp_path, tiny_tokenizer()), "does not exist")
+
+
+def test_the_split_by_file_is_stable() -> None:
+    """These names are held out, or not, under every version of Python and of this program."""
+    names = ["argparse.py", "asyncio/locks.py", "heapq.py", "json/decoder.py", "os.py", "test/test_json.py"]
+    names += [f"module_{i}.py" for i in range(26)]
+    expected = [name for name in names if hashlib.sha256(name.encode()).digest()[0] % 16 == 0]
+    assert [name for name in names if held_out(name)] == expected
+    share = sum(held_out(f"package/module_{i}.py") for i in range(8000)) / 8000
+    assert abs(share - 1 / 16) < 4 * (15 / 256 / 8000) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def splits() -> tuple[list[SourceFile], list[SourceFile]]:
+    return library_files("train"), library_files("held_out")
+
+
+def test_splits_are_disjoint_sorted_and_repeatable(splits: tuple[list[SourceFile], list[SourceFile]]) -> None:
+    train, held = ([source.name for source in split] for split in splits)
+    assert not set(train) & set(held) and len(train) > 5 * len(held) > 0
+    for names in (train, held):
+        assert len(set(names)) == len(names)
+        assert not [name for name in names if name.startswith("/") or "site-packages" in name]
+    assert library_files("held_out") == splits[1]
+
+
+@pytest.fixture
+def library(splits: tuple[list[SourceFile], list[SourceFile]], monkeypatch: pytest.MonkeyPatch) -> list[SourceFile]:
+    """Only held-out files can be read; asking for training files fails."""
+    monkeypatch.setattr(realrun.pairs.prompts, "library_files", lambda split: {"held_out": splits[1]}[split])
+    return splits[1]
+
+
+def test_lab_prompts_are_pieces_of_held_out_files_in_three_domains(library: list[SourceFile]) -> None:
+    tokenizer, count = tiny_tokenizer(), 7
+    prompts = lab_prompts(tokenizer, count, prompt_tokens=40)
+    assert prompts == lab_prompts(tokenizer, count, prompt_tokens=40)
+    domains = [p.domain for p in prompts]
+    assert len(prompts) == count and set(domains) == {"code", "prose", "tests"}
+    assert max(map(domains.count, domains)) - min(map(domains.count, set(domains))) <= 1
+    assert all(len(p.tokens) == 40 for p in prompts)
+    assert len({tuple(p.tokens) for p in prompts}) == count
+    known = "".join(chr(code) for code in range(32, 127)) + "\n"
+    for prompt in prompts:
+        piece = "".join(known[token - 1] if token else "\0" for token in prompt.tokens)
+        assert any(
+            piece in re.sub(r"[^\x20-\x7e\n]", "\0", source.text)
+            for source in library
+            if source.is_test == (prompt.domain == "tests")
+        )
+
+
+def test_more_lab_prompts_than_there_are_is_refused(library: list[SourceFile]) -> None:
+    refusal(lambda: lab_prompts(tiny_tokenizer(), 100_000, 40), "ask for fewer")
+
+
+def test_the_byte_level_tokenizer_is_loss_free() -> None:
+    tokenizer = train_tokenizer(["def f(x):\n    return x + 12\n"] * 20, 300)
+    for text in ("def f(x):\n\treturn 3.14\r\n", "naïve 雪 \x00\x7f", "  trailing  ", "<b>"):
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text and 0 not in ids
+    assert tokenizer.eos_token_id == 0 and len(tokenizer) <= 300
+
+
+def test_docstring_spans_are_the_lines_of_long_docstrings() -> None:
+    long = "word " * 100
+    source = (
+        f'"""Module. {long}"""\n'
+        'import os\n\x0c\nTEXT = "a\\x0cb"  # a form feed ends no line\n'
+        f'def f():\n    """{long}\n    more\n    """\n    return "{long}"\n'
+        'class C:\n    """Short."""\n'
+        f"    async def g(self):\n        '''{long}'''\n"
+        f"def h():\n    x = '''{long}'''\n"
+    )
+    pieces = [source[start:end] for start, end in docstring_spans(source)]
+    assert pieces == [
+        f'"""Module. {long}"""\n',
+        f'    """{long}\n    more\n    """\n',
+        f"        '''{long}'''\n",
+    ]
+
+
+def test_docstring_spans_of_broken_or_unfinished_text() -> None:
+    assert docstring_spans("def f(:\n") == [] and docstring_spans("") == [] and docstring_spans("\0") == []
+    text = f'"""{"x" * 400}"""'  # no newline at the end
+    assert docstring_spans(text) == [(0, len(text))]
+
+
+def test_the_tiny_pair_is_what_its_tests_believe() -> None:
+    pair = tiny_pair()
+    assert pair.dtype == torch.float64 and len(pair.tokenizer) == VOCAB
+    assert pair.tokenizer.decode(pair.tokenizer("a B\n")["input_ids"]).replace(" ", "") == "aB\n"

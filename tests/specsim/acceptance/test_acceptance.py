@@ -1,0 +1,236 @@
+"""Acceptance models without features, generated traces, model files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.acceptance.difficulty import Difficulty
+from specsim.acceptance.files import load_model, save_model
+from specsim.acceptance.iid import IID
+from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.sources import Rounds, judged_by_depth, longest_rounds
+from specsim.acceptance.synthetic import AcceptanceModel, generate, geometric_entropy_nats
+from specsim.errors import InputError
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import Trace
+from tests.support.acceptance_examples import COST, as_counters, difficulty, fixed_k_rounds
+from tests.support.reference import Decoder, FixedLength, RampCost, small_trace
+
+MODELS: list[AcceptanceModel] = [IID(0.7), PerPosition((0.8, 0.7, 0.75, 0.5, 0.9, 0.6)), difficulty()]
+ALPHAS = (0.8, 0.7, 0.75, 0.5, 0.9)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.6, 0.9])
+def test_iid_is_recovered_from_every_source(alpha: float) -> None:
+    """Within 4 standard errors of a share of that many judged tokens."""
+    trace = generate(IID(alpha), 100, 400, 6, seed=1)
+    rounds = fixed_k_rounds(trace, 5)
+    for source in (trace, rounds, as_counters(rounds)):
+        judged = int((trace.draft_limit > 0).sum()) if isinstance(source, Trace) else judged_by_depth(source)[1].sum()
+        error = np.sqrt(alpha * (1 - alpha) / judged)
+        assert IID.fit(source).alpha == pytest.approx(alpha, abs=4 * error)
+
+
+def test_per_position_is_recovered_from_every_source() -> None:
+    trace = generate(PerPosition(ALPHAS), 200, 400, 5, seed=2)
+    rounds = fixed_k_rounds(trace, 5)
+    for source in (trace, rounds, as_counters(rounds)):
+        judged = judged_by_depth(source)[1]
+        errors = np.sqrt(np.array(ALPHAS) * (1 - np.array(ALPHAS)) / judged)
+        found = np.array(PerPosition.fit(source).alpha)
+        assert (np.abs(found - ALPHAS) <= 4 * errors).all()
+
+
+def test_the_naive_rate_is_biased_where_a_draft_censors_and_the_fit_is_not() -> None:
+    """mean(a) / mean(k) counts what follows a rejection as rejected: a (1 - a^K) / ((1 - a) K) in the mean."""
+    alpha, k = 0.8, 6
+    rounds = fixed_k_rounds(generate(IID(alpha), 100, 400, k, seed=3), k)
+    whole = rounds.select(rounds.drafted == k)
+    naive = whole.accepted.mean() / k
+    assert naive == pytest.approx(alpha * (1 - alpha**k) / ((1 - alpha) * k), abs=0.01)
+    assert naive < alpha - 0.25
+    # Taking a full acceptance for a rejection at k + 1 is wrong the same way.
+    assert whole.accepted.sum() / (whole.accepted + 1).sum() < alpha - 0.03
+    error = np.sqrt(alpha * (1 - alpha) / judged_by_depth(whole)[1].sum())
+    assert IID.fit(whole).alpha == pytest.approx(alpha, abs=4 * error)
+
+
+def test_drafts_of_several_lengths_are_read_as_censored() -> None:
+    """Kaplan-Meier by hand: five rounds, of which (2, 2) and (0, 0) say nothing about what comes next."""
+    rounds = Rounds(np.array([3, 2, 3, 1, 0]), np.array([3, 2, 1, 0, 0]))
+    accepted, judged = judged_by_depth(rounds)
+    np.testing.assert_array_equal(judged, [4, 3, 1])
+    np.testing.assert_array_equal(accepted, [3, 2, 1])
+    assert PerPosition.fit(rounds).alpha == (0.75, 2 / 3, 1.0)
+    assert IID.fit(rounds).alpha == 6 / 8
+
+
+def test_counters_of_drafts_that_end_at_random_are_unbiased() -> None:
+    rng = np.random.default_rng(4)
+    rounds = 200_000
+    drafted = rng.integers(1, 6, rounds)
+    hits = rng.random((rounds, 5)) < ALPHAS
+    accepted = np.minimum(np.where(hits.all(axis=1), 5, hits.argmin(axis=1)), drafted)
+    source = as_counters(Rounds(drafted, accepted))
+    np.testing.assert_allclose(PerPosition.fit(source).alpha, ALPHAS, atol=0.012)
+
+
+def test_depths_that_no_round_judged_are_left_out() -> None:
+    model = PerPosition.fit(Rounds(np.array([4, 4, 4]), np.array([1, 0, 1])))
+    assert model.alpha == (2 / 3, 0.0)
+    with pytest.raises(InputError, match="depths up to 2, 3 is wanted"):
+        generate(model, 1, 5, 3)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_generated_traces_are_written_read_and_replayed(model: AcceptanceModel, tmp_path: Path) -> None:
+    trace = generate(model, 5, [30, 1, 17, 2, 44], 6, seed=5)
+    write_trace(trace, tmp_path / "trace")
+    again = read_trace(tmp_path / "trace")
+    for field in dataclasses.fields(Trace):
+        if field.name != "meta":
+            np.testing.assert_array_equal(getattr(trace, field.name), getattr(again, field.name))
+    assert again.meta["synthetic"]["model"] == model.name
+    assert type(model)(**_tuples(again.meta["synthetic"]["parameters"])) == model
+    plain = Decoder(again, FixedLength(6), RampCost()).run()
+    result = replay(again, FixedK(k=6), cost_table(again, RampCost()), log=True)
+    assert result.log is not None
+    assert [tuple(row) for row in result.log.tolist()] == plain.rounds
+    replay(again, AdaEDL(max_draft=6), cost_table(again, COST))
+
+
+def _tuples(parameters: dict[str, object]) -> dict[str, object]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
+
+
+@given(
+    model=st.sampled_from(MODELS),
+    lengths=st.lists(st.integers(1, 25), min_size=1, max_size=6),
+    depth=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_generated_trace_is_consistent(model: AcceptanceModel, lengths: list[int], depth: int, seed: int) -> None:
+    """match_len is what the tokens say, features are legal, and branches hang together as documented."""
+    trace = generate(model, len(lengths), lengths, depth, seed)
+    assert trace.output_tokens.tolist() == lengths and trace.depth == depth
+    assert (0 not in trace.token) and (trace.draft_token > 0).all()
+    for s, length in enumerate(lengths):
+        begin = int(trace.offsets[s])
+        output = trace.token[begin : begin + length].tolist()
+        for t in range(length):
+            draft = trace.draft_token[begin + t].tolist()
+            matched = 0
+            while matched < depth and draft[matched : matched + 1] == output[t + matched : t + matched + 1]:
+                matched += 1
+            assert matched == trace.match_len[begin + t]
+            # The same context, asked one position later; per_position answers by depth, too.
+            if matched > 0 and t + 1 < length and not isinstance(model, PerPosition):
+                later = begin + t + 1
+                inside = min(depth, length - t) - 1
+                assert draft[1 : inside + 1] == trace.draft_token[later, :inside].tolist()
+                if isinstance(model, Difficulty):
+                    np.testing.assert_array_equal(
+                        trace.confidence[begin + t, 1 : inside + 1], trace.confidence[later, :inside]
+                    )
+    assert (trace.confidence >= 0).all() and (trace.confidence <= 1).all()
+    assert (trace.prob >= 0).all() and (trace.prob <= trace.confidence).all()
+    assert (trace.entropy_nats >= 0).all() and np.isfinite(trace.entropy_nats).all()
+    assert (trace.entropy_nats >= -np.log(np.maximum(trace.confidence, 1e-9)) - 1e-5).all()
+    same = generate(model, len(lengths), lengths, depth, seed)
+    for field in dataclasses.fields(Trace):
+        np.testing.assert_equal(getattr(trace, field.name), getattr(same, field.name))
+
+
+def test_seeds_give_different_traces() -> None:
+    one, other = (generate(IID(0.5), 2, 50, 3, seed) for seed in (1, 2))
+    assert (one.match_len != other.match_len).any()
+
+
+def test_geometric_entropy() -> None:
+    """Against the sum over the distribution itself; a certain drafter has none."""
+    for c in (0.05, 0.3, 0.9):
+        p = c * (1 - c) ** np.arange(3000)
+        p = p[p > 0]
+        assert geometric_entropy_nats(c) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-9)
+    assert geometric_entropy_nats(1.0) == 0
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_models_travel_as_json(model: AcceptanceModel, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    save_model(model, path, {"source": "test"})
+    assert load_model(path) == model
+    document = json.loads(path.read_text())
+    assert (document["kind"], document["version"]) == ("specsim-acceptance", 1)
+    assert (document["model"], document["fitted_to"]) == (model.name, {"source": "test"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "other"}, "no acceptance model"),
+        ({"version": 2}, "version 2, this program reads 1"),
+        ({"model": "magic"}, "unknown acceptance model 'magic'; known: iid, per_position, difficulty"),
+        ({"parameters": {"beta": 1}}, "parameters do not fit"),
+        ({"parameters": {"alpha": 1.5}}, "outside"),
+        ({"parameters": None}, "parameters do not fit"),
+        ({"parameters": {"alpha": "high"}}, "parameters do not fit"),
+    ],
+)
+def test_bad_model_files_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    save_model(IID(0.5), path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=message):
+        load_model(path)
+    path.write_text("{")
+    with pytest.raises(InputError, match="no valid JSON"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sequences": 0},
+        {"output_tokens": 0},
+        {"depth": 0},
+        {"depth": 256},
+        {"seed": -1},
+        {"prompt_tokens": 0},
+    ],
+)
+def test_bad_sizes_are_refused(change: dict[str, int]) -> None:
+    sizes = {"sequences": 2, "output_tokens": 5, "depth": 3, "seed": 0, **change}
+    with pytest.raises(InputError, match=next(iter(change))):
+        generate(IID(0.5), **sizes)
+
+
+def test_a_tiny_trace_can_be_fitted() -> None:
+    trace = small_trace(1)
+    assert IID.fit(trace).alpha == pytest.approx((trace.match_len > 0)[trace.draft_limit > 0].mean())
+    assert len(PerPosition.fit(trace).alpha) == trace.depth
+
+
+def test_a_dense_trace_s_rounds_are_those_of_the_longest_draft() -> None:
+    trace = small_trace(1)
+    own, real = longest_rounds(trace), fixed_k_rounds(trace, trace.depth)
+    np.testing.assert_array_equal(own.drafted, real.drafted)
+    np.testing.assert_array_equal(own.accepted, real.accepted)
+
+
+def test_a_trace_without_drafts_is_refused() -> None:
+    trace = generate(IID(0.5), 3, 1, 4)
+    for kind in (IID, PerPosition):
+        with pytest.raises(InputError, match="drafted"):
+            kind.fit(trace)

@@ -1,0 +1,196 @@
+"""`specsim tree`: one JSON object, or a tree and tables; figures and curves as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from specsim.cli.console import run
+from specsim.cli.main import app
+from specsim.cost.model import ConstantCost
+from specsim.replaying.table import cost_table
+from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
+from specsim.static_tree import shape as shapes
+from specsim.static_tree.optimal import optimal_trees, tree_round_cost
+from specsim.static_tree.rates import rates_of
+from specsim.static_tree.search import best_trees, expected_tokens
+from specsim.trace.files import write_trace
+from tests.support.tree_cases import drawn_trace
+
+Call = Callable[..., tuple[int, str, str]]
+RATES = np.array([[0.6, 0.2, 0.1], [0.5, 0.25, 0.1], [0.55, 0.2, 0.05], [0.5, 0.2, 0.1]])
+CSV = "depth,top1,top2,top3\n" + "".join(f"{d},{','.join(map(str, row))}\n" for d, row in enumerate(RATES, 1))
+
+
+@pytest.fixture(scope="module")
+def trace_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tree") / "trace"
+    write_trace(drawn_trace(RATES, [100, 60]), folder)
+    return folder
+
+
+@pytest.fixture
+def rates_file(tmp_path: Path) -> Path:
+    path = tmp_path / "rates.csv"
+    path.write_text(CSV)
+    return path
+
+
+@pytest.fixture
+def cost_file(tmp_path: Path) -> Path:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"s_d": 1e-3, "s_t": 1e-2}))
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run `specsim tree ...`; gives (exit code, standard output, standard error)."""
+
+    def run_command(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["specsim", "tree", *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            run(app)
+        return stop.value.code or 0, *capsys.readouterr()  # type: ignore[return-value]
+
+    return run_command
+
+
+def parsed(result: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = result
+    assert code == 0 and err == ""
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def test_a_search_finds_the_tree_and_the_whole_curve(call: Call, rates_file: Path) -> None:
+    document = parsed(call("search", rates_file, "--nodes", 20, "--json"))
+    found = best_trees(RATES, 120)
+    assert document["children"] == list(found.shape(20))
+    assert shapes.from_paths(document["choices"]) == found.shape(20)
+    assert document["curve"] == found.expected_tokens.tolist() and len(document["curve"]) == 121  # all there are
+    assert document["expected_tokens"] == document["curve"][20]
+    assert document["accuracies"] == RATES.tolist()
+    assert document["nodes"] == 20 and document["depth"] == 4 and "measured_tokens" not in document
+
+
+def test_a_search_in_a_trace_says_what_the_tree_gets_there(call: Call, trace_folder: Path) -> None:
+    document = parsed(call("search", trace_folder, "--nodes", 12, "--json"))
+    trace = drawn_trace(RATES, [100, 60])
+    assert trace.true_rank is not None
+    assert document["accuracies"] == rates_of(trace).tolist() and len(document["curve"]) == 257
+    measured = 1 + shapes.accepted_tokens(tuple(document["children"]), trace.true_rank).mean()
+    assert document["measured_tokens"] == pytest.approx(measured)
+
+
+def test_people_get_the_tree_the_choices_and_a_short_curve(call: Call, rates_file: Path) -> None:
+    code, out, err = call("search", rates_file, "--nodes", 11)
+    shape = best_trees(RATES, 11).shape(11)
+    assert code == 0 and err == ""
+    choices = next(line for line in out.splitlines() if line.startswith("choices = "))
+    assert shapes.from_paths(json.loads(choices.removeprefix("choices = "))) == shape
+    assert sum(line.count("─ ") for line in out.splitlines() if line[0] in "├└│") == 11  # a line per node
+    rows = [line.split("│")[1:4] for line in out.splitlines() if line.startswith("│") and line.endswith("│")]
+    assert [row[0].strip() for row in rows] == ["1", "2", "4", "8", "11 *", "16", "32", "64"]
+    assert float(rows[4][1]) == pytest.approx(expected_tokens(RATES, shape), abs=5e-4)
+
+
+def test_the_curve_is_written_as_csv(call: Call, rates_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "curve.csv"
+    code, out, _ = call("search", rates_file, "--curve-out", path)
+    assert code == 0 and f"written: {path}" in out
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    assert [int(row["nodes"]) for row in rows] == list(range(121))
+    assert [float(row["expected_tokens"]) for row in rows] == best_trees(RATES, 256).expected_tokens.tolist()
+
+
+def test_figures_are_drawn(call: Call, rates_file: Path, tmp_path: Path) -> None:
+    for name in ("tree.svg", "again.svg", "tree.png"):
+        assert call("search", rates_file, "--nodes", 15, "--figure", tmp_path / name)[0] == 0
+    text = (tmp_path / "tree.svg").read_text()
+    assert text == (tmp_path / "again.svg").read_text()
+    assert "The sparse tree of 15 nodes" in text and "Expected tokens per round" in text
+    assert imread(tmp_path / "tree.png").shape[2] == 4
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("search", "missing.csv"), "missing.csv does not exist"),
+        (("search", "{rates}", "--nodes", 121), "room for 120 nodes, not 121"),
+        (("search", "{rates}", "--nodes", 0), "--nodes"),
+        (("search", "{rates}", "--figure", "tree.pdf"), "ends neither in .png nor in .svg"),
+        (("search", "{cost}"), "header starts with"),
+        (("best", "{rates}", "--cost", "{cost}"), "is no trace"),
+    ],
+)
+def test_bad_input_is_one_line(
+    call: Call, rates_file: Path, cost_file: Path, args: tuple[object, ...], complaint: str
+) -> None:
+    code, out, err = call(*(str(arg).format(rates=rates_file, cost=cost_file) for arg in args))
+    assert code == 2 and out == "" and err.count("\n") == 1 and complaint in err
+
+
+def test_the_best_tree_per_size_and_of_all(call: Call, trace_folder: Path, cost_file: Path) -> None:
+    document = parsed(call("best", trace_folder, "--cost", cost_file, "--max-nodes", 20, "--max-depth", 3, "--json"))
+    trace = drawn_trace(RATES, [100, 60])
+    cost = tree_round_cost(cost_table(trace, ConstantCost(1e-3, 1e-2)), trace)
+    trees = optimal_trees(rates_of(trace), cost, max_nodes=20, max_depth=3)
+    assert [line["nodes"] for line in document["sizes"]] == list(range(1, 21))
+    assert [line["tokens_per_s"] for line in document["sizes"]] == [tree.tokens_per_s for tree in trees]
+    fastest = max(document["sizes"], key=lambda line: line["tokens_per_s"])
+    assert {key: document["best"][key] for key in fastest} == fastest
+    assert shapes.from_paths(document["best"]["choices"]) == tuple(document["best"]["children"])
+    assert document["autoregressive_tokens_per_s"] == pytest.approx(100)
+    for line in document["sizes"]:  # constant costs: a pass per level and one of the target
+        assert line["round_s"] == pytest.approx(1e-2 + line["depth"] * 1e-3)
+        assert line["speedup"] == pytest.approx(line["expected_tokens"] / line["round_s"] / 100)
+
+
+def test_people_get_the_best_tree_beside_none(call: Call, trace_folder: Path, cost_file: Path) -> None:
+    code, out, err = call("best", trace_folder, "--cost", cost_file, "--max-nodes", 12)
+    assert code == 0 and err == "" and "choices = [[0]" in out
+    rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│") and line.endswith("│")]
+    assert rows[:5] == ["no tree", "1", "2", "4", "8"] and sum("*" in row for row in rows) == 1
+
+
+@pytest.mark.parametrize("command", ["search", "best"])
+def test_help_teaches(call: Call, command: str) -> None:
+    code, out, _ = call(command, "--help")
+    assert code == 0 and f"Example: specsim tree {command}" in out and "independent" in out
+
+
+def test_dense_trees_of_the_figure_are_the_cartesian_ones() -> None:
+    sizes = dense_sizes(RATES.shape)
+    assert len(set(sizes)) == len(sizes) and (3, 3, 3, 3) in sizes and (1,) in sizes and (2, 3) not in sizes
+    for size in sizes:
+        shape = shapes.cartesian(size)
+        assert dense_tokens(RATES, size) == (len(shape) - 1, pytest.approx(expected_tokens(RATES, shape)))
+
+
+def test_a_parent_is_drawn_amid_its_children_and_no_two_nodes_of_a_level_meet() -> None:
+    shape = best_trees(RATES, 40).shape(40)
+    x, depths, parents = layout(shape), shapes.depths(shape), shapes.parents(shape)
+    for node in range(len(shape)):
+        below = x[parents == node]
+        assert not len(below) or x[node] == pytest.approx((below.min() + below.max()) / 2)
+    for depth in range(depths.max() + 1):
+        assert (np.diff(x[depths == depth]) >= 1 - 1e-9).all()
+
+
+def test_a_terminal_without_unicode_gets_the_tree_as_well() -> None:
+    text = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(file=text).print(shapes.drawing((1, 0)))
+    text.flush()
+    assert b"root" in text.buffer.getvalue()  # type: ignore[attr-defined]

@@ -1,0 +1,134 @@
+"""`specsim tune` prints what the tuner found: one JSON object, or tables and warnings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from specsim.cli.console import run
+from specsim.cli.tune import tune
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import CHAIN_POLICIES
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.split import split_sequences
+from specsim.tuning.crossval import cross_validate
+from specsim.tuning.search import find_best
+from specsim.tuning.search import tune as run_tune
+from tests.support.reference import RampCost
+from tests.support.tuning_cases import stretchy_trace
+
+Call = Callable[..., tuple[int, str, str]]
+COST = ConstantCost(1e-3, 1e-2)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune") / "trace"
+    write_trace(stretchy_trace(16, 60), folder)
+    return folder
+
+
+@pytest.fixture
+def call(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command; gives (exit code, standard output, standard error)."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(tune)
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps({"s_d": COST.s_d, "s_t": COST.s_t}))
+
+    def run_command(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tune", str(trace), "--cost", str(cost), *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            run(app)
+        return stop.value.code or 0, *capsys.readouterr()  # type: ignore[return-value]
+
+    return run_command
+
+
+def parsed(result: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = result
+    assert code == 0 and err == ""
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+@pytest.mark.parametrize("search", ["grid", "race", "optuna"])
+def test_one_object_with_everything_found(call: Call, trace: Path, search: Any) -> None:
+    document = parsed(call("--policy", "adaedl", "--search", search, "--trials", 20, "--seed", 2, "--json"))
+    whole = read_trace(trace)
+    train, holdout = (whole.select(part) for part in split_sequences(whole, seed=2))
+    found = run_tune(AdaEDL, train, holdout, COST, search=search, trials=20, seed=2)
+    assert document == json.loads(json.dumps(found.as_dict()))
+    assert document["references"].keys() == {"runner_up", "default", "best_fixed_k"}
+    assert document["references"]["best_fixed_k"]["comparison"].keys() >= {"difference", "separated"}
+    assert document["search"] == search and document["holdout"]["oracle_regret"] > 0
+
+
+def test_folds_tune_on_everything_and_report_what_was_held_out(call: Call, trace: Path) -> None:
+    args = ("--policy", "adaedl", "--search", "grid", "--trials", 25, "--folds", 4)
+    document = parsed(call(*args, "--json"))
+    whole = read_trace(trace)
+    folded = cross_validate(AdaEDL, whole, COST, folds=4, search="grid", trials=25)
+    assert document["best_params"] == find_best(AdaEDL, whole, COST, search="grid", trials=25).best.settings
+    assert document["holdout"]["speedup"] == folded.estimate.speedup.as_dict()
+    assert document["holdout"]["output_tokens"] == document["train"]["output_tokens"] == 16 * 60
+    assert [fold["sequences"] for fold in document["folds"]] == [4] * 4
+    code, out, err = call(*args)
+    assert code == 0 and err == "" and "4 folds" in out and "best fixed K" in out
+
+
+def test_tables_are_for_people(call: Call) -> None:
+    code, out, err = call("--policy", "max_confidence", "--search", "race", "--trials", 60)
+    assert code == 0 and err == ""
+    for part in ("60 trials on 8 sequences", "race", "brute force", "hold-out", "default settings", "best fixed K"):
+        assert part in out
+    assert "warning: 8 sequences cannot separate the tuned policy from" in out
+
+
+def test_a_journal_is_kept_and_another_searches_is_refused(call: Call, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    args = ("--policy", "adaedl", "--search", "grid", "--trials", 9, "--storage", journal, "--json")
+    first = call(*args)
+    assert parsed(call(*args)) == parsed(first) and len(journal.read_text().splitlines()) == 2
+    code, out, err = call(*args, "--seed", 1)
+    assert code == 2 and out == "" and err.count("\n") == 1 and str(journal) in err and "seed" in err
+    parsed(call("--policy", "fixed_k", "--folds", 2, "--storage", tmp_path / "folds", "--json"))
+    assert sorted(path.name for path in tmp_path.glob("folds*")) == ["folds", "folds.1", "folds.2"]
+
+
+@pytest.mark.parametrize("name", CHAIN_POLICIES)
+def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
+    trace = stretchy_trace(6, 40)
+    kind = CHAIN_POLICIES[name]
+    if any(getattr(trace, feature) is None for feature in kind.features):
+        pytest.skip("not in this trace")
+    train, holdout = trace.select([0, 1, 2, 3]), trace.select([4, 5])
+    for search in ("grid", "race", "optuna"):
+        found = run_tune(kind, train, holdout, RampCost(), search=search, trials=9)  # type: ignore[arg-type]
+        assert type(found.best) is kind and found.train.speedup.estimate > 0
+        assert found.references["best_fixed_k"].prediction.policy.name == FixedK.name
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--search", "random"), "random"),
+        (("--trials", 0), "--trials"),
+        (("--folds", 1), "--folds"),
+        (("--folds", 17), "folds=17"),
+        (("--jobs", 0), "--jobs"),
+        (("--set", "max_draft=9"), "depth 8"),
+        (("--tuning-share", 1), "tuning_share"),
+    ],
+)
+def test_bad_options_are_refused(call: Call, args: tuple[object, ...], says: str) -> None:
+    code, out, err = call("--policy", "adaedl", *args)
+    assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err

@@ -1,0 +1,226 @@
+"""Cost models, the table they compile to, and the files they are read from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost, read_cost
+from specsim.cost.table import compile_table
+from specsim.errors import InputError
+from specsim.replaying.table import cost_table
+from tests.support.reference import RampCost, small_trace
+
+CONTEXTS = np.array([16, 64, 256])
+
+
+def profile(verify_s: Any = None, **changes: Any) -> ProfileCost:
+    values: dict[str, Any] = {
+        "contexts": CONTEXTS,
+        "draft_step_s": np.array([[1.5, 2.5, 4.5], [1.0, 2.0, 4.0]]),
+        "catch_up_s": np.array([0.5, 0.25, 0.75]),
+        "verify_s": np.array([[10.0, 20.0, 40.0], [12.0, 19.0, 44.0]] if verify_s is None else verify_s),
+        "autoregressive_s": np.array([9.0, 18.0, 36.0]),
+        "policy_step_s": 0.25,
+        "round_overhead_s": 0.5,
+    }
+    return ProfileCost(**{**values, **changes})
+
+
+def document(**median: Any) -> dict[str, Any]:
+    """A profile file's content."""
+    whole = profile()
+    return {
+        "kind": "specsim-profile",
+        "version": 2,
+        "contexts": CONTEXTS.tolist(),
+        "median_s": {
+            "draft_step": whole.draft_step_s.tolist(),
+            "catch_up": whole.catch_up_s.tolist(),
+            "verify": whole.verify_s.tolist(),
+            "autoregressive": whole.autoregressive_s.tolist(),
+            "policy_step": 0.25,
+            "round_overhead": 0.5,
+            **median,
+        },
+    }
+
+
+@given(low=st.integers(0, 300), span=st.integers(0, 300), bits=st.integers(0, 6), deepest=st.integers(1, 9))
+def test_a_table_holds_the_model_at_the_middle_of_each_bucket(low: int, span: int, bits: int, deepest: int) -> None:
+    """Hence a linear model is met to half a bucket's slope at every context covered."""
+    model = RampCost(slope=1e-3)
+    table = compile_table(model, max_draft_tokens=deepest, contexts=(low, low + span), bucket_bits=bits)
+    context = np.arange(low, low + span + 1)
+    column = context >> bits
+    half = 2**bits / 2 * 1e-3 * (1 + 1e-9)
+    assert table.verify_s.shape == (deepest + 2, column[-1] + 1)
+    for n in range(1, deepest + 1):
+        assert np.abs(table.draft_s[n, column] - model.draft(n, context)).max() <= n * half
+    assert (table.draft_s[0] == 0).all()
+    assert np.abs(table.catch_up_s[column] - model.catch_up(context)).max() <= half
+    for n in range(1, deepest + 2):
+        assert np.abs(table.verify_s[n, column] - model.verify(n, context)).max() <= 2 * half
+    assert np.abs(table.autoregressive_s[column] - model.autoregressive_step(context)).max() <= 2 * half
+    assert (table.policy_step_s, table.round_overhead_s) == (2e-5, 4e-4)
+    assert np.isnan(table.verify_s[0]).all()  # a pass over no token is never priced
+
+
+def test_a_table_asks_for_covered_contexts_only() -> None:
+    """Buckets reach beyond the contexts given; the model does not."""
+    table = compile_table(profile(), max_draft_tokens=1, contexts=(17, 250))
+    assert table.autoregressive_s[0] == table.autoregressive_s[1] - 18 * (24 - 17) / 96  # 17 and 24
+    assert table.autoregressive_s[-1] == 18 + 18 * (248 - 64) / 192
+    assert compile_table(profile(), max_draft_tokens=1, contexts=(16, 256)).autoregressive_s[-1] == 36
+
+
+def test_constant_cost_is_the_papers_two_numbers() -> None:
+    model = ConstantCost(s_d=1.1e-3, s_t=29.8e-3)  # EDD + PCT, appendix B, 7B
+    np.testing.assert_array_equal(model.draft(2, [1, 9]), [2.2e-3, 2.2e-3])
+    np.testing.assert_array_equal(model.catch_up([1, 9]), [0, 0])
+    np.testing.assert_array_equal(model.wider(9, [1, 9]), [0, 0])
+    np.testing.assert_array_equal(model.tree_verify(64, [1, 9]), model.verify(1, [1, 9]))
+    np.testing.assert_array_equal(model.verify(17, [1, 9]), model.autoregressive_step([1, 9]))
+    assert model.policy_step() == model.round_overhead() == 0
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="s_d="):
+            ConstantCost(s_d=bad, s_t=1.0)
+        with pytest.raises(InputError, match="s_t="):
+            ConstantCost(s_d=1.0, s_t=bad)
+
+
+def test_a_profile_is_exact_on_its_grid_and_linear_between() -> None:
+    model = profile()
+    np.testing.assert_array_equal(model.draft(1, CONTEXTS), [1.5, 2.5, 4.5])
+    np.testing.assert_array_equal(model.draft(2, [40, 160]), [3.5, 6.5])
+    np.testing.assert_array_equal(model.catch_up([40, 160]), [0.375, 0.5])
+    np.testing.assert_array_equal(model.verify(1, [40, 160]), [15, 30])
+    np.testing.assert_array_equal(model.autoregressive_step([16, 28, 256]), [9, 11.25, 36])
+    np.testing.assert_array_equal(model.verify(2, CONTEXTS), [12, 20, 44])  # 19 after 20 was noise
+    assert model.constant(40) == ConstantCost(s_d=1.75, s_t=13.5)
+
+
+positive = st.floats(1e-6, 1.0)
+
+
+@given(verify_s=arrays(float, (5, 3), elements=positive), context=st.integers(16, 256))
+def test_verification_never_gets_cheaper_with_more_tokens(verify_s: np.ndarray, context: int) -> None:
+    model = profile(verify_s)
+    times = [float(model.verify(n, context)) for n in range(1, 6)]
+    assert times == sorted(times)
+    sorted_model = profile(np.sort(verify_s, axis=0))
+    np.testing.assert_array_equal(sorted_model.verify(3, CONTEXTS), np.sort(verify_s, axis=0)[2])
+
+
+@pytest.mark.parametrize(("asked", "named"), [([16, 257], "16 to 257"), ([15], "15 to 15"), (np.nan, "nan")])
+def test_a_context_outside_the_grid_is_named(asked: Any, named: str) -> None:
+    model = profile()
+    for call in (
+        lambda: model.draft(1, asked),
+        lambda: model.catch_up(asked),
+        lambda: model.verify(1, asked),
+        lambda: model.autoregressive_step(asked),
+    ):
+        with pytest.raises(InputError, match="covers contexts 16 to 256 tokens") as caught:
+            call()
+        assert named in str(caught.value)
+
+
+def test_a_size_outside_the_grid_is_named() -> None:
+    for n in (0, 3):
+        with pytest.raises(InputError, match=f"1 to 2 tokens, asked for {n};"):
+            profile().verify(n, 20)
+        with pytest.raises(InputError, match=f"drafts of 1 to 2 tokens, asked for {n};"):
+            profile().draft(n, 20)
+
+
+def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
+    """Its contexts are 0 (a prompt of one token) to 68 (a prompt of 30 and 40 tokens of output)."""
+    deep = profile(np.ones((7, 3)), draft_step_s=np.ones((6, 3)))
+    with pytest.raises(InputError, match="covers contexts 16 to 256 tokens, asked for 8"):
+        cost_table(small_trace(), deep)
+    with pytest.raises(InputError, match="1 to 2 tokens, asked for 3"):
+        cost_table(small_trace().select([0]), profile())
+    assert cost_table(small_trace().select([0]), deep).verify_s.shape == (8, 5)
+
+
+def test_read_cost_reads_both_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(document()))
+    model = read_cost(path)
+    assert isinstance(model, ProfileCost)
+    np.testing.assert_array_equal(model.verify_s, profile().verify_s)
+    np.testing.assert_array_equal(model.draft_step_s, profile().draft_step_s)
+    assert (model.policy_step(), model.round_overhead()) == (0.25, 0.5)
+    path.write_text('{"s_d": 0.001, "s_t": 0.02, "note": "by hand"}')
+    assert read_cost(str(path)) == ConstantCost(0.001, 0.02)
+
+
+def without(key: str) -> dict[str, Any]:
+    damaged = document()
+    (damaged if key in damaged else damaged["median_s"]).pop(key)
+    return damaged
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[1]",
+        "null",
+        "{}",
+        '{"s_d": 0.001}',
+        '{"s_d": -1, "s_t": 1}',
+        '{"s_d": 1, "s_t": NaN}',
+        '{"s_d": null, "s_t": 1}',
+        '{"s_d": "x", "s_t": 1}',
+        *(json.dumps(without(key)) for key in ("kind", "version", "contexts", "median_s")),
+        *(json.dumps(without(key)) for key in document()["median_s"]),
+        json.dumps({**document(), "version": 1}),
+        json.dumps({**document(), "contexts": [16, 64]}),
+        json.dumps({**document(), "contexts": [16, 256, 64]}),
+        json.dumps({**document(), "contexts": [16, 64, 64]}),
+        json.dumps({**document(), "contexts": []}),
+        json.dumps({**document(), "contexts": 16}),
+        json.dumps({**document(), "contexts": ["a", "b", "c"]}),
+        json.dumps({**document(), "median_s": [1]}),
+        json.dumps(document(draft_step=[])),
+        json.dumps(document(draft_step=[1, 2, 3])),
+        json.dumps(document(catch_up=1.0)),
+        json.dumps(document(verify=[1, 2, 3])),
+        json.dumps(document(verify=[])),
+        json.dumps(document(verify=7)),
+        json.dumps(document(verify=[[1, 2, 3], [1, 2]])),
+        json.dumps(document(verify=[[1, 2, -3]])),
+        json.dumps(document(autoregressive=[[1, 2, 3]])),
+        json.dumps(document(autoregressive=[1, 2, float("nan")])),
+        json.dumps(document(autoregressive=[1, 2, float("inf")])),
+        json.dumps(document(policy_step=-1e-6)),
+        json.dumps(document(policy_step=[1])),
+        json.dumps(document(round_overhead=float("nan"))),
+    ],
+)
+def test_a_damaged_cost_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        read_cost(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_cost_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "no.json", tmp_path):
+        with pytest.raises(InputError, match="does not exist"):
+            read_cost(path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="binary.json is no valid JSON"):
+        read_cost(tmp_path / "binary.json")

@@ -1,0 +1,161 @@
+"""Calibration of tree nodes: which are judged, what is learned where the truth is known, and the ceiling."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import numpy as np
+import pytest
+
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.fitting.tree_calibration import (
+    Judged,
+    TreeCalibration,
+    calibrate_tree,
+    compare,
+    judged_nodes,
+    reliability,
+    rounds_of,
+    with_ceiling,
+)
+from specsim.policy.estimates.node_probability import FEATURES, MEMORY
+from specsim.policy.tree.hardware_pct import HardwarePCT
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from tests.support.tree_traces import tree_trace
+
+
+@cache
+def world(overconfidence: float = 1.0, hidden: float = 0.0, seed: int = 3) -> tuple[Trace, Trace]:
+    trace = tree_trace(seed, sequences=160, tokens=100, depth=6, nodes=32, overconfidence=overconfidence, hidden=hidden)
+    return trace.select(range(80)), trace.select(range(80, 160))
+
+
+def test_the_judged_are_the_children_of_true_nodes() -> None:
+    """Found by walking the record's own links and tokens, true ranks unseen."""
+    trace = tree_trace(0, sequences=2, tokens=20)
+    assert trace.tree is not None
+    found = []
+    true = trace.tree.on_path(trace.token, trace.offsets)
+    ends = np.repeat(trace.offsets[1:], trace.output_tokens)
+    for row in range(len(trace.token)):
+        for node in range(1, int(trace.tree.count[row]) + 1):
+            parent, depth = int(trace.tree.parent[row, node - 1]), int(trace.tree.depth[row, node - 1])
+            if (parent == 0 or true[row, parent - 1]) and row + depth - 1 < ends[row]:
+                path = 1.0 if parent == 0 else float(trace.tree.path[row, parent - 1])
+                p, rank = float(trace.tree.prob[row, node - 1]), int(trace.tree.rank[row, node - 1])
+                told = (np.log(p / (1 - p)), 1 / (1 + rank), np.log(depth), np.log(path), np.log1p(0.7))
+                found.append((*told, rank, p, bool(true[row, node - 1])))
+    judged = judged_nodes(trace, rounds_of(trace, usual=0.7))
+    table = np.column_stack([judged.features, judged.rank, judged.prob, judged.hit])
+    assert table.shape == (len(found), FEATURES + 3)
+    np.testing.assert_allclose(table, np.array(found, dtype=np.float64), rtol=1e-6, atol=1e-6)
+
+
+def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
+    log = np.array([[0, 0, 9, 4, 3, 1], [0, 5, 0, 0, 0, 0], [0, 6, 9, 1, 3, 1], [0, 8, 2, 0, 2, 0], [1, 0, 1, 1, 1, 1]])
+    trace = tree_trace(0)
+    first = MEMORY * 2 + (1 - MEMORY) * 4
+    rounds = rounds_of(trace, log, 2.0)
+    np.testing.assert_allclose(rounds.recent, [2, first, first, MEMORY * first + 1 - MEMORY, 2])
+    assert rounds.rows.tolist() == [0, 5, 6, 8, 60]
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_right_probabilities_stay_as_they_are(method: str) -> None:
+    train, holdout = world()
+    found = compare(train, holdout, method=method)  # type: ignore[arg-type]
+    assert found["draft probability"]["ece"] < 0.01 and found["calibrated"]["ece"] < 0.015
+    assert found["calibrated"]["log_loss_nats"] < 1.01 * found["draft probability"]["log_loss_nats"]
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_overconfidence_is_undone(method: str) -> None:
+    train, holdout = world(overconfidence=2.0)
+    found = compare(train, holdout, method=method)  # type: ignore[arg-type]
+    assert found["draft probability"]["ece"] > 0.05 > 0.02 > found["calibrated"]["ece"]
+    assert found["calibrated"]["log_loss_nats"] < 0.9 * found["draft probability"]["log_loss_nats"]
+    model = calibrate_tree(judged_nodes(train))
+    assert 0.3 < model.weights[1] < 0.8  # of the log odds, which overstate by 2
+
+
+def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -> None:
+    trace = tree_trace(3, sequences=120, tokens=200, depth=6, nodes=32, hidden=0.8)
+    train, holdout = trace.select(range(80)), trace.select(range(80, 120))
+    policy, table = HardwarePCT(width=4, max_depth=6), cost_table(trace, ConstantCost(1e-3, 1e-2))
+
+    def rounds(part: Trace) -> Judged:
+        return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).log, policy.usual))
+
+    def without(judged: Judged) -> Judged:
+        return dataclasses.replace(judged, features=judged.features * (np.arange(FEATURES) < FEATURES - 1))
+
+    learned, held = rounds(train), rounds(holdout)
+    seeing, blind = calibrate_tree(learned), calibrate_tree(without(learned))
+    assert seeing.weights[-1] > 0.1 and blind.weights[-1] == 0
+    gain = np.log(likelihood(seeing, held)) - np.log(likelihood(blind, held))
+    assert gain.mean() > 3 * gain.std() / len(gain) ** 0.5
+
+
+def likelihood(model: TreeCalibration, judged: Judged) -> np.ndarray:
+    prob = model.prob(judged.features)
+    return np.where(judged.hit, prob, 1 - prob)
+
+
+def test_values_are_products_along_the_path_below_the_ceiling() -> None:
+    train, _ = world(overconfidence=2.0, hidden=0.5)
+    assert train.tree is not None
+    rounds = rounds_of(train, usual=1.5)
+    free = calibrate_tree(judged_nodes(train, rounds))
+    model = with_ceiling(free, train, rounds)
+    values, path = model.values(train, rounds), train.tree.path.astype(np.float64)
+    ceiling = model.scale * path**model.power
+    here = train.tree.parent >= 0
+    above = np.take_along_axis(values, np.maximum(train.tree.parent, 0).astype(np.int64), axis=1)
+    assert (values[:, 0] == 1).all() and (values[:, 1:][~here] == 0).all()
+    assert (values[:, 1:] <= above)[here].all() and (values[:, 1:] <= ceiling * (1 + 1e-12))[here].all()
+    likely = path > 1e-4
+    assert (free.values(train, rounds)[:, 1:] > ceiling)[likely].mean() < 0.002
+    capped = np.isclose(values[:, 1:], ceiling)
+    product = np.zeros_like(path)
+    for row in range(200):
+        for node in range(int(train.tree.count[row])):
+            parent, depth = int(train.tree.parent[row, node]), int(train.tree.depth[row, node])
+            p, rank = float(train.tree.prob[row, node]), int(train.tree.rank[row, node])
+            before = 1.0 if parent == 0 else path[row, parent - 1]
+            odds = np.log(p / (1 - p)) if 1e-6 < p < 1 - 1e-6 else np.nan
+            told = np.array([odds, 1 / (1 + rank), np.log(depth), np.log(max(before, 1e-6)), np.log1p(1.5)])
+            product[row, node] = above[row, node] * model.prob(told)
+    plain = (here & ~capped)[:200] & np.isfinite(product[:200])
+    assert plain.sum() > 3000
+    np.testing.assert_allclose(values[:200, 1:][plain], product[:200][plain], rtol=1e-4)
+
+
+def test_reliability_of_the_first_children_is_that_of_the_chain() -> None:
+    """At the root and along the chain as far as it is right, every position counts once per judged depth."""
+    trace = tree_trace(1, sequences=4, tokens=50, depth=1, nodes=4)
+    top = reliability(trace)
+    assert top.count.sum() == len(trace.token)
+    assert np.nansum(top.count * top.accept_rate) == (trace.match_len > 0).sum()
+    every = reliability(trace, None)
+    assert every.count.sum() == 4 * len(trace.token) and every.ece < 0.1
+
+
+def test_where_all_or_nothing_is_right_the_chance_is_constant() -> None:
+    judged = judged_nodes(tree_trace(0))
+    for hit in (np.ones_like(judged.hit), np.zeros_like(judged.hit)):
+        model = calibrate_tree(dataclasses.replace(judged, hit=hit))
+        assert np.ptp(model.prob(judged.features)) == 0
+        assert abs(model.prob(judged.features)[0] - hit[0]) < 0.01
+
+
+def test_without_trees_or_nodes_it_says_so() -> None:
+    trace = tree_trace(0)
+    with pytest.raises(InputError, match="--tree-nodes"):
+        judged_nodes(dataclasses.replace(trace, tree=None))
+    judged = judged_nodes(trace)
+    with pytest.raises(InputError, match="no drafted node"):
+        calibrate_tree(Judged(judged.features[:0], judged.rank[:0], judged.prob[:0], judged.hit[:0]))

@@ -1,0 +1,359 @@
+"""Expected replays against a recursion over rounds, against many sampled replays, and against theta really drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numba as nb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.errors import InputError
+from specsim.policy.base import setting
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.fixed_k import FixedK, initial_state, update
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.p_min import PMin
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replaying.expected import MAX_CELLS, draws_uniforms, expected_replay
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from tests.specsim.policy.test_thompson import Bandit, clipped_mean, decode
+from tests.support.reference import Decoder, FixedLength, RampCost, build_trace, small_trace
+
+COST = RampCost()
+COUNTS = ("rounds", "drafted", "accepted", "policy_steps")
+REJECTION = {"mode": "rejection", "temperature": 1.0}
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Short, of depth at most 4; ended by budget or EOS; of rejection sampling or exact."""
+    count = draw(st.integers(1, 3))
+    lengths = draw(st.lists(st.integers(1, 14), min_size=count, max_size=count))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    shape = (sum(lengths), draw(st.integers(1, 4)))
+    trace = build_trace(
+        rng,
+        rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.8, 1.0])),
+        lengths,
+        prompts=draw(st.lists(st.integers(1, 40), min_size=count, max_size=count)),
+        spare_budget=draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)),
+        ends_by_eos=draw(st.lists(st.booleans(), min_size=count, max_size=count)),
+        vocabulary=draw(st.sampled_from([4, 100])),
+        score=rng.random(shape).astype(np.float32),
+    )
+    return as_rejection(trace, rng) if draw(st.booleans()) else trace
+
+
+def as_rejection(trace: Trace, rng: np.random.Generator) -> Trace:
+    """The trace with chances of acceptance, some of them 0 or 1; nothing beyond its end is accepted."""
+    shape = trace.prob.shape
+    chance = rng.choice([0.0, 1.0, 0.3, 0.6, 0.9], shape)
+    left = np.repeat(trace.offsets[1:], trace.output_tokens) - np.arange(shape[0])
+    chance[np.arange(shape[1]) >= left[:, None]] = 0.0
+    return replace(
+        trace,
+        meta={**trace.meta, "decoding": REJECTION},
+        accept_prob=chance.astype(np.float32),
+        match_len=trace.match_len,
+    )
+
+
+@dataclass
+class Expectation:
+    """Means over all that can happen, by recursion over rounds from the definition of the algorithms."""
+
+    trace: Trace
+    policy: ChainPolicy
+    wrong_n: int = 0
+
+    def sequence(self, s: int) -> np.ndarray:
+        """rounds, drafted, accepted, policy steps, and seconds in draft, policy, verify, other."""
+        trace, start = self.trace, int(self.trace.offsets[s])
+        length, prompt = int(trace.output_tokens[s]), int(trace.prompt_tokens[s])
+        price = Decoder(trace, FixedLength(1), COST).price
+
+        @cache
+        def after(t: int, r: int, n: int, m: int, behind: bool) -> Any:
+            if t >= length:
+                return np.zeros(8)
+            row, context = start + t, prompt + t - 1
+            limit = min(self.policy.max_draft_tokens, int(trace.draft_limit[row]))
+            total, goes_on = np.zeros(8), 1.0
+            for drafted in range(min(limit, 1), limit + 1):
+                stops = 1.0 if drafted == limit else 1 - self.keep(row, drafted, r, n, m)
+                asked = drafted if drafted < limit else max(limit - 1, 0)
+                draft_s = drafted and price("draft", drafted, context) + behind * price("catch_up", None, context)
+                for accepted in range(drafted + 1):
+                    chance = goes_on * stops * self.accepts(row, accepted, drafted)
+                    if chance > 0:
+                        counts = [1, drafted, accepted, asked]
+                        seconds = [draft_s, asked * COST.policy_step()]
+                        seconds += [price("verify", drafted + 1, context), COST.round_overhead()]
+                        judged = min(accepted + 1 + self.printed(), drafted) + self.wrong_n * (accepted < drafted)
+                        full = 0 < drafted == accepted
+                        rest = after(t + accepted + 1, r + accepted, n + judged, m + 1, full)
+                        total = total + chance * (np.array(counts + seconds) + rest)
+                goes_on *= 1 - stops
+            return total
+
+        result: np.ndarray = after(0, 0, 0, 0, False)
+        return result
+
+    def printed(self) -> int:
+        return int(self.policy.settings.get("counting") == "printed")
+
+    def accepts(self, row: int, accepted: int, drafted: int) -> float:
+        """Chance that just `accepted` of `drafted` tokens are accepted."""
+        if not self.trace.approximate:
+            return float(min(drafted, int(self.trace.match_len[row])) == accepted)
+        assert self.trace.accept_prob is not None
+        each = self.trace.accept_prob[row].astype(float)
+        return float(np.prod(each[:accepted]) * (1 if accepted == drafted else 1 - each[accepted]))
+
+    def keep(self, row: int, depth: int, r: int, n: int, m: int) -> float:
+        policy = self.policy
+        if isinstance(policy, BetaTS):
+            ones = 0 if policy.theta == "per_token" else depth - 1
+            return (policy.alpha0 + r + ones) / (policy.alpha0 + policy.beta0 + n + ones)
+        if isinstance(policy, CaliTS):
+            assert self.trace.score is not None
+            theta_hat = (policy.theta0 + r) / (1 + n)
+            precision = 1 / policy.sigma_m**2 + m / policy.sigma_s**2
+            score = float(self.trace.score[row, depth - 1])
+            mu = (score / policy.sigma_m**2 + m * theta_hat / policy.sigma_s**2) / precision
+            return clipped_mean(mu, 1 / math.sqrt(precision))
+        if isinstance(policy, FixedK):
+            return float(depth < policy.k)
+        assert isinstance(policy, TimeGain)
+        return float(np.prod(self.trace.confidence[row, :depth].astype(float)) >= policy.cost_ratio)
+
+    def matches(self, result: Replay) -> bool:
+        """To 1e-11: what is left out as negligible, and sums of some hundred terms."""
+        wanted = result.draws * np.array([self.sequence(s) for s in range(self.trace.sequences)])
+        found = np.column_stack([getattr(result, name) for name in COUNTS] + [result.seconds])
+        return np.allclose(found, wanted, rtol=1e-11, atol=1e-13)
+
+
+POLICIES: dict[str, Callable[..., ChainPolicy]] = {
+    "fixed_k": lambda max_draft: FixedK(k=max_draft),
+    "time_gain": lambda max_draft: TimeGain(cost_ratio=0.2, max_draft=max_draft),
+    **{
+        f"beta_ts {counting} {theta}": lambda max_draft, c=counting, t=theta: BetaTS(  # type: ignore[misc]
+            alpha0=1.3, beta0=0.4, counting=c, theta=t, max_draft=max_draft
+        )
+        for counting, theta in product(("exact", "printed"), ("per_token", "per_round"))
+    },
+    **{
+        f"cali_ts {counting}": lambda max_draft, c=counting: CaliTS(  # type: ignore[misc]
+            theta0=0.7, sigma_m=0.8, sigma_s=0.9, counting=c, max_draft=max_draft
+        )
+        for counting in ("exact", "printed")
+    },
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=15)
+@given(trace=traces(), data=st.data())
+def test_expectation_is_the_recursions(name: str, trace: Trace, data: st.DataObject) -> None:
+    policy = POLICIES[name](max_draft=data.draw(st.integers(1, trace.depth)))
+    result = expected_replay(trace, policy, cost_table(trace, COST))
+    assert Expectation(trace, policy).matches(result)
+    assert result.policy == policy and result.log is None
+    assert result.output_tokens.tolist() == (result.draws * trace.output_tokens).tolist()
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> None:
+    trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((12, 4)) < 0.7, [12])
+    trace = as_rejection(trace, np.random.default_rng(2)) if approximate else trace
+    for counting, theta in product(("exact", "printed"), ("per_token", "per_round")):
+        policy = BetaTS(counting=counting, theta=theta, max_draft=4)
+        result = expected_replay(trace, policy, cost_table(trace, COST))
+        assert Expectation(trace, policy).matches(result)
+        assert not Expectation(trace, policy, wrong_n=1).matches(result)
+        assert not Expectation(trace, replace(policy, alpha0=1.001)).matches(result)
+        for other in ({"counting": "printed"}, {"counting": "exact"}, {"theta": "per_token"}, {"theta": "per_round"}):
+            same = replace(policy, **other) == policy  # type: ignore[arg-type]
+            assert Expectation(trace, replace(policy, **other)).matches(result) == same  # type: ignore[arg-type]
+
+
+def copies(trace: Trace, count: int) -> Trace:
+    """A trace of one sequence, many times under ids of their own, so that each copy draws afresh."""
+    return replace(trace.select(np.zeros(count, dtype=np.int64)), sequence_id=np.arange(count))
+
+
+def one_sequence(length: int, approximate: bool = False) -> Trace:
+    rng = np.random.default_rng(5)
+    shape = (length, 8)
+    score = rng.uniform(0.3, 1.2, shape).clip(0, 1).astype(np.float32)
+    trace = build_trace(rng, rng.random(shape) < 0.75, [length], score=score)
+    return as_rejection(trace, rng) if approximate else trace
+
+
+SAMPLED = [
+    *(BetaTS(counting=c, theta=t, max_draft=8) for c, t in product(("exact", "printed"), ("per_token", "per_round"))),
+    BetaTS(alpha0=0.3, beta0=0.1, theta="per_round", max_draft=5),
+    BetaTS(**BetaTS.PRIORS["strong"], max_draft=8),
+    CaliTS(max_draft=8),
+    CaliTS(counting="printed", theta0=0.9, sigma_m=1.0, sigma_s=0.4, max_draft=8),
+]
+
+
+def far_off(sampled: np.ndarray, expected: float) -> bool:
+    """More than 4 standard errors."""
+    return bool(abs(sampled.mean() - expected) > 4 * sampled.std() / math.sqrt(len(sampled)) + 1e-9)
+
+
+@pytest.mark.parametrize("policy", SAMPLED, ids=str)
+@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "rejection"])
+def test_sampled_replays_agree_in_the_mean(policy: ChainPolicy, approximate: bool) -> None:
+    """20,000 draws of 60 tokens; counts, and seconds by part."""
+    trace = one_sequence(60, approximate)
+    expected = expected_replay(trace, policy, cost_table(trace, COST))
+    many = copies(trace, 20_000 // expected.draws)
+    sampled = replay(many, policy, cost_table(many, COST), seed=11)
+    assert sampled.draws == expected.draws and sampled.approximate == expected.approximate == approximate
+    for name in COUNTS:
+        assert not far_off(getattr(sampled, name), getattr(expected, name)[0]), name
+    for part in range(4):
+        assert not far_off(sampled.seconds[:, part], expected.seconds[0, part])
+    assert not far_off(sampled.speculative_s, expected.speculative_s[0])
+    assert expected.speedup == pytest.approx(sampled.speedup, rel=0.01)
+    np.testing.assert_allclose(expected.autoregressive_s[0], sampled.autoregressive_s)
+
+
+@pytest.mark.parametrize("policy", SAMPLED[:4] + SAMPLED[-1:], ids=str)
+def test_runs_that_really_draw_theta_agree_in_the_mean(policy: Any) -> None:
+    """1500 runs of Algorithm 2 or 3 with theta from numpy's Beta or clipped normal; a wrong n shows."""
+    trace = one_sequence(60)
+    expected = expected_replay(trace, policy, cost_table(trace, COST))
+
+    def agrees(bandit: Bandit) -> bool:
+        runs = [list(decode(trace, bandit)) for _ in range(1500)]
+        rounds, drafted = np.array([len(run) for run in runs]), np.array([sum(row[2] for row in run) for run in runs])
+        return not (far_off(rounds, expected.rounds[0]) or far_off(drafted, expected.drafted[0]))
+
+    rng = np.random.default_rng(2)
+    assert agrees(Bandit(policy, rng=rng))
+    assert not agrees(Bandit(policy, rng=rng, counting_error=1.0))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        FixedK(k=4),
+        PMin(p_min=0.3, max_draft=6),
+        TimeGain(cost_ratio=0.3, max_draft=6),
+        MaxConfidence(dynamic=False, max_draft=6),
+        AdaEDL(dynamic=True, epsilon=0.5, max_draft=6),
+        HuggingFace(schedule="heuristic", num_assistant_tokens=3, max_draft=6),
+    ],
+    ids=str,
+)
+def test_what_is_certain_is_the_replay(policy: ChainPolicy) -> None:
+    trace = small_trace()
+    table = cost_table(trace, COST)
+    expected, plain = expected_replay(trace, policy, table), replay(trace, policy, table)
+    for name in (*COUNTS, "output_tokens", "seconds", "autoregressive_s"):
+        np.testing.assert_array_equal(getattr(expected, name), getattr(plain, name))
+    assert all(getattr(expected, name).dtype == np.float64 for name in COUNTS)
+
+
+def test_both_programmes_give_the_replay_where_all_is_certain() -> None:
+    """Chances of 0 and 1: acceptance that repeats match_len, and priors that never or always draft on."""
+    trace = small_trace()
+    chance = (np.arange(6) < trace.match_len[:, None]).astype(np.float32)
+    certain = replace(trace, meta={**trace.meta, "decoding": REJECTION}, accept_prob=chance)
+    table = cost_table(trace, COST)
+    always, never = BetaTS(alpha0=1e9, beta0=1e-6, max_draft=5), BetaTS(alpha0=1e-6, beta0=1e9, max_draft=5)
+    for policy, k in ((FixedK(k=5), 5), (always, 5), (never, 1)):
+        plain = replay(trace, FixedK(k=k), table)
+        expected = expected_replay(certain, policy, table)
+        near = 1e-12 if isinstance(policy, FixedK) else 1e-6
+        for name in ("rounds", "drafted", "accepted"):
+            np.testing.assert_allclose(getattr(expected, name), expected.draws * getattr(plain, name), rtol=near)
+        np.testing.assert_allclose(
+            expected.seconds[:, [0, 2, 3]], expected.draws * plain.seconds[:, [0, 2, 3]], rtol=near
+        )
+
+
+@nb.njit
+def coin_keep(state, params, step, depth, u):  # type: ignore[no-untyped-def]
+    return u < 0.5, state
+
+
+@dataclass(frozen=True)
+class Coin(ChainPolicy):
+    """Draws, and does not say with what chance."""
+
+    max_draft: int = setting(4, 1, 256)
+
+    name = "coin"
+    source = "this test"
+    initial_state = staticmethod(initial_state)
+    keep_drafting = staticmethod(coin_keep)
+    update = staticmethod(update)
+
+    @property
+    def adapts(self) -> bool:
+        return False
+
+
+def test_who_draws() -> None:
+    assert [draws_uniforms(kind) for kind in (BetaTS, CaliTS, Coin)] == [True] * 3
+    assert not any(draws_uniforms(kind) for kind in (FixedK, AdaEDL, MaxConfidence, TimeGain, HuggingFace, PMin))
+
+
+REFUSED: dict[str, tuple[ChainPolicy, bool, str]] = {
+    "state carried": (BetaTS(carry=True, max_draft=6), False, "keeps its state from sequence to sequence"),
+    "theta shared by a round": (CaliTS(theta="per_round", max_draft=6), False, "no keep_probability"),
+    "no chances given": (Coin(), False, "no keep_probability"),
+    "adaptive threshold on drawn acceptance": (AdaEDL(max_draft=6), True, "adapts to accepted tokens that are drawn"),
+    "drafts too deep": (BetaTS(max_draft=9), False, "recorded to depth 8"),
+}
+
+
+@pytest.mark.parametrize(("policy", "approximate", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_averaged_is_refused(policy: ChainPolicy, approximate: bool, reason: str) -> None:
+    trace = one_sequence(20, approximate)
+    with pytest.raises(InputError, match=reason) as caught:
+        expected_replay(trace, policy, cost_table(trace, COST))
+    assert "\n" not in str(caught.value) and policy.name in str(caught.value)
+
+
+@pytest.mark.parametrize("counting", ["exact", "printed"])
+def test_a_sequence_too_long_to_average_is_refused_with_the_length_that_fits(counting: str) -> None:
+    length = 1 + int(math.sqrt(MAX_CELLS / 10))
+    policy = BetaTS(counting=counting, max_draft=8)
+    trace = one_sequence(length)
+    with pytest.raises(InputError, match=rf"of {length} tokens is too long to average .*about (\d+) fit") as caught:
+        expected_replay(trace, policy, cost_table(trace, COST))
+    fits = int(str(caught.value).split("about ")[1].split()[0])
+    misses = 1 if counting == "exact" else 2
+    assert 0.99 * MAX_CELLS < 10 * fits * misses * fits < MAX_CELLS
+
+
+def test_a_long_sequence_is_averaged_too() -> None:
+    """400 tokens, where chances become negligible and layers come round often; all tokens are accounted for."""
+    trace = one_sequence(400)
+    policy = BetaTS(counting="printed", max_draft=8)
+    expected = expected_replay(trace, policy, cost_table(trace, COST))
+    assert expected.accepted[0] + expected.rounds[0] == pytest.approx(400, abs=1e-9)
+    many = copies(trace, 2000)
+    sampled = replay(many, policy, cost_table(many, COST))
+    assert not far_off(sampled.rounds, expected.rounds[0]) and not far_off(sampled.drafted, expected.drafted[0])

@@ -1,0 +1,276 @@
+"""Replay against plain decoding, against hand-worked rounds and against Leviathan's Eq. 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
+from specsim.speedup.formulas import mean_tokens_per_round
+from specsim.trace.trace import Trace
+from tests.support.reference import (
+    Decoder,
+    FixedLength,
+    RampCost,
+    Threshold,
+    build_trace,
+    draft_confidence,
+    entropy_score,
+)
+
+COST = RampCost()
+# Entropies whose score 1 - sqrt(H/4) is exact in binary, so that it can equal lambda.
+TIED_ENTROPY = np.array([0.0, 0.25, 1.0, 2.25, 4.0, 9.0, 16.0, 36.0])
+SCORES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    count = draw(st.integers(1, 5))
+
+    def each(values: st.SearchStrategy) -> list:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    lengths = each(st.one_of(st.just(1), st.integers(1, 40)))
+    depth = draw(st.integers(1, 9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    shape = (sum(lengths), depth)
+    tied = draw(st.booleans())
+    trace = build_trace(
+        rng,
+        rng.random(shape) < draw(st.sampled_from([0.0, 0.4, 0.8, 0.95, 1.0])),
+        lengths,
+        prompts=each(st.integers(1, 60)),
+        spare_budget=each(st.integers(0, 12)),
+        ends_by_eos=each(st.booleans()),
+        vocabulary=draw(st.integers(2, 12)),  # small: a wrong draft is often EOS
+        confidence=rng.integers(0, 9, shape) / 8 if tied else None,
+        entropy_nats=rng.choice(TIED_ENTROPY, shape) if tied else None,
+    )
+    eos = draw(st.sampled_from([0, [0], [0, 1], None]))
+    if eos in (0, [0]):
+        return replace(trace, meta={**trace.meta, "eos_token_id": eos})
+    # With none, or with two of which one occurs inside, outputs end by their budget only.
+    return replace(trace, meta={**trace.meta, "eos_token_id": eos}, budget_tokens=np.array(lengths))
+
+
+@st.composite
+def cases(draw: st.DrawFn, name: str, dynamic: bool) -> tuple[Trace, ChainPolicy, FixedLength | Threshold]:
+    trace = draw(traces())
+    longest = draw(st.integers(1, trace.depth))
+    if name == "fixed_k":
+        return trace, FixedK(k=longest), FixedLength(longest)
+    common = {
+        "lambda0": draw(SCORES if name == "adaedl" else SCORES.map(abs).map(lambda x: min(x, 1.0))),
+        "dynamic": dynamic,
+        "target_rate": draw(st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9, 1.0])),
+        "epsilon": draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])),
+        "max_draft": longest,
+    }
+    policy: ChainPolicy
+    if name == "adaedl":
+        gamma = draw(st.sampled_from([0.25, 0.2, 1.0]))
+        policy, score = AdaEDL(gamma=gamma, **common), entropy_score(gamma)
+    else:
+        policy, score = MaxConfidence(**common), draft_confidence
+    rule = Threshold(score, common["lambda0"], dynamic, common["target_rate"], common["epsilon"], longest)
+    return trace, policy, rule
+
+
+KINDS = [
+    ("fixed_k", False),
+    ("max_confidence", False),
+    ("max_confidence", True),
+    ("adaedl", False),
+    ("adaedl", True),
+]
+
+
+def assert_same(result: Replay, decoder: Decoder) -> None:
+    """Rounds and counts are equal, seconds to 1e-12: sums of at most 1e3 terms in two orders."""
+    decoded, count = decoder.run(), len(result.rounds)
+    assert result.log is not None
+    assert result.log.tolist() == [list(row) for row in decoded.rounds]
+    assert result.rounds.tolist() == np.bincount([row[0] for row in decoded.rounds], minlength=count).tolist()
+    assert result.drafted.tolist() == decoded.total(2, count)
+    assert result.accepted.tolist() == decoded.total(3, count)
+    assert result.policy_steps.tolist() == decoded.policy_steps
+    np.testing.assert_allclose(result.seconds, decoded.seconds, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(result.autoregressive_s, decoded.autoregressive_s, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("name", "dynamic"), KINDS)
+@given(data=st.data())
+def test_replay_equals_plain_decoding_round_for_round(data: st.DataObject, name: str, dynamic: bool) -> None:
+    trace, policy, rule = data.draw(cases(name, dynamic))
+    result = replay(trace, policy, cost_table(trace, COST), log=True)
+    assert_same(result, Decoder(trace, rule, COST))
+
+
+def without_bonus(rest: list[int], drafted: int, accepted: int) -> list[int]:
+    return [] if 0 < drafted == accepted else rest[:1]
+
+
+def break_bonus(decoder: Decoder) -> None:
+    decoder.from_target = without_bonus  # type: ignore[method-assign]
+
+
+def break_failing_token(decoder: Decoder) -> None:
+    decoder.stopped = lambda draft: draft[:-1] or draft  # type: ignore[method-assign]
+
+
+def break_eos(decoder: Decoder) -> None:
+    decoder.ends_draft = lambda token: False  # type: ignore[method-assign]
+
+
+def break_line_11(decoder: Decoder) -> None:
+    assert isinstance(decoder.rule, Threshold)
+    decoder.rule.length_judged_by_line_11 = lambda drafted, accepted: accepted  # type: ignore[method-assign]
+
+
+def break_reset(decoder: Decoder) -> None:
+    decoder.rule.begin_sequence()
+    decoder.rule.begin_sequence = lambda: None  # type: ignore[method-assign]
+
+
+def leave_intact(decoder: Decoder) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "damage", [break_bonus, break_failing_token, break_eos, break_line_11, break_reset, leave_intact]
+)
+def test_the_comparison_catches_a_wrong_rule(damage: Callable[[Decoder], None]) -> None:
+    rng = np.random.default_rng(1)
+    lengths = [120] * 8
+    trace = build_trace(rng, rng.random((960, 6)) < 0.92, lengths, vocabulary=12)
+    policy = AdaEDL(lambda0=0.2, target_rate=0.6, epsilon=0.3, max_draft=6)
+    decoder = Decoder(trace, Threshold(entropy_score(0.2), 0.2, True, 0.6, 0.3, 6), COST)
+    damage(decoder)
+    result = replay(trace, policy, cost_table(trace, COST), log=True)
+    if damage is leave_intact:
+        assert_same(result, decoder)
+    else:
+        with pytest.raises(AssertionError):
+            assert_same(result, decoder)
+
+
+def test_rounds_worked_by_hand() -> None:
+    """Prompt 3, y = 5 6 7 8 9 EOS, budget 6, K = 3, D = 3.
+
+    t=0 drafts 5 6 4: two accepted, 7 corrected. t=3 drafts 8 EOS and stops at the EOS it
+    proposed: one accepted, 9 corrected. t=5 has budget for the target's token only.
+    """
+    trace = Trace(
+        meta={"eos_token_id": 0},
+        sequence_id=np.array([1]),
+        domain=np.array(["code"]),
+        prompt_tokens=np.array([3]),
+        budget_tokens=np.array([6]),
+        offsets=np.array([0, 6]),
+        token=np.array([5, 6, 7, 8, 9, 0], dtype=np.int32),
+        match_len=np.array([2, 0, 0, 1, 0, 1], dtype=np.uint8),
+        draft_token=np.array([[5, 6, 4], [1, 1, 1], [1, 1, 1], [8, 0, 9], [1, 1, 1], [0, 1, 1]], dtype=np.int32),
+        prob=np.ones((6, 3), dtype=np.float32),
+        confidence=np.ones((6, 3), dtype=np.float32),
+        entropy_nats=np.ones((6, 3), dtype=np.float32),
+    )
+    result = replay(trace, FixedK(k=3), cost_table(trace, ConstantCost(1.0, 10.0)), log=True)
+    assert result.log is not None
+    assert result.log.tolist() == [[0, 0, 3, 2], [0, 3, 2, 1], [0, 5, 0, 0]]
+    assert result.seconds.tolist() == [[5.0, 0.0, 30.0, 0.0]]
+    assert result.autoregressive_s.tolist() == [60.0]
+    assert result.speedup == 60 / 35
+
+
+@given(trace=traces(), seed=st.integers(0, 2**31), data=st.data())
+def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st.DataObject) -> None:
+    """Any choice and order of sequences gives the same rows: state starts anew in each."""
+    policy = AdaEDL(lambda0=0.3, epsilon=1.0, target_rate=0.5, max_draft=trace.depth)
+    table = cost_table(trace, COST)
+    order = data.draw(st.lists(st.integers(0, trace.sequences - 1), min_size=1, max_size=8))
+    whole, part = (replay(t, policy, table, seed=seed) for t in (trace, trace.select(order)))
+    for name in ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds"):
+        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[order])
+    np.testing.assert_allclose(part.autoregressive_s, whole.autoregressive_s[order], rtol=1e-12)
+
+
+@given(trace=traces(), longest=st.integers(1, 9))
+def test_a_sequence_ended_by_its_budget_emits_accepted_plus_rounds(trace: Trace, longest: int) -> None:
+    """Each round emits a + 1 tokens; only an accepted EOS has no token after it."""
+    result = replay(trace, FixedK(k=min(longest, trace.depth)), cost_table(trace, COST), log=True)
+    assert result.log is not None
+    short = result.accepted + result.rounds - result.output_tokens
+    last = [result.log[result.log[:, 0] == s][-1] for s in range(trace.sequences)]
+    ended = [t + a == n for (_, t, _, a), n in zip(last, result.output_tokens, strict=True)]
+    assert short.tolist() == [int(e) for e in ended]
+    assert not (short[trace.token[trace.offsets[1:] - 1] != 0]).any()
+
+
+@pytest.mark.parametrize("accept_prob", [0.0, 0.2, 0.5, 0.75, 0.9, 0.97, 1.0])
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 16])
+def test_iid_acceptance_gives_leviathans_tokens_per_round(accept_prob: float, k: int) -> None:
+    """Mean of a + 1 over rounds against (1 - a^(K+1)) / (1 - a).
+
+    Rounds are i.i.d. and are taken until they cross a fixed position, where the budget
+    shortens no draft. By Wald the sum of R of them has mean E[R] tau, so their mean misses
+    tau by a standard deviation of sigma / sqrt(R), sigma^2 the variance of one round. Five
+    of these leave a chance of 6e-7 per point; at a = 0 and a = 1 nothing is left to chance.
+    """
+    length = 60_000
+    rng = np.random.default_rng([k, round(100 * accept_prob)])
+    trace = build_trace(rng, rng.random((length, 16)) < accept_prob, [length])
+    trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
+    log = replay(trace, FixedK(k=k), cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).log
+    assert log is not None
+    emitted = log[log[:, 1] < length - 32, 3] + 1
+    size = np.arange(1, k + 2)
+    chance = np.append(accept_prob ** np.arange(k) * (1 - accept_prob), accept_prob**k)
+    tau = float(mean_tokens_per_round(accept_prob, k))
+    sigma = np.sqrt(max(0.0, (chance * size**2).sum() - tau**2))
+    assert abs(emitted.mean() - tau) <= 5 * sigma / np.sqrt(len(emitted)) + 1e-12
+    assert 5 * sigma / np.sqrt(len(emitted)) < 0.05 * tau  # the test can tell a token apart
+
+
+def test_logging_changes_nothing_and_is_off_by_default() -> None:
+    trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((50, 4)) < 0.7, [30, 20])
+    table, policy = cost_table(trace, COST), MaxConfidence(max_draft=4)
+    plain, logged = replay(trace, policy, table), replay(trace, policy, table, log=True)
+    assert plain.log is None
+    np.testing.assert_array_equal(plain.seconds, logged.seconds)
+    assert logged.log is not None and len(logged.log) == logged.rounds.sum()
+
+
+@pytest.mark.parametrize("end", range(14, 20))  # contexts around the first bucket's edge
+def test_every_context_of_a_trace_is_priced(end: int) -> None:
+    trace = build_trace(np.random.default_rng(0), np.ones((4, 2), dtype=bool), [4], prompts=[end - 4])
+    result = replay(trace, FixedK(k=1), cost_table(trace, COST), log=True)
+    assert_same(result, Decoder(trace, FixedLength(1), COST))
+
+
+def test_a_draft_deeper_than_the_trace_is_refused() -> None:
+    trace = build_trace(np.random.default_rng(0), np.ones((4, 2), dtype=bool), [4])
+    with pytest.raises(InputError, match=r"drafts up to 3 tokens, the trace is recorded to depth 2"):
+        replay(trace, FixedK(k=3), cost_table(trace, COST))
+
+
+def test_a_table_compiled_for_another_trace_is_refused() -> None:
+    def one(length: int, depth: int) -> Trace:
+        return build_trace(np.random.default_rng(0), np.ones((length, depth), dtype=bool), [length])
+
+    with pytest.raises(InputError, match=r"drafts of up to 2 tokens.* needs 4"):
+        replay(one(40, 4), FixedK(k=4), cost_table(one(40, 2), COST))
+    with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
+        replay(one(60, 4), FixedK(k=4), cost_table(one(8, 4), COST))

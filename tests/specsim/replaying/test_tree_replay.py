@@ -1,0 +1,392 @@
+"""Replays of tree policies against plain decoding, token by token, over the same recorded trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numba as nb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.cost.model import CostModel
+from specsim.errors import InputError
+from specsim.policy.base import setting
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.static import StaticTree, check_shape
+from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
+from specsim.rng import uniform
+from specsim.trace.trace import Trace
+from tests.support.reference import BUCKET, RampCost
+from tests.support.tree_traces import tree_trace
+
+
+class LeafyCost(RampCost):
+    """Every part of a round with a tree costs something of its own, in seconds."""
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return 400
+
+    def wider(self, n_nodes: int, context: Any) -> Any:
+        return 3e-5 * (n_nodes - 1) + 1e-7 * np.asarray(context, dtype=float) * (n_nodes - 1)
+
+    def tree_verify(self, n_tokens: int, context: Any) -> Any:
+        return 1.1e-2 + 1.3e-4 * n_tokens + 2 * self.slope * np.asarray(context, dtype=float)
+
+    def tree_policy_step(self) -> float:
+        return 7e-6
+
+    def tree_round_overhead(self) -> float:
+        return 6e-4
+
+
+COST = LeafyCost()
+
+
+@nb.njit
+def initial_state(params):  # type: ignore[no-untyped-def]
+    return (0.0,)
+
+
+@nb.njit
+def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
+    for i in range(first, end):
+        if tree.path[i] >= params[1] * (0.5 + u) / (1.0 + state[0] / 4.0):
+            widths[i] = max(1, int(params[0]) - tree.depth[i])
+    return state
+
+
+@nb.njit
+def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
+    for i in range(1, count):
+        keep[i] = tree.path[i] >= params[2] and tree.rank[i] < 3
+    return min(params[2], params[1] * 0.5 / (1.0 + state[0] / 4.0))
+
+
+@nb.njit
+def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
+    return (0.5 * state[0] + accepted - 0.1 * depth,)
+
+
+@dataclass(frozen=True)
+class Whim(TreePolicy):
+    """Expands by chance and by how well the last rounds went."""
+
+    width: int = setting(3, 1, 8)
+    expand_at: float = setting(0.2, 0.0, 1.0)
+    keep_at: float = setting(0.05, 0.0, 1.0)
+    max_depth: int = setting(4, 1, 8)
+
+    name = "whim"
+    source = "test"
+    max_nodes = 200
+    initial_state = staticmethod(initial_state)
+    expand = staticmethod(expand)
+    select = staticmethod(select)
+    update = staticmethod(update)
+
+    @property
+    def max_width(self) -> int:
+        return self.width
+
+
+@dataclass(frozen=True)
+class Given(StaticTree):
+    """A tree given by its child counts."""
+
+    children: tuple[float, ...] = setting((1.0, 0.0), 0, 99)
+
+    name = "given"
+    source = "test"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(c) for c in self.children)
+
+
+@dataclass
+class Node:
+    """A drafted node of the plain decoder: its number in the record, None if it is not there."""
+
+    recorded: int | None
+    parent: int
+    rank: int
+    depth: int
+    path: float
+    width: int = 0
+    children: list[int] = field(default_factory=list)
+
+
+class WhimRule:
+    """Whim, written from its words."""
+
+    def __init__(self, policy: Whim) -> None:
+        self.policy, self.mood = policy, 0.0
+
+    def begin(self) -> None:
+        self.mood = 0.0
+
+    def width(self, node: Node, number: int, u: float) -> int:
+        bar = self.policy.expand_at * (0.5 + u) / (1 + self.mood / 4)
+        return max(1, self.policy.width - node.depth) if node.path >= bar else 0
+
+    def keeps(self, node: Node) -> bool:
+        return node.path >= self.policy.keep_at and node.rank < 3
+
+    def observe(self, depth: int, accepted: int) -> None:
+        self.mood = 0.5 * self.mood + accepted - 0.1 * depth
+
+
+class StaticRule:
+    """A fixed tree."""
+
+    def __init__(self, policy: StaticTree) -> None:
+        self.shape = policy.shape
+
+    def begin(self) -> None:
+        pass
+
+    def width(self, node: Node, number: int, u: float) -> int:
+        return self.shape[number]
+
+    def keeps(self, node: Node) -> bool:
+        return True
+
+    def observe(self, depth: int, accepted: int) -> None:
+        pass
+
+
+class PlainTrees:
+    """Decodes with trees of really appended tokens, compared with the text; counts what is in the draft cache."""
+
+    def __init__(self, trace: Trace, cost: CostModel, rule: Any, deepest: int, seed: int = 0) -> None:
+        self.trace, self.cost, self.rule, self.deepest, self.seed = trace, cost, rule, deepest, seed
+        contexts = [
+            int(p) - 1 + t for p, n in zip(trace.prompt_tokens, trace.output_tokens, strict=True) for t in range(n)
+        ]
+        self.lowest, self.highest = min(contexts), max(contexts)
+        self.rounds: list[tuple[int, ...]] = []
+        self.seconds = np.zeros((trace.sequences, 4))
+
+    def run(self) -> PlainTrees:
+        for s in range(self.trace.sequences):
+            self.rule.begin()
+            self.sequence(s)
+        return self
+
+    def sequence(self, s: int) -> None:
+        trace = self.trace
+        start, end = int(trace.offsets[s]), int(trace.offsets[s + 1])
+        text = trace.token[start:end].tolist()
+        prompt, budget = int(trace.prompt_tokens[s]), int(trace.budget_tokens[s])
+        output: list[int] = []
+        in_draft_cache = prompt - 1
+        while len(output) < len(text):
+            t = len(output)
+            context = min(max(((prompt + t - 1) // BUCKET + 0.5) * BUCKET, self.lowest), self.highest)
+            tree, passes = self.grow(start + t, min(self.deepest, budget - t - 1), int(trace.sequence_id[s]), t)
+            draft_s = 0.0
+            for place, expanded in enumerate(passes):
+                before_s = float(self.cost.draft(place, context)) if place else 0.0
+                draft_s += float(self.cost.draft(place + 1, context)) - before_s
+                draft_s += float(self.cost.wider(expanded, context))
+            if passes and prompt + t - 1 > in_draft_cache:
+                draft_s += float(self.cost.catch_up(context))
+            kept = {0}
+            for number, node in enumerate(tree[1:], start=1):
+                if node.parent in kept and self.rule.keeps(node):
+                    kept.add(number)
+            last = accepted = 0
+            while True:
+                wanted = text[t + accepted] if t + accepted < len(text) else None
+                found = [c for c in tree[last].children if c in kept and self.token(start + t, tree[c]) == wanted]
+                if not found:
+                    break
+                last, accepted = found[0], accepted + 1
+            if len(tree) > 1:
+                self.rule.observe(max(tree[k].depth for k in kept), accepted)
+                in_draft_cache = prompt + t + accepted - (accepted > 0 and tree[last].width == 0)
+            asked = len(passes) + (tree[-1].depth < min(self.deepest, budget - t - 1))
+            place = len([number for number in kept if 0 < number <= last])  # among the verified nodes
+            self.rounds.append((s, t, len(tree) - 1, accepted, len(kept) - 1, place))
+            self.seconds[s] += [
+                draft_s,
+                asked * self.cost.tree_policy_step(),
+                float(self.cost.tree_verify(len(kept), context)),
+                self.cost.tree_round_overhead(),
+            ]
+            output += text[t : t + accepted + 1]
+        assert output == text
+
+    def grow(self, row: int, limit: int, sequence: int, t: int) -> tuple[list[Node], list[int]]:
+        """All drafted nodes in level order, and how many nodes each pass expanded."""
+        record = self.trace.tree
+        assert record is not None
+        tree, passes, level = [Node(0, -1, 0, 0, 1.0)], [], [0]
+        for depth in range(1, limit + 1):
+            u = uniform(self.seed, sequence, t, depth - 1)
+            for number in level:
+                tree[number].width = self.rule.width(tree[number], number, u)
+            below = []
+            for number in level:
+                node = tree[number]
+                first = int(record.first_child[row, node.recorded]) if node.recorded is not None else 0
+                known = int(record.first_child[row, node.recorded + 1]) - first if node.recorded is not None else 0
+                for rank in range(node.width):
+                    at = first + rank if rank < known else None
+                    prob = -1.0 if at is None else record.prob[row, at - 1]
+                    path = -1.0 if at is None else float(np.float32(node.path) * np.float32(prob))
+                    below.append(len(tree))
+                    node.children.append(len(tree))
+                    tree.append(Node(at, number, rank, depth, path))
+            if not below:
+                break
+            passes.append(sum(tree[number].width > 0 for number in level))
+            level = below
+        return tree, passes
+
+    def token(self, row: int, node: Node) -> int:
+        """The node's token; of an unrecorded one, the true one if its rank is the true one's, which only ranks tell."""
+        assert self.trace.tree is not None and self.trace.true_rank is not None
+        if node.recorded is not None:
+            return int(self.trace.tree.token[row, node.recorded - 1])
+        right = self.trace.true_rank[row, node.depth - 1] == node.rank
+        return int(self.trace.token[row + node.depth - 1]) if right else -1
+
+
+def compare(result: Replay, plain: PlainTrees) -> None:
+    assert result.log is not None
+    np.testing.assert_array_equal(result.log, np.array(plain.rounds))
+    np.testing.assert_allclose(result.seconds, plain.seconds, rtol=1e-9)
+    log = result.log
+    for column, counts in ((2, result.drafted), (3, result.accepted), (4, result.verified)):
+        np.testing.assert_array_equal(counts, np.bincount(log[:, 0], log[:, column], minlength=len(counts)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 10_000),
+    width=st.integers(1, 4),
+    expand_at=st.floats(0.0, 0.6),
+    keep_at=st.floats(0.0, 0.3),
+    max_depth=st.integers(1, 4),
+)
+def test_a_growing_tree_replays_as_it_decodes(
+    seed: int, width: int, expand_at: float, keep_at: float, max_depth: int
+) -> None:
+    trace = tree_trace(seed, sequences=3, tokens=25, depth=4, width=4, nodes=341, vocabulary=7)
+    policy = Whim(width, expand_at, keep_at, max_depth)
+    result = replay(trace, policy, cost_table(trace, COST, policy), seed=seed, log=True)
+    compare(result, PlainTrees(trace, COST, WhimRule(policy), max_depth, seed).run())
+    assert result.truncated is not None and result.truncated.sum() == 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), nodes=st.integers(1, 30))
+def test_a_static_tree_replays_as_it_decodes(seed: int, nodes: int) -> None:
+    """A random shape: children are dealt to nodes at random, at most four each, to depth four."""
+    rng = np.random.default_rng(seed)
+    children: list[list[int]] = [[]]
+    depth = [0]
+    while len(depth) <= nodes:
+        open_nodes = [i for i in range(len(depth)) if len(children[i]) < 4 and depth[i] < 4]
+        at = int(rng.choice(open_nodes))
+        children[at].append(len(depth))
+        children.append([])
+        depth.append(depth[at] + 1)
+    order, head = [0], 0
+    while head < len(order):
+        order += children[order[head]]
+        head += 1
+    policy = Given(tuple(float(len(children[i])) for i in order))
+    check_shape("given", policy.shape)
+    trace = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=20, vocabulary=9)
+    result = replay(trace, policy, cost_table(trace, COST, policy), log=True)
+    whole = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=1364, vocabulary=9)
+    compare(result, PlainTrees(whole, COST, StaticRule(policy), policy.deepest).run())
+    assert policy.deepest == max(depth) and policy.most_nodes == nodes
+
+
+@pytest.mark.parametrize("nodes", [6, 12, 24, 48])
+def test_what_the_record_lacks_is_counted_and_never_guessed(nodes: int) -> None:
+    """Where no round was truncated, all is as with the whole record; and truncation goes away with more nodes."""
+    whole = tree_trace(3, sequences=40, tokens=30, depth=4, width=4, nodes=341)
+    part = tree_trace(3, sequences=40, tokens=30, depth=4, width=4, nodes=nodes)
+    policy = Whim(4, 0.15, 0.04, 4)
+    table = cost_table(whole, COST, policy)
+    exact, cut = replay(whole, policy, table, log=True), replay(part, policy, table, log=True)
+    assert exact.log is not None and cut.log is not None and cut.truncated is not None
+    untouched = np.flatnonzero(cut.truncated == 0)
+    for s in untouched:
+        np.testing.assert_array_equal(exact.log[exact.log[:, 0] == s], cut.log[cut.log[:, 0] == s])
+        np.testing.assert_array_equal(exact.seconds[s], cut.seconds[s])
+    assert {6: cut.truncated.sum() > 100, 48: cut.truncated.sum() == 0}.get(nodes, True)
+    assert nodes < 24 or len(untouched) > 0
+
+
+def test_one_node_after_another_is_a_chain() -> None:
+    """A path of k nodes costs and accepts what a fixed K does where costs of trees are those of chains."""
+    trace = tree_trace(1, sequences=5, tokens=40, depth=5)
+    for k in (1, 3, 5):
+        path = Given(tuple([1.0] * k + [0.0]))
+        chain = replay(trace, FixedK(k=k), cost_table(trace, RampCost()), log=True)
+        result = replay(trace, path, cost_table(trace, FlatTrees(), path), log=True)
+        assert result.log is not None and chain.log is not None
+        np.testing.assert_array_equal(result.log[:, :4], chain.log)
+        np.testing.assert_array_equal(result.log[:, 5], chain.log[:, 3])
+        parts = [0, 2, 3]  # the policy is asked about levels, of a chain about tokens
+        np.testing.assert_allclose(result.seconds[:, parts], chain.seconds[:, parts], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("limits", "match"), [({"max_nodes": 2, "max_expanded": 99}, "max_nodes"), ({"max_expanded": 1}, "max_expanded")]
+)
+def test_a_policy_that_does_more_than_it_says_is_caught(limits: dict[str, int], match: str) -> None:
+    """Costs are looked up for as many nodes as the policy announces."""
+    trace = tree_trace(0, sequences=2, tokens=12, depth=3)
+    policy = type("Boastful", (Whim,), limits)(expand_at=0.01, max_depth=3)
+    with pytest.raises(InputError, match=match):
+        replay(trace, policy, cost_table(trace, COST, policy))
+
+
+class FlatTrees(RampCost):
+    """Trees cost what chains of as many tokens cost."""
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return 40
+
+
+def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
+    trace = tree_trace(0, sequences=2, tokens=12, depth=3, width=3)
+    table = cost_table(trace, COST)
+    for policy, match in (
+        (Whim(max_depth=4), "drafts up to 4 tokens, the trace is recorded to depth 3"),
+        (Whim(width=4, max_depth=3), "up to 4 children of a node, the trace is recorded to 3"),
+    ):
+        with pytest.raises(InputError, match=match):
+            replay(trace, policy, table)
+    policy = Whim(max_depth=3)
+    with pytest.raises(InputError, match="tree-nodes"):
+        replay(replace(trace, tree=None), policy, table)
+    assert unsupported_reason(replace(trace, tree=None), Given) is None
+    sampled = replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}})
+    assert "greedy and Gumbel" in str(unsupported_reason(sampled, Given))
+    with pytest.raises(InputError, match="greedy and Gumbel"):
+        replay(sampled, policy, table)
+    with pytest.raises(InputError, match="not of trees"):
+        replay(trace, policy, cost_table(trace, RampCost(), policy))
+    with pytest.raises(InputError, match="trees of up to 40 tokens, policy whim.* may need 201"):
+        replay(trace, policy, cost_table(trace, FlatTrees(), policy))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (1, 1, 1), (0, 1), (2, 0, -1), (0, 2, 0)])
+def test_child_counts_of_no_tree_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="given"):
+        check_shape("given", shape)

@@ -1,0 +1,168 @@
+"""Replay of rejection-sampling traces: outcomes drawn from acceptance probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.speedup.formulas import mean_tokens_per_round
+from specsim.speedup.prediction import predict
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.outcomes import DRAWS, as_recorded, drawn_match_len, outcomes
+from specsim.trace.trace import Trace
+from tests.support.reference import build_trace, small_trace
+
+COST = ConstantCost(1e-3, 1e-2)
+
+
+def rejection_trace(trace: Trace, accept_prob: np.ndarray) -> Trace:
+    decoding = {"mode": "rejection", "temperature": 1.0, "seed": 0}
+    return replace(trace, meta={**trace.meta, "decoding": decoding}, accept_prob=accept_prob.astype(np.float32))
+
+
+def flat_trace(chance: float, length: int = 4000, depth: int = 6) -> Trace:
+    """One long sequence in which every draft token has this chance, and no text ends early."""
+    trace = build_trace(np.random.default_rng(0), np.zeros((length, depth), dtype=bool), [length])
+    trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
+    return rejection_trace(trace, np.full((length, depth), chance))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    base = small_trace()
+    return rejection_trace(base, np.random.default_rng(5).random(base.prob.shape))
+
+
+def test_a_drawn_match_is_a_run_of_independent_acceptances(trace: Trace) -> None:
+    """Over many draws, the share of matches >= i is the product of the first i chances, at every position."""
+    assert trace.accept_prob is not None
+    draws = np.array([drawn_match_len(trace, 3, draw) for draw in range(4000)])
+    trace.drawn.clear()
+    assert draws.dtype == np.uint8 and draws.shape[1] == len(trace.token)
+    reach = np.cumprod(trace.accept_prob.astype(np.float64), axis=1)
+    for i in range(1, trace.depth + 1):
+        expected = np.where(i <= trace.draft_limit, reach[:, i - 1], 0.0)
+        sd = np.sqrt(expected * (1 - expected) / len(draws))
+        # 600 comparisons, at 5 standard errors each and a count for what a normal law misses
+        assert (np.abs((draws >= i).mean(0) - expected) <= 5 * sd + 2 / len(draws)).all()
+
+
+def test_draws_are_independent_over_seeds_draws_sequences_and_positions() -> None:
+    flat = flat_trace(0.5)
+    columns = [drawn_match_len(flat, seed, draw).astype(float) for seed, draw in [(0, 0), (0, 1), (1, 0), (1, 1)]]
+    other = drawn_match_len(replace(flat, sequence_id=flat.sequence_id + 1), 0, 0).astype(float)
+    first = columns[0]
+    for second in [*columns[1:], other, np.roll(first, 1)]:
+        assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(len(first))
+
+
+def test_certain_and_impossible_tokens(trace: Trace) -> None:
+    certain = rejection_trace(trace, np.ones_like(trace.prob))
+    np.testing.assert_array_equal(drawn_match_len(certain, 0, 0), trace.draft_limit)
+    assert not drawn_match_len(rejection_trace(trace, np.zeros_like(trace.prob)), 0, 0).any()
+    third = np.ones_like(trace.prob)
+    third[:, 2] = 0
+    np.testing.assert_array_equal(
+        drawn_match_len(rejection_trace(trace, third), 0, 0), np.minimum(trace.draft_limit, 2)
+    )
+
+
+def test_a_part_of_a_trace_draws_what_the_whole_draws(trace: Trace) -> None:
+    part = trace.select([3, 1])
+    whole = drawn_match_len(trace, 0, 5)
+    spans = [whole[trace.offsets[s] : trace.offsets[s + 1]] for s in (3, 1)]
+    np.testing.assert_array_equal(drawn_match_len(part, 0, 5), np.concatenate(spans))
+
+
+def test_replay_is_the_sum_of_exact_replays_of_its_outcomes(trace: Trace) -> None:
+    table, policy = cost_table(trace, COST), MaxConfidence(lambda0=0.4, max_draft=5)
+    whole = replay(trace, policy, table, seed=7, log=True)
+    assert whole.draws == DRAWS == 16 and whole.approximate
+    parts = [
+        replay(replace(as_recorded(trace), match_len=match_len), policy, table, seed=seed, log=True)
+        for match_len, seed in outcomes(trace, 7)
+    ]
+    assert len(parts) == DRAWS and not parts[0].approximate
+    for name in ("rounds", "drafted", "accepted", "policy_steps", "output_tokens"):
+        np.testing.assert_array_equal(getattr(whole, name), sum(getattr(part, name) for part in parts), name)
+    np.testing.assert_allclose(whole.seconds, sum(part.seconds for part in parts), rtol=1e-12)
+    np.testing.assert_allclose(whole.autoregressive_s, sum(part.autoregressive_s for part in parts), rtol=1e-12)
+    np.testing.assert_array_equal(whole.log, parts[0].log)
+    assert whole.log is not None and len(whole.log) < whole.rounds.sum()
+    assert len({tuple(part.rounds) for part in parts}) > 1  # outcomes differ
+
+
+def test_the_policys_uniforms_differ_between_outcomes(trace: Trace) -> None:
+    seeds = [seed for _, seed in outcomes(trace, 7)]
+    assert len(set(seeds)) == DRAWS
+    exact = as_recorded(trace)
+    assert [(m is exact.match_len, seed) for m, seed in outcomes(exact, 7)] == [(True, 7)]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_equal_chances_give_leviathans_tokens_per_round(chance: float, k: int) -> None:
+    """Over all outcomes, within 5 standard errors (see test_replay of the same law)."""
+    flat = flat_trace(chance)
+    result = replay(flat, FixedK(k=k), cost_table(flat, COST))
+    tau = float(mean_tokens_per_round(chance, k))
+    size = np.arange(1, k + 2)
+    law = np.append(chance ** np.arange(k) * (1 - chance), chance**k)
+    sigma = np.sqrt(max(0.0, (law * size**2).sum() - tau**2))
+    # The budget cuts an outcome's last drafts short, which costs it two rounds at most.
+    margin = 5 * sigma / np.sqrt(result.rounds.sum()) + 2 * DRAWS * tau / result.rounds.sum()
+    assert abs(result.output_tokens.sum() / result.rounds.sum() - tau) <= margin
+
+
+def test_only_rejection_with_probabilities_is_approximate(trace: Trace) -> None:
+    assert trace.approximate
+    assert not as_recorded(trace).approximate and as_recorded(trace).accept_prob is None
+    assert as_recorded(trace).meta == trace.meta
+    for decoding in ("greedy", {"mode": "gumbel", "temperature": 1.0, "seed": 0}):
+        other = replace(trace, meta={**trace.meta, "decoding": decoding})
+        assert not other.approximate and as_recorded(other) is other
+        assert replay(other, FixedK(k=2), cost_table(other, COST)).draws == 1
+
+
+def test_a_prediction_counts_every_sequence_once(trace: Trace) -> None:
+    policy = FixedK(k=3)
+    whole, found = replay(trace, policy, cost_table(trace, COST)), predict(trace, policy, COST)
+    assert found.approximate and found.as_dict()["approximate"] is True
+    assert found.output_tokens == trace.output_tokens.sum()
+    assert found.rounds == round(whole.rounds.sum() / DRAWS)
+    assert found.tau == pytest.approx(whole.output_tokens.sum() / whole.rounds.sum())
+    assert found.speedup.estimate == pytest.approx(found.ar_seconds / found.seconds) == pytest.approx(whole.speedup)
+    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert predict(as_recorded(trace), policy, COST).as_dict()["approximate"] is False
+
+
+def test_drawing_needs_the_column(trace: Trace) -> None:
+    with pytest.raises(InputError, match="accept_prob"):
+        drawn_match_len(as_recorded(trace), 0, 0)
+
+
+def test_a_trace_keeps_its_probabilities_on_disk(trace: Trace, tmp_path: Path) -> None:
+    write_trace(trace, tmp_path / "t")
+    again = read_trace(tmp_path / "t")
+    assert again.approximate
+    np.testing.assert_array_equal(again.accept_prob, trace.accept_prob)
+    table = cost_table(trace, COST)
+    np.testing.assert_array_equal(replay(again, FixedK(k=3), table).seconds, replay(trace, FixedK(k=3), table).seconds)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1])
+def test_probabilities_outside_0_and_1_are_refused(trace: Trace, tmp_path: Path, bad: float) -> None:
+    spoilt = np.array(trace.accept_prob)
+    spoilt[7, 2] = bad
+    write_trace(replace(trace, accept_prob=spoilt), tmp_path / "t")
+    with pytest.raises(InputError, match=r"accept_prob leaves \[0, 1\]"):
+        read_trace(tmp_path / "t")

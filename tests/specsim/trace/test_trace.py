@@ -1,0 +1,353 @@
+"""Trace folders: the round trip, atomic writing, and one clear line for every damaged file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specsim.errors import InputError
+from specsim.trace.files import checksum, pack_trace, read_trace, write_trace
+from specsim.trace.trace import Trace
+from tests.support.reference import small_trace
+
+META, SEQUENCES, STEPS = "meta.json", "sequences.parquet", "steps.parquet"
+COLUMNS = {
+    SEQUENCES: ("sequence_id", "domain", "prompt_tokens", "budget_tokens", "output_tokens"),
+    STEPS: ("sequence_id", "t", "token", "match_len", "draft_token", "prob", "confidence", "entropy_nats"),
+}
+Table = pa.Table
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_trace(small_trace(), tmp_path / "trace")
+    return tmp_path / "trace"
+
+
+def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    meta = json.loads((folder / META).read_text())
+    change(meta)
+    (folder / META).write_text(json.dumps(meta))
+
+
+def edit(folder: Path, name: str, change: Callable[[Table], Table]) -> None:
+    """Rewrite a table and its checksum, so that only the content is wrong."""
+    pq.write_table(change(pq.read_table(folder / name)), folder / name)
+    edit_meta(folder, lambda meta: meta["checksums"].update({name: checksum(folder / name)}))
+
+
+def with_column(table: Table, name: str, values: Any) -> Table:
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+def with_value(name: str, row: int, value: Any) -> Callable[[Table], Table]:
+    """Replace one value, keeping the column's type."""
+
+    def change(table: Table) -> Table:
+        column = table.column(name).to_pylist()
+        column[row] = value(column[row]) if callable(value) else value
+        return with_column(table, name, pa.array(column, table.schema.field(name).type))
+
+    return change
+
+
+def refusal(folder: Path, *names: str) -> str:
+    """The refusal's one line, which names the folder's file."""
+    with pytest.raises(InputError) as caught:
+        read_trace(folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(name in text for name in (str(folder), *names)), text
+    return text
+
+
+def assert_equal(first: Trace, second: Trace) -> None:
+    for field in dataclasses.fields(Trace):
+        if field.name != "meta":
+            np.testing.assert_array_equal(getattr(first, field.name), getattr(second, field.name), field.name)
+
+
+OPTIONAL = {
+    "true_rank": np.arange(612, dtype=np.int16).reshape(102, 6),
+    "accept_prob": np.linspace(0, 1, 612, dtype=np.float32).reshape(102, 6),
+    "score": np.linspace(1, 0, 612, dtype=np.float32).reshape(102, 6),
+}
+
+
+@pytest.mark.parametrize("optional", [(), ("score",), tuple(OPTIONAL)])
+def test_what_is_written_is_read(tmp_path: Path, optional: tuple[str, ...]) -> None:
+    trace = small_trace(**{name: OPTIONAL[name] for name in optional})
+    write_trace(trace, tmp_path / "deep" / "trace")
+    again = read_trace(tmp_path / "deep" / "trace")
+    assert_equal(again, trace)
+    assert again.meta.items() >= trace.meta.items()
+    for field in dataclasses.fields(Trace):
+        value = getattr(again, field.name)
+        if isinstance(value, np.ndarray) and field.name != "domain":
+            assert value.dtype == getattr(trace, field.name).dtype
+            assert value.flags.writeable and value.flags.c_contiguous
+
+
+def test_a_trace_is_readable_with_pandas_alone(folder: Path) -> None:
+    trace = small_trace()
+    steps, sequences = pd.read_parquet(folder / STEPS), pd.read_parquet(folder / SEQUENCES)
+    assert sequences["domain"].tolist() == ["code", "prose", "code", "prose", "code"]
+    assert steps.groupby("sequence_id")["t"].max().tolist() == (sequences["output_tokens"] - 1).tolist()
+    np.testing.assert_array_equal(np.stack(steps["draft_token"].to_list()), trace.draft_token)
+    np.testing.assert_array_equal(np.stack(steps["entropy_nats"].to_list()), trace.entropy_nats)
+    assert set(sequences.columns) == set(COLUMNS[SEQUENCES]) and set(steps.columns) == set(COLUMNS[STEPS])
+
+
+def test_a_packed_trace_reads_as_its_folder(folder: Path, tmp_path: Path) -> None:
+    pack_trace(folder, tmp_path / "packed.zip")
+    assert_equal(read_trace(tmp_path / "packed.zip"), read_trace(folder))
+    assert not list(tmp_path.glob(".packed*"))
+
+
+def test_an_existing_folder_is_kept_unless_told_otherwise(folder: Path) -> None:
+    other = small_trace(seed=1)
+    with pytest.raises(InputError, match="exists") as caught:
+        write_trace(other, folder)
+    assert str(folder) in str(caught.value)
+    assert_equal(read_trace(folder), small_trace())
+    write_trace(other, folder, overwrite=True)
+    assert_equal(read_trace(folder), other)
+    assert [path.name for path in folder.parent.iterdir()] == ["trace"]
+
+
+def fail(*arguments: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("moment", ["tables", "meta", "swap"])
+def test_a_failed_write_leaves_the_old_state_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, overwrite: bool
+) -> None:
+    folder = tmp_path / "trace"
+    if overwrite:
+        write_trace(small_trace(), folder)
+    real_replace = os.replace
+
+    def refuse_new(source: Path, target: Path) -> None:
+        if Path(target) == folder and ".old." not in str(source):
+            raise KeyboardInterrupt
+        real_replace(source, target)
+
+    new = small_trace(seed=1)
+    with monkeypatch.context() as patch:
+        if moment == "tables":
+            patch.setattr(pq, "write_table", fail)
+        elif moment == "meta":
+            patch.setattr(json, "dumps", fail)
+        else:
+            patch.setattr(os, "replace", refuse_new)
+        with pytest.raises(KeyboardInterrupt):
+            write_trace(new, folder, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == (["trace"] if overwrite else [])
+    if overwrite:
+        assert_equal(read_trace(folder), small_trace())
+
+
+@pytest.mark.parametrize("name", [SEQUENCES, STEPS])
+def test_damaged_bytes_are_noticed(folder: Path, name: str) -> None:
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:-100])
+    assert "truncated or altered" in refusal(folder, name)
+    edit_meta(folder, lambda meta: meta["checksums"].update({name: checksum(folder / name)}))
+    assert "no readable Parquet file" in refusal(folder, name)
+    middle = len(data) // 2
+    (folder / name).write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    assert "truncated or altered" in refusal(folder, name)
+    (folder / name).unlink()
+    assert "is missing" in refusal(folder, name)
+
+
+def test_a_folder_without_meta_is_no_trace(tmp_path: Path) -> None:
+    assert "no trace" in refusal(tmp_path, META)
+    assert "no trace" in refusal(tmp_path / "nowhere", META)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1, 2]", b"3", b"{}"])
+def test_meta_that_is_no_json_object_is_refused(folder: Path, content: bytes) -> None:
+    (folder / META).write_bytes(content)
+    refusal(folder, META)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "target",
+        "drafter",
+        "decoding",
+        "depth",
+        "eos_token_id",
+        "dtype",
+        "device",
+        "checksums",
+        "schema_version",
+    ],
+)
+def test_a_missing_meta_key_is_named(folder: Path, key: str) -> None:
+    edit_meta(folder, lambda meta: meta.pop(key))
+    assert key.replace("_", " ") in refusal(folder, META).replace("_", " ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schema_version", 1),
+        ("schema_version", "1"),
+        ("checksums", None),
+        ("checksums", {}),
+        ("checksums", {STEPS: "0"}),
+        ("depth", None),
+        ("depth", "6"),
+        ("depth", 0),
+        ("depth", 256),
+    ],
+)
+def test_a_wrong_meta_value_is_refused(folder: Path, key: str, value: Any) -> None:
+    edit_meta(folder, lambda meta: meta.update({key: value}))
+    refusal(folder, META)
+
+
+@pytest.mark.parametrize(("name", "column"), [(name, column) for name in COLUMNS for column in COLUMNS[name]])
+def test_a_missing_column_is_named(folder: Path, name: str, column: str) -> None:
+    edit(folder, name, lambda table: table.drop_columns([column]))
+    assert f"lacks column {column!r}" in refusal(folder, name)
+
+
+@pytest.mark.parametrize(("name", "column"), [(name, column) for name in COLUMNS for column in COLUMNS[name]])
+def test_a_null_is_refused(folder: Path, name: str, column: str) -> None:
+    edit(folder, name, with_value(column, 2, None))
+    assert f"{column!r} has nulls" in refusal(folder, name)
+
+
+@pytest.mark.parametrize("column", ["prob", "confidence", "entropy_nats"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
+def test_a_value_that_is_no_number_is_refused(folder: Path, column: str, bad: float | None) -> None:
+    edit(folder, STEPS, with_value(column, 7, lambda old: [*old[:3], bad, *old[4:]]))
+    text = refusal(folder, STEPS, repr(column))
+    assert "nulls" in text if bad is None else "not finite at row 7" in text
+
+
+@pytest.mark.parametrize("column", ["draft_token", "prob"])
+def test_lists_of_another_length_are_refused(folder: Path, column: str) -> None:
+    def shorten(table: Table) -> Table:
+        short = pa.array([row[:5] for row in table.column(column).to_pylist()])
+        return with_column(table, column, short.cast(pa.list_(pa.float32(), 5)))
+
+    edit(folder, STEPS, shorten)
+    assert "wanted lists of 6" in refusal(folder, STEPS, repr(column))
+
+
+def test_lists_of_no_fixed_length_are_refused(folder: Path) -> None:
+    def loosen(table: Table) -> Table:
+        return with_column(table, "prob", table.column("prob").cast(pa.list_(pa.float32())))
+
+    edit(folder, STEPS, loosen)
+    assert "wanted lists of 6" in refusal(folder, STEPS, "'prob'")
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "values"),
+    [
+        (STEPS, "match_len", pa.array([256] * 102)),  # 0 if cut to eight bits
+        (STEPS, "match_len", pa.array([0.5] * 102)),
+        (STEPS, "token", pa.array([2**40] * 102)),
+        (STEPS, "token", pa.array(["x"] * 102)),
+        (SEQUENCES, "prompt_tokens", pa.array([float("nan")] * 5)),
+        (STEPS, "draft_token", pa.array([["x"] * 6] * 102, pa.list_(pa.string(), 6))),
+    ],
+)
+def test_a_value_that_does_not_fit_its_column_is_refused(
+    folder: Path, name: str, column: str, values: pa.Array
+) -> None:
+    edit(folder, name, lambda table: with_column(table, column, values))
+    assert "does not fit" in refusal(folder, name, repr(column))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.slice(0, 101),
+        lambda table: pa.concat_tables([table, table.slice(101)]),
+        lambda table: table.take([1, 0, *range(2, 102)]),
+        with_value("sequence_id", 50, 99),
+        with_value("t", 3, 4),
+    ],
+    ids=["row lost", "row doubled", "rows swapped", "foreign sequence", "wrong t"],
+)
+def test_rows_that_sequences_do_not_count_are_refused(folder: Path, change: Callable[[Table], Table]) -> None:
+    edit(folder, STEPS, change)
+    assert SEQUENCES in refusal(folder, STEPS)
+
+
+def test_a_match_beyond_the_depth_is_refused(folder: Path) -> None:
+    edit(folder, STEPS, with_value("match_len", 5, 7))
+    assert "match_len exceeds the depth 6" in refusal(folder, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("prompt_tokens", 0), ("output_tokens", -1), ("budget_tokens", 0), ("budget_tokens", 24)],
+)
+def test_impossible_lengths_are_refused(folder: Path, column: str, value: int) -> None:
+    edit(folder, SEQUENCES, with_value(column, 2, value))  # the third output has 25 tokens
+    refusal(folder, SEQUENCES)
+
+
+def test_an_empty_trace_is_refused(folder: Path) -> None:
+    for name in (STEPS, SEQUENCES):
+        edit(folder, name, lambda table: table.slice(0, 0))
+    assert "holds no output token" in refusal(folder)
+
+
+def test_draft_limit_is_what_budget_eos_and_depth_allow() -> None:
+    """Depth 3, token 0 ends a text; budget 5 of which 4 were used."""
+    draft = [[4, 4, 4], [4, 0, 4], [0, 0, 4], [4, 4, 4]]
+    trace = Trace(
+        meta={"eos_token_id": 0},
+        sequence_id=np.array([0]),
+        domain=np.array(["a"]),
+        prompt_tokens=np.array([1]),
+        budget_tokens=np.array([5]),
+        offsets=np.array([0, 4]),
+        token=np.array([4, 4, 4, 0], dtype=np.int32),
+        match_len=np.zeros(4, dtype=np.uint8),
+        draft_token=np.array(draft, dtype=np.int32),
+        prob=np.zeros((4, 3)),
+        confidence=np.zeros((4, 3)),
+        entropy_nats=np.zeros((4, 3)),
+    )
+    assert trace.draft_limit.tolist() == [3, 2, 1, 1]  # the EOS proposed counts; remaining budget 1
+    tight = replace(trace, budget_tokens=np.array([4]))
+    assert tight.draft_limit.tolist() == [3, 2, 1, 0]
+    for nothing in (None, []):
+        assert replace(trace, meta={"eos_token_id": nothing}).draft_limit.tolist() == [3, 3, 2, 1]
+    assert replace(trace, meta={"eos_token_id": [7, 4]}).draft_limit.tolist() == [1, 1, 2, 1]
+
+
+def test_select_takes_sequences_in_the_order_given() -> None:
+    trace = small_trace(score=OPTIONAL["score"])
+    part = trace.select([3, 0])
+    rows = [*range(66, 69), *range(40)]  # lengths 40, 1, 25, 3, 33
+    assert part.sequence_id.tolist() == [13, 10] and part.offsets.tolist() == [0, 3, 43]
+    assert part.prompt_tokens.tolist() == [47, 30] and part.domain.tolist() == ["prose", "code"]
+    for name in (*COLUMNS[STEPS][2:], "score", "draft_limit"):
+        np.testing.assert_array_equal(getattr(part, name), getattr(trace, name)[rows])
+    assert part.position.tolist() == [*range(3), *range(40)]
+    assert part.true_rank is None
+    assert_equal(trace.select(range(5)), trace)

@@ -1,0 +1,133 @@
+"""Tree policies in the tuner and on the leaderboard, beside chains and at the same account of costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost, TreeProfile
+from specsim.errors import InputError
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES, TREE_POLICIES
+from specsim.ranking.document import as_document, write_results
+from specsim.ranking.leaderboard import Board, leaderboard
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.report.leaderboard import render_leaderboard
+from specsim.speedup.chain_oracle import chain_oracle_seconds
+from specsim.speedup.intervals import ratio_interval
+from specsim.speedup.prediction import ladder, predict
+from specsim.speedup.tree_oracle import tree_oracle_seconds
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from specsim.tuning.evaluate import MOST_TRUNCATED
+from specsim.tuning.search import find_best, tune
+from specsim.tuning.space import search_space
+from tests.specsim.replaying.test_tree_replay import LeafyCost
+from tests.support.tree_traces import tree_trace
+
+COST = LeafyCost()
+PROFILE = ProfileCost(
+    contexts=np.array([0, 200]),
+    draft_step_s=np.full((4, 2), 1e-3),
+    catch_up_s=np.zeros(2),
+    verify_s=np.full((5, 2), 1e-2),
+    autoregressive_s=np.full(2, 1e-2),
+    policy_step_s=0.0,
+    round_overhead_s=0.0,
+    tree=TreeProfile(np.array([1, 400]), np.zeros((2, 2)), np.full((2, 2), 1e-2), 0.0, 0.0),
+)
+TREES = ("vct", "cartesian", "sparse_tree", "cape", "eagle2", "pct")
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=400, vocabulary=20, easiness=2.5)
+
+
+@pytest.fixture(scope="module")
+def board(trace: Trace) -> Board:
+    kinds = [POLICIES[name] for name in ("fixed_k", "max_confidence", *TREES)]
+    return leaderboard({"trees": trace}, [COST], kinds=kinds, trials=9, seeds=2)[0]
+
+
+def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace) -> None:
+    assert {row.policy.name for row in board.rows} == {"fixed_k", "max_confidence", *TREES} and not board.skipped
+    _, held = split_sequences(trace)
+    holdout = trace.select(held)
+    table = cost_table(holdout, COST)
+    bound_s = np.minimum(chain_oracle_seconds(holdout, table), tree_oracle_seconds(holdout, table))
+    assert board.oracle == ratio_interval(board.baseline_s, bound_s)
+    for row in board.rows:
+        result = replay(holdout, row.policy, cost_table(holdout, COST, row.policy))
+        np.testing.assert_allclose(row.speculative_s, result.speculative_s, rtol=1e-12)
+        assert row.mean_length == pytest.approx(result.verified.sum() / result.rounds.sum())
+        assert row.prediction.oracle_regret is not None and row.prediction.oracle_regret > 0
+        share = 0.0 if result.truncated is None else result.truncated.sum() / result.rounds.sum()
+        assert row.as_dict()["truncated_share"] == pytest.approx(share)
+
+
+def test_the_report_of_a_board_with_trees(board: Board, tmp_path: Path) -> None:
+    document = as_document([board], {})
+    write_results(tmp_path, document)
+    page = render_leaderboard(document)
+    assert "eagle2, 50 nodes, depth 6" in page and page.count("<svg") == 4
+    assert len((tmp_path / "leaderboard.csv").read_text().splitlines()) == 1 + len(board.rows)
+
+
+@pytest.mark.parametrize("name", TREE_POLICIES)
+def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> None:
+    kind = TREE_POLICIES[name]
+    tuning, held = split_sequences(trace)
+    found = tune(kind, trace.select(tuning), trace.select(held), COST, trials=8, search="race")
+    default = found.references["default"].prediction
+    assert type(found.best) is kind and found.best.deepest <= trace.depth
+    on_tuning = replay(trace.select(tuning), default.policy, cost_table(trace.select(tuning), COST, default.policy))
+    assert found.train.speedup.estimate >= on_tuning.speedup - 1e-12
+    assert isinstance(found.references["best_fixed_k"].prediction.policy, FixedK)
+
+
+def test_a_default_deeper_than_the_trace_leaves_the_other_settings_free() -> None:
+    """PCT drafts ten deep by default; on a shallower trace that must not pin its width."""
+    widths = next(axis for axis in search_space(POLICIES["pct"], {}, 3).axes if axis.name == "width")
+    assert list(widths.values or ()) == list(range(1, 9)) and widths.default == 5
+
+
+def test_costs_without_trees_leave_trees_out(trace: Trace) -> None:
+    class Chains(ConstantCost):
+        @property
+        def max_tree_tokens(self) -> int:
+            return 0
+
+    kinds = [POLICIES[name] for name in ("fixed_k", "vct", "pct")]
+    found = leaderboard({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4, sensitivity=False)[0]
+    assert {row.policy.name for row in found.rows} == {"fixed_k"}
+    assert {name for name, _ in found.skipped} == {"vct", "pct"} and "tree-tokens" in found.skipped[0][1]
+
+
+def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear(trace: Trace) -> None:
+    free, dear = ConstantCost(1e-4, 1.0), LeafyCost(slope=0.0)
+    chosen = {name: find_best(POLICIES["eagle2"], trace, cost, trials=60).best for name, cost in
+              (("free", free), ("dear", dear))}  # fmt: skip
+    assert chosen["free"].settings["nodes"] > chosen["dear"].settings["nodes"]
+
+
+def test_points_that_the_record_is_too_small_for_are_refused() -> None:
+    """Left in, they would look fast: what is not recorded cannot be paid for in full."""
+    small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
+    found = find_best(POLICIES["eagle2"], small, COST, trials=40, search="race")
+    assert 0 < found.refused < found.trials
+    result = replay(small, found.best, cost_table(small, COST, found.best))
+    assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.rounds.sum()
+    with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
+        find_best(POLICIES["eagle2"], small, COST, fixed={"nodes": 50, "depth": 6, "top_k": 10})
+
+
+def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
+    trace = tree_trace(1, sequences=6, tokens=40, depth=4, width=2, nodes=20, vocabulary=14)
+    found = predict(trace, POLICIES["cartesian"](s1=12, s2=12), COST)
+    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert ladder(trace, found.policy, PROFILE).eq14 is None

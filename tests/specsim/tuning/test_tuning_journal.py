@@ -1,0 +1,183 @@
+"""A search that was cut short anywhere goes on from its journal to the very same answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.tuning import optuna_search
+from specsim.tuning.journal import Journal, trace_digest
+from specsim.tuning.search import Search, SearchResult, find_best
+from tests.support import ROOT
+from tests.support.reference import RampCost, small_trace
+from tests.support.tuning_cases import CASES, run_case, stretchy_trace
+
+JOURNAL = "search.jsonl"
+
+
+@pytest.fixture(scope="module", params=CASES)
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Search, SearchResult, bytes]:
+    """A search, its answer without a journal, and the journal of a run that nobody disturbed."""
+    path = tmp_path_factory.mktemp("whole") / JOURNAL
+    undisturbed, journaled = run_case(request.param, 7), run_case(request.param, 7, path)
+    assert undisturbed == journaled
+    return request.param, undisturbed, path.read_bytes()
+
+
+def test_a_journal_torn_anywhere_leads_to_the_same_answer(
+    whole: tuple[Search, SearchResult, bytes], tmp_path: Path
+) -> None:
+    search, answer, written = whole
+    path = tmp_path / JOURNAL
+    cuts = np.random.default_rng(0).integers(0, len(written), size=8).tolist()
+    for cut in [0, 1, *cuts, len(written) - 1, len(written)]:
+        path.write_bytes(written[:cut])
+        assert run_case(search, 7, path) == answer, cut
+        assert path.read_bytes() == written, cut
+
+
+def test_a_finished_search_replays_nothing(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
+    search, answer, written = whole
+    path = tmp_path / JOURNAL
+    path.write_bytes(written)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specsim.tuning.evaluate.Evaluator.seconds", None)
+        assert run_case(search, 7, path) == answer
+
+
+def test_an_interrupted_search_goes_on(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
+    search, answer, written = whole
+    path = tmp_path / JOURNAL
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    assert run_case(search, 7, path, stop).interrupted
+    assert 0 < path.stat().st_size < len(written)
+    assert run_case(search, 7, path) == answer
+
+
+def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
+    path, trace = tmp_path / JOURNAL, small_trace()
+    find_best(AdaEDL, trace, RampCost(), search="grid", trials=9, storage=path)
+    before = path.read_bytes()
+    others = {
+        "trace": lambda: find_best(AdaEDL, small_trace(1), RampCost(), search="grid", trials=9, storage=path),
+        "cost": lambda: find_best(AdaEDL, trace, RampCost(4e-7), search="grid", trials=9, storage=path),
+        "trials": lambda: find_best(AdaEDL, trace, RampCost(), search="grid", trials=10, storage=path),
+        "seed": lambda: find_best(AdaEDL, trace, RampCost(), search="grid", trials=9, seed=1, storage=path),
+        "search": lambda: find_best(AdaEDL, trace, RampCost(), search="race", trials=9, storage=path),
+        "policy": lambda: find_best(MaxConfidence, trace, RampCost(), search="grid", trials=9, storage=path),
+        "fixed": lambda: find_best(
+            AdaEDL, trace, RampCost(), search="grid", trials=9, fixed={"epsilon": 0.5}, storage=path
+        ),
+    }
+    for key, run in others.items():
+        with pytest.raises(InputError, match=f"{JOURNAL} is the journal of another search .*{key}") as error:
+            run()
+        assert "\n" not in str(error.value)
+        assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"hello\n", b"[1]\n", b"no line at all", b'{"kind": "profile"}\n', b"\xff\n"])
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / JOURNAL
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="no journal"):
+        Journal(path, {})
+    assert path.read_bytes() == content
+
+
+def test_damage_inside_and_a_second_process_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL
+    first = Journal(path, {"a": 1})
+    assert first.batch(lambda: {"n": 1}) == {"n": 1}
+    with pytest.raises(InputError, match="another run"):
+        Journal(path, {"a": 1})
+    first.close()
+    again = Journal(path, {"a": 1})
+    assert (
+        again.on_disk == 1 and again.batch(lambda: {"n": 2}) == {"n": 1} and again.batch(lambda: {"n": 2}) == {"n": 2}
+    )
+    again.close()
+    path.write_bytes(path.read_bytes().replace(b'{"n": 1}', b'{"n": 1'))
+    with pytest.raises(InputError, match="line 2, is damaged"):
+        Journal(path, {"a": 1})
+
+
+def test_digests_tell_traces_apart() -> None:
+    trace = small_trace()
+    digest = trace_digest(trace)
+    assert trace.draft_limit.size > 0 and trace_digest(trace) == digest == trace_digest(small_trace())
+    assert trace_digest(trace.select([0, 1, 2, 3])) != digest
+    altered = small_trace()
+    altered.entropy_nats[3, 2] += 1e-3
+    assert trace_digest(altered) != digest
+
+
+def test_optuna_proposes_alike_after_an_interruption() -> None:
+    """Whatever was recorded is told to the study as if it had just been found."""
+    trace, cost = stretchy_trace(10, 50), ConstantCost(1e-3, 1e-2)
+    runs = [find_best(AdaEDL, trace, cost, search="optuna", trials=30, seed=s) for s in (0, 0, 1)]
+    assert runs[0] == runs[1] != runs[2] and optuna_search.BATCH < 30
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from tests.support.tuning_cases import run_case
+run_case({search!r}, {seed}, Path({path!r}))
+"""
+
+
+def killed(search: Search, seed: int, path: Path, after_s: float) -> bool:
+    """Run a search in a process, kill it some seconds after its journal appears; whether it was still running."""
+    code = PROCESS.format(search=search, seed=seed, path=str(path))
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(after_s)
+    running = process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() in (0, -signal.SIGKILL)
+    return running
+
+
+def kill_and_resume(search: Search, seed: int, path: Path, rng: np.random.Generator) -> bool:
+    start = time.perf_counter()
+    answer = run_case(search, seed)
+    whole_s = time.perf_counter() - start
+    running = killed(search, seed, path, float(rng.uniform(0, whole_s)))
+    assert run_case(search, seed, path) == answer
+    lines = path.read_text().splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    return running
+
+
+def test_a_killed_search_resumes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    running = [kill_and_resume(search, 3, tmp_path / search, rng) for search in ("race", "optuna")]
+    assert any(running)
+
+
+@pytest.mark.slow
+def test_searches_killed_at_random_moments_end_with_the_same_answer(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    running = [
+        kill_and_resume(search, seed, tmp_path / f"{search}{seed}", rng) for seed in range(8) for search in CASES
+    ]
+    assert sum(running) >= 8  # of 24; the others were done by then

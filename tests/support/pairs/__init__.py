@@ -1,0 +1,1 @@
+"""Small pairs, one file per family of drafters."""

@@ -1,0 +1,83 @@
+"""Tiny targets tuned by SAR-SFT on a text that can be learned, so that their masks propose what is often accepted."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from realrun.decode.sampling import Sampler
+from realrun.drafters.space import MaskedTarget, Masks, with_mask
+from realrun.pairs.drafter_files import Loaded, load_drafter
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.training.common.loop import LoopSettings, Tokens
+from realrun.training.common.lora import AdapterSettings
+from realrun.training.space import SpaceSettings, train_space
+from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_tokenizer
+
+MASKS = 5
+CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+LOOP = LoopSettings(steps=100, batch_windows=8, window_tokens=24, warmup_steps=3, dtype="float64", log_every=5)
+# What the tests decode with: all of the target trained, on a text of few words.
+FULL = SpaceSettings(MASKS, full=True, lr=1e-2, examples=6)
+FEW = 3
+FAST = SpaceSettings(MASKS, lr=2e-2, examples=6, adapter=AdapterSettings(rank=8, alpha=16, dropout=0.0))
+
+
+def quiet(what: str, done: int, total: int) -> None: ...
+
+
+def words(seed: int, length: int = 3000, count: int = 12) -> Tokens:
+    """Words of a small vocabulary in random order: a text that a model can learn something of."""
+    rng = np.random.default_rng(seed)
+    known = np.random.default_rng(7).integers(1, VOCAB, (count, 6))
+    return known[rng.integers(0, len(known), length // 6)].ravel().astype(np.int32)
+
+
+def word_prompts() -> list[Prompt]:
+    """Pieces of such text and random ones, of one token, too."""
+    text = words(2, count=FEW)
+    pieces = [text[at : at + length].tolist() for at, length in ((0, 13), (30, 1), (60, 20), (90, 2))]
+    return [Prompt("ab"[i % 2], tokens) for i, tokens in enumerate([*pieces, *random_prompts(1)])]
+
+
+def train(folder: Path, model: Any, settings: SpaceSettings = FAST, loop: LoopSettings = LOOP, **options: Any) -> Any:
+    progress, count = options.pop("progress", quiet), options.pop("count", 12)
+    texts = words(0, count=count), words(1, count=count)
+    return train_space(model, settings, loop, *texts, folder, progress, target_name="tiny", **options)
+
+
+def as_pair(loaded: Loaded, eos_token_ids: tuple[int, ...] = ()) -> Pair:
+    return Pair(loaded.target, loaded.draft, tiny_tokenizer(), "tiny", "space", eos_token_ids, kind=loaded.kind)
+
+
+@cache
+@torch.inference_mode(False)  # tests may ask for it in inference mode
+def space_pair(eos_token_ids: tuple[int, ...] = ()) -> Pair:
+    if eos_token_ids:
+        return replace(space_pair(), eos_token_ids=eos_token_ids)
+    model = tiny_model(2, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        train(Path(folder), model, FULL, count=FEW)
+        return as_pair(load_drafter(Path(folder), model))
+
+
+def untrained_target(masks: int = MASKS, layers: int = 2) -> Any:
+    """A random target with a random mask token."""
+    target = tiny_model(layers, seed=1)
+    return with_mask(target, 0.15 * torch.randn(32, generator=torch.Generator().manual_seed(3)))
+
+
+def untrained_pair(masks: int = MASKS) -> Pair:
+    target = untrained_target(masks)
+    return Pair(target, Masks(target, masks), tiny_tokenizer(), "tiny", "space", (), kind="space")
+
+
+def masked_target(masks: int = MASKS) -> MaskedTarget:
+    return MaskedTarget(untrained_target(masks), masks)

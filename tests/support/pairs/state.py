@@ -1,0 +1,124 @@
+"""Tiny targets with EDD's and EAGLE's drafters that have learned the texts of the tests, somewhat."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from realrun.drafters.eagle import Eagle
+from realrun.drafters.edd import one_layer_model
+from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.training.eagle import feature_pass
+from realrun.training.edd import block_logits, states_and_logits
+from tests.realrun.drafters.test_predictor import random_predictor
+from tests.support.pairs.medusa import CHOICES, own_texts
+from tests.support.split_targets import LAYERS, target_of
+from tests.support.tiny import tiny_prompts, tiny_tokenizer
+
+KINDS = ("edd", "eagle")
+TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
+SPLITS = {"edd": 2, "eagle": LAYERS}
+TOKENS, STEPS, BLOCK = 24, 8, 6
+PROMPTS = [Prompt("code", [17]), *tiny_prompts(4, seed=7)]  # the first has no state before its pending token
+NOTHING = -100  # that a loss passes over
+
+
+@cache
+@torch.inference_mode(False)  # tests may ask for it in inference mode
+def state_pair(kind: str, name: str = "llama", eos_token_ids: tuple[int, ...] = ()) -> Pair:
+    """A drafter fitted to what its target says after PROMPTS, with random scores."""
+    if eos_token_ids:
+        return replace(state_pair(kind, name), eos_token_ids=eos_token_ids)
+    target = copy.deepcopy(target_of(name))  # which others may have made in inference mode
+    draft = one_layer_model(target, seed=1) if kind == "edd" else Eagle(target, seed=1)
+    pair = Pair(target, draft, tiny_tokenizer(), name, kind, (), kind=kind, split=SPLITS[kind])
+    fit(pair, PROMPTS)
+    return replace(pair, predictor=random_predictor(pair))
+
+
+def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
+    """A few steps towards what the target says after these prompts, and EAGLE's towards its features."""
+    target, draft = pair.target.requires_grad_(False), pair.draft.requires_grad_(True)
+    texts = [
+        [*prompt.tokens, *text]
+        for sampler in CHOICES.values()
+        for prompt, text in zip(prompts, own_texts(pair, sampler, TOKENS, prompts), strict=True)
+    ]
+    longest = max(map(len, texts))
+    rows = torch.tensor([text + [NOTHING] * (longest - len(text)) for text in texts])
+    tokens, truth = rows.clamp(min=0)[:, :-1], rows[:, 1:].flatten()
+    features = target.model(input_ids=tokens, use_cache=False).last_hidden_state
+    states, _ = states_and_logits(target, tokens, pair.split)
+    generator = torch.Generator().manual_seed(2)
+    optimiser = torch.optim.Adam(draft.parameters(), lr=rate)
+    for _ in range(STEPS):
+        loss = torch.zeros((), dtype=torch.float64)
+        if pair.kind == "edd":
+            logits = block_logits(draft, tokens, states, BLOCK)
+        else:
+            noise = 0.2 * torch.rand(features.shape, generator=generator, dtype=features.dtype) - 0.1
+            made = feature_pass(draft, target, tokens, features + noise)
+            logits, loss = target.get_output_embeddings()(made), F.smooth_l1_loss(made, features)
+        loss = loss + F.cross_entropy(logits.flatten(0, 1), truth, ignore_index=NOTHING)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    draft.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Logits [V] of the drafter after a context, whose last token is pending, and what it has drafted."""
+
+    context: list[int]
+    drafted: list[int]
+    logits: torch.Tensor
+
+
+def watch(lm: StateDrafterLM) -> list[Seen]:
+    """What every row of this pass stands for, kept by the tokens that it is given alone."""
+    seen: list[Seen] = []
+    text: list[int] = []
+    nodes: list[int] = []
+    prefill, forward, forward_nodes = lm.prefill, lm.forward, lm.forward_nodes
+
+    def watched_prefill(tokens: Sequence[int]) -> None:
+        text[lm.length :] = tokens
+        prefill(tokens)
+
+    def watched(tokens: Sequence[int]) -> torch.Tensor:
+        text[lm.length :] = tokens
+        nodes.clear()
+        logits, pending = forward(tokens), lm.target.length + 1
+        seen.append(Seen(text[:pending], text[pending:], logits[-1]))
+        return logits
+
+    def watched_nodes(tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        nodes.extend(tokens)
+        logits = forward_nodes(tokens, depths, visible)
+        for row, sees in zip(logits, visible, strict=True):
+            seen.append(Seen([*text], [nodes[node] for node in sees.nonzero()[:, 0].tolist()], row))
+        return logits
+
+    lm.prefill, lm.forward, lm.forward_nodes = watched_prefill, watched, watched_nodes  # type: ignore[method-assign]
+    return seen
+
+
+def layer_alone(layer: Any, rotary: Any, x: torch.Tensor) -> torch.Tensor:
+    """The library's layer over rows x [n, d] at positions 0 .. n - 1, each of which sees those before: no cache."""
+    count = len(x)
+    unseen = torch.ones(count, count, dtype=torch.bool).triu_(1)
+    mask = torch.zeros(count, count, dtype=x.dtype).masked_fill_(unseen, torch.finfo(x.dtype).min)
+    places = rotary(x[None], position_ids=torch.arange(count)[None])
+    out: torch.Tensor = layer(
+        x[None], attention_mask=mask[None, None], position_ids=torch.arange(count)[None], position_embeddings=places
+    )
+    return out[0]
