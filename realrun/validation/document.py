@@ -29,7 +29,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
     bins = metrics.reliability(confidence, accepted)
     depth = holdout.depth
     accepted_lengths = [r.accepted for run in best.runs for r in run.rounds]
-    assert best.replayed.log is not None
+    assert best.replayed.rounds is not None
     return {
         "kind": "specsim-validation",
         "target": holdout.meta["target"],
@@ -60,7 +60,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         },
         "accepted_histogram": {
             "label": str(best.candidate.policy),
-            "predicted": np.bincount(best.replayed.log[:, 3], minlength=depth + 1).tolist(),
+            "predicted": np.bincount(best.replayed.rounds.accepted, minlength=depth + 1).tolist(),
             "measured": np.bincount(accepted_lengths, minlength=depth + 1).tolist(),
         },
         "reliability": {

@@ -126,7 +126,7 @@ def measure_approximation(
 
 
 def _replayed(result: Replay) -> Counts:
-    columns = (result.output_tokens, result.rounds, result.drafted, result.accepted)
+    columns = (result.output_tokens, result.num_rounds, result.drafted, result.accepted)
     return Counts(*(column.astype(np.float64) for column in columns))
 
 

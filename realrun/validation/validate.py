@@ -24,7 +24,6 @@ from specsim.fitting.fit import needs_fitting
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
-from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
@@ -250,17 +249,10 @@ def validate(
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
-    """Share of replayed rounds that the real run did just so: t, drafted and accepted tokens.
-
-    Of a tree policy also the nodes verified, and which of them was accepted last.
-    """
-    assert replayed.log is not None
-    trees = isinstance(replayed.policy, TreePolicy)
-    same = 0
-    for index, run in enumerate(runs):
-        expected = {tuple(row[1:]) for row in replayed.log[replayed.log[:, 0] == index].tolist()}
-        same += len(expected & set(run.tree_log() if trees else run.log()))
-    return same / len(replayed.log)
+    """Share of replayed rounds that the real run did just so: t, drafted, accepted and verified tokens, the last."""
+    assert replayed.rounds is not None
+    real = {(index, *row) for index, run in enumerate(runs) for row in run.tree_log()}
+    return len(real.intersection(replayed.rounds.rows())) / len(replayed.rounds)
 
 
 def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from specsim.errors import InputError
 from specsim.policy.estimates.token_probability import FEATURES, features, run_after, with_one_more
+from specsim.replaying.rounds import RoundLog
 from specsim.speedup import formulas as metrics
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import IntArray, Trace
@@ -59,19 +60,19 @@ class Tokens:
         return self.features[:, :-1][known], self.hit[:, 1:][known]
 
 
-def drafted_tokens(trace: Trace, log: npt.NDArray[np.int64] | None = None, *, seed: int = 0) -> Tokens:
-    """The tokens, to the full recorded depth, of the rounds of a replay's log, or of rounds from every position.
+def drafted_tokens(trace: Trace, rounds: RoundLog | None = None, *, seed: int = 0) -> Tokens:
+    """The tokens, to the full recorded depth, of these rounds of a replay, or of rounds from every position.
 
-    The log gives each round the run of tokens since the last rejection; without one it is 0.
-    Of a trace of rejection sampling the first outcome under this seed is used, as in a log.
+    Those of a replay have each the run of tokens since the last rejection; without one it is 0.
+    Of a trace of rejection sampling the first outcome under this seed is used, as in a replay's rounds.
     """
     match_len, _ = next(outcomes(trace, seed))
-    if log is None:
+    if rounds is None:
         rows: IntArray = np.arange(len(trace.token))
         run = np.zeros(len(rows))
     else:
-        rows = trace.offsets[log[:, 0]] + log[:, 1]
-        run = runs_before(log)
+        rows = trace.offsets[rounds.sequence] + rounds.t
+        run = runs_before(rounds.arrays)
     depth = np.arange(trace.depth)[None]
     match, limit = match_len[rows, None].astype(np.int64), trace.draft_limit[rows, None]
     within = depth < limit
@@ -202,10 +203,10 @@ def feature_table(confidence, entropy_nats, prob, run):  # type: ignore[no-untyp
 
 
 @nb.njit(cache=True)
-def runs_before(log):  # type: ignore[no-untyped-def]
-    """`run` before each round of a replay's log [R, 4]: float64 [R], from 0 in each sequence."""
-    result = np.zeros(len(log))
-    for r in range(1, len(log)):
-        if log[r, 0] == log[r - 1, 0]:
-            result[r] = run_after(result[r - 1], log[r - 1, 2], log[r - 1, 3])
+def runs_before(rounds):  # type: ignore[no-untyped-def]
+    """`run` before each of these `RoundArrays`: float64 [R], from 0 in each sequence."""
+    result = np.zeros(len(rounds.t))
+    for r in range(1, len(rounds.t)):
+        if rounds.sequence[r] == rounds.sequence[r - 1]:
+            result[r] = run_after(result[r - 1], rounds.drafted[r - 1], rounds.accepted[r - 1])
     return result

@@ -63,14 +63,14 @@ def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
     best, least_s = candidate, math.inf
     last = replay(train, candidate, table, log=True)
     for _ in range(PASSES):
-        assert last.log is not None
-        usual = float(last.accepted.sum() / last.rounds.sum())
-        rounds = rounds_of(train, last.log, usual)
+        assert last.rounds is not None
+        usual = float(last.accepted.sum() / last.num_rounds.sum())
+        rounds = rounds_of(train, last.rounds, usual)
         model = with_ceiling(calibrate_tree(judged_nodes(train, rounds), method=method), train, rounds)
         values = model.values(train, rounds)
         for _ in range(VALUE_STEPS):
             value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
-            margin_s = float(marginal_s[np.minimum(last.log[:, 4], policy.max_nodes - 1)].mean())
+            margin_s = float(marginal_s[np.minimum(last.rounds.verified, policy.max_nodes - 1)].mean())
             candidate = _solve(candidate, train, rounds, model, values, cost, value_s, margin_s, usual)
             last = replay(train, candidate, table, log=True)
             if last.speculative_s.sum() < least_s:

@@ -45,7 +45,7 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
     last = replay(train, FixedK(k=min(FIRST_DRAFT, policy.max_draft)), table, log=True)
     best, least_s = policy, math.inf
     for _ in range(PASSES):
-        tokens = drafted_tokens(train, last.log)
+        tokens = drafted_tokens(train, last.rounds)
         how: dict[str, Any] = {"signal": policy.signal, "method": policy.calibration}
         model = calibrate(tokens.features[tokens.judged], tokens.hit[tokens.judged], **how)
         scores = model.score(tokens.features[tokens.judged])

@@ -24,6 +24,7 @@ from specsim.policy.estimates.node_probability import (
     shared_score,
     value,
 )
+from specsim.replaying.rounds import RoundLog
 from specsim.speedup import formulas as metrics
 from specsim.trace.trace import IntArray, Trace
 
@@ -43,11 +44,11 @@ class Rounds:
     recent: Floats
 
 
-def rounds_of(trace: Trace, log: npt.NDArray[np.int64] | None = None, usual: float = 0.0) -> Rounds:
-    """The rounds of a tree policy's replay log, or rounds from every position, with `recent` as usual."""
+def rounds_of(trace: Trace, log: RoundLog | None = None, usual: float = 0.0) -> Rounds:
+    """The rounds of a tree policy's replay, or rounds from every position, with `recent` as usual."""
     if log is None:
         return Rounds(np.arange(len(trace.token)), np.full(len(trace.token), usual))
-    return Rounds(trace.offsets[log[:, 0]] + log[:, 1], recents_before(log, usual))
+    return Rounds(trace.offsets[log.sequence] + log.t, recents_before(log.arrays, usual))
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,12 @@ def compare(train: Trace, holdout: Trace, *, method: Method = "platt") -> dict[s
 
 
 @nb.njit(cache=True)
-def recents_before(log, at_first):  # type: ignore[no-untyped-def]
-    """`recent` before each round of a replay's log [R, 6]: float64 [R]; at_first, at a sequence's start."""
-    result = np.full(len(log), at_first)
-    for r in range(1, len(log)):
-        if log[r, 0] == log[r - 1, 0]:
-            drafted, accepted = log[r - 1, 2], log[r - 1, 3]
+def recents_before(rounds, at_first):  # type: ignore[no-untyped-def]
+    """`recent` before each of these `RoundArrays`: float64 [R]; at_first, at a sequence's start."""
+    result = np.full(len(rounds.t), at_first)
+    for r in range(1, len(rounds.t)):
+        if rounds.sequence[r] == rounds.sequence[r - 1]:
+            drafted, accepted = rounds.drafted[r - 1], rounds.accepted[r - 1]
             result[r] = recent_after(result[r - 1], accepted) if drafted > 0 else result[r - 1]
     return result
 

@@ -24,9 +24,9 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
-from specsim.policy.tree.base import TreePolicy
 from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
 from specsim.replaying.replay import Replay, prepare, replay
+from specsim.replaying.rounds import RoundLog
 from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
@@ -238,7 +238,7 @@ def replay_seeds(trace: Trace, policy: Policy, cost: CostModel, seeds: Sequence[
     """Replays under these seeds; just the first where the second shows that nothing is drawn."""
     table = cost_table(trace, cost, policy)
     replays = [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[:2]]
-    if len(replays) == 2 and np.array_equal(_rounds(replays[0]), _rounds(replays[1])):
+    if len(replays) == 2 and np.array_equal(_rounds(replays[0]).arrays, _rounds(replays[1]).arrays):
         return replays[:1]
     return replays + [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[2:]]
 
@@ -347,8 +347,7 @@ def _row(
     replays = replay_seeds(holdout, policy, cost, seeds)
     whole = _together(replays)
     times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
-    # What the target was given to verify: of a chain all that was drafted, of a tree what was selected.
-    verified = np.concatenate([_rounds(one)[:, 4 if isinstance(policy, TreePolicy) else 2] for one in replays])
+    verified = np.concatenate([_rounds(one).verified for one in replays])
     return Row(
         label=name,
         policy=policy,
@@ -362,9 +361,9 @@ def _row(
     )
 
 
-def _rounds(one: Replay) -> npt.NDArray[np.int64]:
-    assert one.log is not None
-    return one.log
+def _rounds(one: Replay) -> RoundLog:
+    assert one.rounds is not None
+    return one.rounds
 
 
 def _together(replays: Sequence[Replay]) -> Replay:
@@ -372,4 +371,4 @@ def _together(replays: Sequence[Replay]) -> Replay:
     if len(replays) == 1:
         return replays[0]
     sums = {name: np.sum([one.columns[name] for one in replays], axis=0) for name in replays[0].columns}
-    return dataclasses.replace(replays[0], log=None, **sums)
+    return dataclasses.replace(replays[0], rounds=None, **sums)

@@ -14,6 +14,7 @@ from specsim.policy.chain.base import ChainPolicy, Step
 # `specialise` rebinds these three names to each policy's own functions.
 from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 from specsim.replaying.kernel import bind
+from specsim.replaying.rounds import RoundLog
 from specsim.rng import uniform
 from specsim.trace.trace import IntArray, Trace
 
@@ -45,14 +46,14 @@ def _replay(  # type: ignore[no-untyped-def]
     round_overhead_s,
     counts,
     seconds,
-    rounds_log,
+    log,
 ):
     """The loop of one policy over the sequences `which`; `specialise` binds the policy's functions.
 
     Row i of counts and seconds grows by what sequence which[i] took.
     """
     log_row = 0
-    logging = rounds_log.shape[0] > 0
+    logging = len(log.t) > 0
     state = initial_state(params)
     for i, s in enumerate(which):
         if not carries_state:
@@ -92,10 +93,10 @@ def _replay(  # type: ignore[no-untyped-def]
             all_accepted += accepted
             all_asked += asked
             if logging:
-                rounds_log[log_row, 0] = s
-                rounds_log[log_row, 1] = t - start
-                rounds_log[log_row, 2] = drafted
-                rounds_log[log_row, 3] = accepted
+                log.sequence[log_row] = s
+                log.t[log_row] = t - start
+                log.drafted[log_row] = log.verified[log_row] = drafted
+                log.accepted[log_row] = log.last[log_row] = accepted
                 log_row += 1
             t += accepted + 1
         counts[i, ROUNDS] += rounds
@@ -128,7 +129,7 @@ def run_chain(policy: ChainPolicy) -> Callable[..., int]:
         which: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.float64],
-        rounds_log: npt.NDArray[np.int64],
+        log: RoundLog,
     ) -> int:
         match_len, seed = outcome
         return kernel(
@@ -154,7 +155,7 @@ def run_chain(policy: ChainPolicy) -> Callable[..., int]:
             table.round_overhead_s,
             counts,
             seconds,
-            rounds_log,
+            log.arrays,
         )
 
     return run

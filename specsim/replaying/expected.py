@@ -71,7 +71,7 @@ def expected_replay(trace: Trace, policy: ChainPolicy, table: CostTable) -> Repl
     return _expected_costs(trace, policy, table, match, reached)
 
 
-_COUNTS = ("rounds", "drafted", "accepted", "policy_steps", "verified")
+_COUNTS = ("num_rounds", "drafted", "accepted", "policy_steps", "verified")
 
 
 def draws_uniforms(kind: type[ChainPolicy]) -> bool:
@@ -284,7 +284,7 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         rounds * table.round_overhead_s,
     ]
     expected: dict[str, npt.NDArray[Any]] = {
-        "rounds": rounds,
+        "num_rounds": rounds,
         "drafted": total(drafted),
         "accepted": total((at_least * match[:, 1:]).sum(axis=1)),
         "policy_steps": steps,
@@ -295,7 +295,7 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         output_tokens=draws * trace.output_tokens.astype(np.int64),
         seconds=np.stack(seconds, axis=1),
         autoregressive_s=draws * autoregressive_seconds(trace, table),
-        log=None,
+        rounds=None,
         draws=draws,
         **expected,
     )

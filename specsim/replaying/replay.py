@@ -27,7 +27,8 @@ from specsim.replaying.chain import (
     specialise,
 )
 from specsim.replaying.checks import check_covered, check_replayable
-from specsim.replaying.tree import LOG, run_tree, specialise_tree
+from specsim.replaying.rounds import RoundLog
+from specsim.replaying.tree import run_tree, specialise_tree
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
@@ -36,26 +37,25 @@ from specsim.trace.trace import Trace
 class Replay:
     """Counts and seconds per sequence of one policy on one trace.
 
-    rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
+    num_rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
     verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones
     truncated : int64 [S], rounds in which a tree policy asked for nodes that the trace does not hold and that might
         have been verified; the replay goes on as if they had not been drafted; None of a chain
     seconds : float64 [S, 4], in draft, policy, verify, other
     autoregressive_s : float64 [S], the baseline on the same sequences
-    log : per round, int64 [R, 4] of (sequence index, t, drafted, accepted) or, of a tree policy, [R, 6] with
-        verified and the place of the last accepted node among the verified ones, from 1 on, as well; or None
-    draws : outcomes of every sequence that all but the log sum over; 1 on an exact trace
+    rounds : every round, of the first outcome; None where not asked for
+    draws : outcomes of every sequence that all but the rounds sum over; 1 on an exact trace
     """
 
     policy: Policy
-    rounds: npt.NDArray[np.int64]
+    num_rounds: npt.NDArray[np.int64]
     drafted: npt.NDArray[np.int64]
     accepted: npt.NDArray[np.int64]
     policy_steps: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64]
     autoregressive_s: npt.NDArray[np.float64]
-    log: npt.NDArray[np.int64] | None
+    rounds: RoundLog | None
     verified: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.int64] | None = None
     draws: int = 1
@@ -74,7 +74,7 @@ class Replay:
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """What there is per sequence, by name."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "log"}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @property
@@ -84,7 +84,7 @@ class Replay:
 
 
 def compiled(policy: Policy) -> Callable[..., int]:
-    """The kernel bound to one policy: `run(trace, table, outcome, which, counts, seconds, rounds_log)`.
+    """The kernel bound to one policy: `run(trace, table, outcome, which, counts, seconds, log)`.
 
     `which` holds sequence indices [M] in the order to take them; counts int64 [M, COUNTS] and
     seconds float64 [M, 4] grow by what each took. Nothing is checked: see `check_replayable`,
@@ -108,30 +108,29 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
     """Run one policy over a trace. Exact where the trace is (greedy or Gumbel-coupled).
 
     On a trace of rejection sampling all of the result sums over DRAWS outcomes of every
-    sequence, but for the log, which is the first's; a policy's state starts anew with each
+    sequence, but for the log of rounds, which is the first's; a policy's state starts anew with each
     outcome (`specsim.trace.outcomes`).
     """
     check_replayable(trace, policy)
     check_covered(trace, policy, table)
     counts = np.zeros((trace.sequences, COUNTS), dtype=np.int64)
     seconds = np.zeros((trace.sequences, 4))
-    columns = LOG if isinstance(policy, TreePolicy) else 4
-    rounds_log = np.zeros((len(trace.token) if log else 0, columns), dtype=np.int64)
+    rounds = RoundLog.zeros(len(trace.token) if log else 0)
     run, which = compiled(policy), np.arange(trace.sequences)
     draws, written = 0, 0
     for draws, outcome in enumerate(outcomes(trace, seed), start=1):
-        logged = run(trace, table, outcome, which, counts, seconds, rounds_log if draws == 1 else rounds_log[:0])
+        logged = run(trace, table, outcome, which, counts, seconds, rounds if draws == 1 else rounds[:0])
         written = written or logged
     return Replay(
         policy=policy,
-        rounds=counts[:, ROUNDS],
+        num_rounds=counts[:, ROUNDS],
         drafted=counts[:, DRAFTED],
         accepted=counts[:, ACCEPTED],
         policy_steps=counts[:, POLICY_STEPS],
         output_tokens=draws * trace.output_tokens.astype(np.int64),
         seconds=seconds,
         autoregressive_s=draws * autoregressive_seconds(trace, table),
-        log=rounds_log[:written] if log else None,
+        rounds=rounds[:written] if log else None,
         verified=counts[:, VERIFIED],
         truncated=counts[:, TRUNCATED] if isinstance(policy, TreePolicy) else None,
         draws=draws,

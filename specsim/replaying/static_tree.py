@@ -42,7 +42,7 @@ def _replay_static(  # type: ignore[no-untyped-def]
     round_overhead_s,
     counts,
     seconds,
-    rounds_log,
+    log,
 ):
     """The loop of one static tree. level_end [L + 1]: nodes up to each depth; expanded [L]: nodes expanded at each."""
     log_row = 0
@@ -76,13 +76,12 @@ def _replay_static(  # type: ignore[no-untyped-def]
             seconds[i, POLICY_S] += limit * policy_step_s
             seconds[i, VERIFY_S] += verify_s[drafted + 1, bucket]
             seconds[i, OTHER_S] += round_overhead_s
-            if rounds_log.shape[0] > 0:
-                rounds_log[log_row, 0] = s
-                rounds_log[log_row, 1] = t - start
-                rounds_log[log_row, 2] = drafted
-                rounds_log[log_row, 3] = accepted
-                rounds_log[log_row, 4] = drafted
-                rounds_log[log_row, 5] = node
+            if len(log.t) > 0:
+                log.sequence[log_row] = s
+                log.t[log_row] = t - start
+                log.drafted[log_row] = log.verified[log_row] = drafted
+                log.accepted[log_row] = accepted
+                log.last[log_row] = node
                 log_row += 1
             t += accepted + 1
     return log_row

@@ -31,11 +31,10 @@ from specsim.replaying.chain import (
     VERIFY_S,
 )
 from specsim.replaying.kernel import bind
+from specsim.replaying.rounds import RoundLog
 from specsim.replaying.static_tree import _links, _replay_static
 from specsim.rng import uniform
 from specsim.trace.trace import IntArray, Trace
-
-LOG = 6  # columns of the log of rounds
 
 
 def _replay(  # type: ignore[no-untyped-def]
@@ -63,7 +62,7 @@ def _replay(  # type: ignore[no-untyped-def]
     round_overhead_s,
     counts,
     seconds,
-    rounds_log,
+    log,
 ):
     """The loop of one policy over the sequences `which`; `specialise_tree` binds the policy's functions.
 
@@ -87,7 +86,7 @@ def _replay(  # type: ignore[no-untyped-def]
     widths = np.zeros(room, np.int32)
     keep = np.zeros(room, np.bool_)
     log_row = 0
-    logging = rounds_log.shape[0] > 0
+    logging = len(log.t) > 0
     state = initial_state(params)
     for i, s in enumerate(which):
         if not carries_state:
@@ -177,14 +176,14 @@ def _replay(  # type: ignore[no-untyped-def]
             all_verified += verified
             all_accepted += accepted
             if logging:
-                rounds_log[log_row, 0] = s
-                rounds_log[log_row, 1] = t - start
-                rounds_log[log_row, 2] = count - 1
-                rounds_log[log_row, 3] = accepted
-                rounds_log[log_row, 4] = verified
+                log.sequence[log_row] = s
+                log.t[log_row] = t - start
+                log.drafted[log_row] = count - 1
+                log.accepted[log_row] = accepted
+                log.verified[log_row] = verified
                 if accepted > 0:
                     for node in range(1, last_node + 1):
-                        rounds_log[log_row, 5] += keep[node]
+                        log.last[log_row] += keep[node]
                 log_row += 1
             t += accepted + 1
         counts[i, ROUNDS] += rounds
@@ -217,7 +216,7 @@ def run_tree(policy: TreePolicy) -> Callable[..., int]:
         which: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.float64],
-        rounds_log: npt.NDArray[np.int64],
+        log: RoundLog,
     ) -> int:
         assert table.tree is not None
         costs = (
@@ -229,7 +228,7 @@ def run_tree(policy: TreePolicy) -> Callable[..., int]:
             table.tree.policy_step_s,
             table.tree.round_overhead_s,
         )
-        results = (counts, seconds, rounds_log)
+        results = (counts, seconds, log.arrays)
         where = (which, trace.offsets)
         if isinstance(policy, StaticTree):
             lengths = (trace.prompt_tokens, trace.budget_tokens, trace.true_rank)

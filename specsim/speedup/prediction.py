@@ -90,7 +90,7 @@ def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -
     oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
     """
     drafted, accepted = int(result.drafted.sum()), int(result.accepted.sum())
-    output, rounds = int(result.output_tokens.sum()), int(result.rounds.sum())
+    output, rounds = int(result.output_tokens.sum()), int(result.num_rounds.sum())
     v_d = float(metrics.draft_precision(accepted, drafted))
     r_d = float(metrics.draft_recall(accepted, output))
     return Prediction(

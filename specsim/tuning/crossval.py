@@ -158,7 +158,7 @@ def cross_validate(
         folds=done,
         estimate=summarise(tuned, oracle),
         references=references,
-        warnings=warnings_of(references, None, len(tuned.rounds)),
+        warnings=warnings_of(references, None, len(tuned.num_rounds)),
         interrupted=len(done) < folds or done[-1].found.interrupted,
     )
 
@@ -168,7 +168,7 @@ def together(replays: list[Replay]) -> Replay:
     columns: dict[str, Any] = {
         name: np.concatenate([one.columns[name] for one in replays]) for name in replays[0].columns
     }
-    return dataclasses.replace(replays[0], log=None, **columns)
+    return dataclasses.replace(replays[0], rounds=None, **columns)
 
 
 def _replay(trace: Trace, policy: Policy, cost: CostModel, seed: int) -> Replay:

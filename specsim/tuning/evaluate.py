@@ -26,6 +26,7 @@ from specsim.policy.base import Policy
 from specsim.replaying.chain import COUNTS, ROUNDS, TRUNCATED
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import compiled
+from specsim.replaying.rounds import RoundLog
 from specsim.replaying.table import cost_table, has_own_cost
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
@@ -129,9 +130,8 @@ class Evaluator:
 
     def _compile(self, policy: Policy) -> None:
         """Compile, or load, ahead of the threads; this replays nothing."""
-        empty = np.zeros((0, 4))
-        none = np.zeros((0, COUNTS), dtype=np.int64)
-        compiled(policy)(self.trace, self.table, self.outcomes[0], np.zeros(0, dtype=np.int64), none, empty, none)
+        which, counts = np.zeros(0, dtype=np.int64), np.zeros((0, COUNTS), dtype=np.int64)
+        compiled(policy)(self.trace, self.table, self.outcomes[0], which, counts, np.zeros((0, 4)), RoundLog.zeros(0))
 
     def _replay_all(self, policies: Sequence[Policy], which: Indices, result: Floats, rounds: Indices) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
@@ -140,7 +140,7 @@ class Evaluator:
         counts = np.zeros((len(policies), len(which), COUNTS), dtype=np.int64)
         seconds = np.zeros((len(policies), len(which), 4))
         runs = [(compiled(policy), self._table_of(policy), policy.carries_state) for policy in policies]
-        no_log = np.zeros((0, 4), dtype=np.int64)
+        no_log = RoundLog.zeros(0)
         for outcome in self.outcomes:
             for a, b in pairwise(blocks):
                 for i, (run, table, carries_state) in enumerate(runs):

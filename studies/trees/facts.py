@@ -17,7 +17,6 @@ from specsim.errors import InputError
 from specsim.fitting import tree_calibration
 from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
-from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.pct import PCT
 from specsim.replaying.replay import Replay, replay
@@ -50,36 +49,36 @@ class Rounds:
     @property
     def tau(self) -> Estimate:
         """Acceptance length: tokens per round."""
-        return ratio_interval(self.replayed.output_tokens, self.replayed.rounds)
+        return ratio_interval(self.replayed.output_tokens, self.replayed.num_rounds)
 
     @property
     def verified(self) -> Estimate:
         """Nodes verified per round."""
-        return ratio_interval(self.replayed.verified, self.replayed.rounds)
+        return ratio_interval(self.replayed.verified, self.replayed.num_rounds)
 
     @property
     def passes(self) -> float:
         """Draft passes per round."""
-        return float(self.replayed.seconds[:, 0].sum() / self.replayed.rounds.sum())
+        return float(self.replayed.seconds[:, 0].sum() / self.replayed.num_rounds.sum())
 
     @property
     def truncated(self) -> float:
         """Share of rounds that asked for more than the recorded trees hold."""
         cut = self.replayed.truncated
-        return 0.0 if cut is None else float(cut.sum() / self.replayed.rounds.sum())
+        return 0.0 if cut is None else float(cut.sum() / self.replayed.num_rounds.sum())
 
     def of(self, sequences: npt.NDArray[np.bool_]) -> tuple[float, npt.NDArray[np.int64]]:
         """Acceptance length and verified nodes of every round, of these sequences [S]."""
-        assert self.replayed.log is not None
-        tau = self.replayed.output_tokens[sequences].sum() / self.replayed.rounds[sequences].sum()
-        return float(tau), self.nodes[sequences[self.replayed.log[:, 0]]]
+        assert self.replayed.rounds is not None
+        tau = self.replayed.output_tokens[sequences].sum() / self.replayed.num_rounds[sequences].sum()
+        return float(tau), self.nodes[sequences[self.replayed.rounds.sequence]]
 
 
 def rounds_of(trace: Trace, policy: Policy) -> Rounds:
     """Replay with draft passes for seconds: what costs have no part in."""
     one = replay(trace, policy, cost_table(trace, PASSES, policy), log=True)
-    assert one.log is not None
-    return Rounds(one, one.log[:, 4 if isinstance(policy, TreePolicy) else 2])
+    assert one.rounds is not None
+    return Rounds(one, one.rounds.verified)
 
 
 def policy_of(row: Row) -> Policy:

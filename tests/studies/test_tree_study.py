@@ -68,10 +68,10 @@ def test_rounds_count_passes_nodes_and_tokens(study: Study, trace: Trace) -> Non
     assert chain.passes == pytest.approx(chain.verified.estimate) and chain.truncated == 0
     star = study.facts.rounds_of(trace, SparseTree(children=(4.0, 0.0, 0.0, 0.0, 0.0)))
     # Each sequence's last round has no room for a draft where a round before left just one token.
-    drafted = star.replayed.log[:, 2] > 0
+    drafted = star.replayed.rounds.drafted > 0
     assert star.passes == pytest.approx(drafted.mean())
     accepted = tree_shapes.accepted_tokens((4, 0, 0, 0, 0), trace.true_rank)
-    starts = trace.offsets[star.replayed.log[:, 0]] + star.replayed.log[:, 1]
+    starts = trace.offsets[star.replayed.rounds.sequence] + star.replayed.rounds.t
     assert star.tau.estimate == pytest.approx(1 + np.where(drafted, accepted[starts], 0).mean())
 
 

@@ -52,14 +52,14 @@ def difficulty(
 
 def fixed_k_rounds(trace: Trace, k: int) -> Rounds:
     """The rounds of a run that drafts k tokens every time."""
-    log = replay(trace, FixedK(k=k), cost_table(trace, COST), log=True).log
+    log = replay(trace, FixedK(k=k), cost_table(trace, COST), log=True).rounds
     assert log is not None
     return Rounds(
-        drafted=log[:, 2],
-        accepted=log[:, 3],
+        drafted=log.drafted,
+        accepted=log.accepted,
         policy=np.full(len(log), f"fixed_k(k={k})"),
-        sequence_id=trace.sequence_id[log[:, 0]],
-        t=log[:, 1],
+        sequence_id=trace.sequence_id[log.sequence],
+        t=log.t,
     )
 
 

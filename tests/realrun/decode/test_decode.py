@@ -195,9 +195,9 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
         log, state = [], None
         for index, prompt in enumerate(prompts):
             decoded = real.decode(prompt.tokens, 30, policy, sequence=index, seed=9, state=state)
-            log += [(index, *r) for r in decoded.log()]
+            log += [(index, *r) for r in decoded.tree_log()]
             state = decoded.state
-        assert replayed.log is not None and [tuple(row) for row in replayed.log.tolist()] == log
+        assert replayed.rounds is not None and replayed.rounds.rows() == log
     assert (trace.output_tokens < 30).any() == eos_from_output
 
 

@@ -26,11 +26,11 @@ def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     policy = make_policy(str(path), {"floor": 0.05, "max_draft": 5})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True)
     decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, sampler)
-    assert replayed.log is not None
+    assert replayed.rounds is not None
     lengths = set()
     for index, prompt in enumerate(prompts):
         decoded = decoder.decode(prompt.tokens, 24, policy, sequence=int(trace.sequence_id[index]))
-        expected = [tuple(row[1:]) for row in replayed.log[replayed.log[:, 0] == index].tolist()]
-        assert decoded.log() == expected
-        lengths |= {drafted for _, drafted, _ in expected}
+        expected = [row[1:] for row in replayed.rounds.rows() if row[0] == index]
+        assert decoded.tree_log() == expected
+        lengths |= {drafted for _, drafted, *_ in expected}
     assert len(lengths) > 2, "the policy decides, not its limit"

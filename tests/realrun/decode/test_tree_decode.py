@@ -253,9 +253,9 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
         decoded = real.decode(prompt.tokens, 24, policy, sequence=index, seed=9, state=state)
         log += [(index, *r) for r in decoded.tree_log()]
         state = decoded.state
-    assert replayed.log is not None and replayed.truncated is not None
+    assert replayed.rounds is not None and replayed.truncated is not None
     assert not replayed.truncated.any()
-    assert [tuple(row) for row in replayed.log.tolist()] == log
+    assert replayed.rounds.rows() == log
 
 
 @torch.inference_mode()
@@ -541,7 +541,7 @@ def test_the_lab_replays_every_round(lab_pair64: Pair, prompts: list[Prompt], sa
     compared = 0
     for policy in ARMS:
         replayed = replay(trace, policy, table, seed=2, log=True)
-        assert replayed.log is not None and replayed.truncated is not None
+        assert replayed.rounds is not None and replayed.truncated is not None
         state = None
         for index, prompt in enumerate(chosen):
             decoded = real.decode(prompt.tokens, 48, policy, sequence=index, seed=2, state=state)
@@ -550,7 +550,7 @@ def test_the_lab_replays_every_round(lab_pair64: Pair, prompts: list[Prompt], sa
             assert decoded.tokens == recorded_text
             if replayed.truncated[: index + 1].any():
                 continue
-            log = [tuple(row[1:]) for row in replayed.log.tolist() if row[0] == index]
+            log = [row[1:] for row in replayed.rounds.rows() if row[0] == index]
             assert decoded.tree_log() == log
             compared += 1
     assert compared > 0.8 * len(ARMS) * len(chosen)

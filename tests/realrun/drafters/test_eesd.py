@@ -370,7 +370,7 @@ def check_replay(pair: Pair, prompts: Sequence[Prompt], trace: Trace, policies: 
             state = runs[-1].state
         assert replayed.truncated is None or not replayed.truncated.any(), policy
         assert rounds_identical(replayed, runs) == 1.0, policy
-        assert replayed.log is not None and len(replayed.log) == sum(len(run.rounds) for run in runs)
+        assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
         assert output_identical(trace, runs) == 1.0, policy
         seen.update(r.accepted for run in runs for r in run.rounds)
     assert seen[0] and seen[1]

@@ -122,4 +122,4 @@ def test_replay_repeats_every_real_round(name: str, sampler: Sampler, policy: Po
     assert replayed.truncated is None or not replayed.truncated.any()
     assert rounds_identical(replayed, runs) == 1.0
     assert output_identical(trace, runs) == 1.0
-    assert replayed.log is not None and len(replayed.log) == sum(len(run.rounds) for run in runs)
+    assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)

@@ -162,8 +162,8 @@ def test_replay_repeats_every_real_round(mode: str, lab: bool, policy: Policy) -
     loop = Decoder(*open_drafter(pair), pair.eos_token_ids, CHOICES[mode])
     runs = [loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9) for index, prompt in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
-    assert replayed.log is not None and len(replayed.log) == sum(len(run.rounds) for run in runs)
-    drafted = replayed.log[:, 2]
+    assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
+    drafted = replayed.rounds.drafted
     assert (drafted == 0).sum() > len(prompts)  # more than the last rounds, which have no room
     assert replayed.accepted.sum() > 0
     if policy != FIXED:  # the policy stops some drafts and lets others go on
@@ -234,7 +234,7 @@ def test_a_draft_may_be_shorter_than_the_depth() -> None:
     whole = trace.draft_limit
     assert np.array_equal(short.draft_limit, np.minimum(whole, 2))
     replayed = replay(short, FIXED, cost_table(short, ConstantCost(1e-3, 1e-2)), log=True)
-    assert replayed.log is not None and replayed.log[:, 2].max() == 2
+    assert replayed.rounds is not None and replayed.rounds.drafted.max() == 2
 
 
 def test_what_is_not_proposed_is_never_read() -> None:
@@ -248,8 +248,8 @@ def test_what_is_not_proposed_is_never_read() -> None:
     other = dataclasses.replace(trace, **changed)
     policy = POLICIES[1]
     assert isinstance(policy, Policy)
-    logs = [replay(t, policy, cost_table(t, ConstantCost(1e-3, 1e-2)), log=True).log for t in (trace, other)]
-    assert logs[0] is not None and np.array_equal(*logs)
+    logs = [replay(t, policy, cost_table(t, ConstantCost(1e-3, 1e-2)), log=True).rounds for t in (trace, other)]
+    assert logs[0] is not None and logs[1] is not None and logs[0].rows() == logs[1].rows()
     for a, b in zip(judged_tokens(trace), judged_tokens(other), strict=True):
         assert np.array_equal(a, b)
 
@@ -281,7 +281,7 @@ def test_the_expectation_of_a_policy_that_draws_counts_silent_rounds() -> None:
     table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     expected = expected_replay(trace, policy, table)  # type: ignore[arg-type]
     seeds = [replay(trace, policy, table, seed=seed) for seed in range(400)]
-    for name in ("rounds", "drafted", "accepted"):
+    for name in ("num_rounds", "drafted", "accepted"):
         found = np.array([getattr(one, name).sum() for one in seeds])
         error = found.std(ddof=1) / math.sqrt(len(found))
         assert abs(found.mean() - getattr(expected, name).sum()) < 4 * error + 1e-9

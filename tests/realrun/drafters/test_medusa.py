@@ -82,7 +82,7 @@ def check(
     replayed = replay(trace, policy, cost_table(trace, COST, policy), seed=3, log=True)
     runs = decoded(pair, policy, sampler, prompts=prompts)
     assert rounds_identical(replayed, runs) == 1.0 and (replayed.truncated is None or replayed.truncated.sum() == 0)
-    assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
+    assert sum(len(run.rounds) for run in runs) == replayed.num_rounds.sum()
     assert output_identical(trace, runs) == 1.0
     assert [run.tokens for run in runs] == own_texts(pair, sampler, prompts=prompts)
     return runs

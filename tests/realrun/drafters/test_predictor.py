@@ -231,12 +231,11 @@ def test_replay_equals_the_real_run_of_cali_ts(sampler: Sampler) -> None:
     decoder = Decoder(pair.target, Kept(pair), pair.eos_token_ids, sampler)
     for policy in (CaliTS(max_draft=6), CaliTS(max_draft=6, theta="per_round", sigma_m=0.3)):
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
-        assert replayed.log is not None
+        assert replayed.rounds is not None
         for sequence, prompt in enumerate(prompts):
             decoded = decoder.decode(prompt.tokens, 30, policy, sequence=sequence, seed=2)
-            rows = replayed.log[replayed.log[:, 0] == sequence]
-            assert decoded.log() == [tuple(row[1:4]) for row in rows.tolist()]
-        assert len({drafted for _, _, drafted, _ in replayed.log[:, :4].tolist()}) > 2
+            assert decoded.tree_log() == [row[1:] for row in replayed.rounds.rows() if row[0] == sequence]
+        assert len(set(replayed.rounds.drafted.tolist())) > 2
 
 
 def test_scores_cost_nothing_unless_the_policy_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

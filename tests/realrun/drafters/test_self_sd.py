@@ -254,7 +254,7 @@ def check_replay(
     assert output_identical(trace, runs) == 1.0
     assert replayed.truncated is None or not replayed.truncated.any()
     assert rounds_identical(replayed, runs) == 1.0
-    assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
+    assert sum(len(run.rounds) for run in runs) == replayed.num_rounds.sum()
 
 
 @mode

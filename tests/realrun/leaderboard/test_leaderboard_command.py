@@ -137,7 +137,7 @@ def test_all_share_one_baseline_and_one_split(job: Job) -> None:
             baseline = replayed.autoregressive_s
             assert row["sequence_seconds"] == pytest.approx(replayed.speculative_s)
             assert row["speedup"]["estimate"] == pytest.approx(replayed.speedup)
-        assert row["tau"] == pytest.approx(replayed.output_tokens.sum() / replayed.rounds.sum())
+        assert row["tau"] == pytest.approx(replayed.output_tokens.sum() / replayed.num_rounds.sum())
     assert baseline is not None
     assert {row["drafter"] for row in document["rows"] if row["own_target"]} == {"tuned"}
     for row in document["rows"]:

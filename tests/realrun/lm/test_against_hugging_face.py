@@ -72,7 +72,7 @@ def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
             output = assisted_generation(lab_pair64, prompt.tokens, k)
         recorded = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
         assert output == recorded
-        assert len(sizes) == replayed.rounds[number]
+        assert len(sizes) == replayed.num_rounds[number]
 
 
 @pytest.mark.alone

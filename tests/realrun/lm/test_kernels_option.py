@@ -98,9 +98,9 @@ def test_replay_repeats_every_round_of_the_static_cache(mode: str) -> None:
             log = [
                 (index, *r)
                 for index, prompt in enumerate(prompts)
-                for r in decoder.decode(prompt.tokens, 30, policy, sequence=index, seed=9).log()
+                for r in decoder.decode(prompt.tokens, 30, policy, sequence=index, seed=9).tree_log()
             ]
-            assert replayed.log is not None and [tuple(row) for row in replayed.log.tolist()] == log
+            assert replayed.rounds is not None and replayed.rounds.rows() == log
     fused = record(pair, prompts, RecordSettings(4, 30, sampler))
     assert (trace.meta["kernels"], fused.meta["kernels"]) == ("reference", "reference")
     assert (trace.token == fused.token).all() and (trace.draft_token == fused.draft_token).all()

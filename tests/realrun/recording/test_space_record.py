@@ -122,7 +122,7 @@ def test_every_round_and_every_output_is_identical(mode: str, spec: tuple[str, d
         runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=number, seed=3, state=state))
         state = runs[-1].state
     assert rounds_identical(replayed, runs) == 1.0
-    assert sum(len(run.rounds) for run in runs) == replayed.rounds.sum()
+    assert sum(len(run.rounds) for run in runs) == replayed.num_rounds.sum()
     assert output_identical(trace, runs) == 1.0
     assert 0.05 < replayed.accepted.sum() / replayed.drafted.sum() < 0.95
 

@@ -72,8 +72,8 @@ def test_every_round_is_the_replays(policy: ChainPolicy, eos: tuple[int, ...]) -
     runs = [Decoded([], runner.speculative(s, policy), 0.0) for s in range(script.sequences)]
     replayed = replay(script, policy, cost_table(script, ConstantCost(1e-3, 1e-2)), seed=3, log=True)
     assert rounds_identical(replayed, runs) == 1.0
-    assert replayed.log is not None
-    assert sum(len(run.rounds) for run in runs) == len(replayed.log)
+    assert replayed.rounds is not None
+    assert sum(len(run.rounds) for run in runs) == len(replayed.rounds)
 
 
 @pytest.mark.parametrize(("target", "draft"), [("llama-2-7b", "one-layer-7b"), ("qwen3-8b", "qwen3-0.6b")])

@@ -200,6 +200,6 @@ def test_a_round_or_an_output_that_differs_is_counted() -> None:
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
     wrong = replace(runs[0].rounds[0], accepted=runs[0].rounds[0].accepted + 1)
     runs[0] = replace(runs[0], rounds=[wrong, *runs[0].rounds[1:]], tokens=[96, *runs[0].tokens])
-    assert replayed.log is not None
-    assert rounds_identical(replayed, runs) == pytest.approx(1 - 1 / len(replayed.log))
+    assert replayed.rounds is not None
+    assert rounds_identical(replayed, runs) == pytest.approx(1 - 1 / len(replayed.rounds))
     assert output_identical(trace, runs) == 0.75

@@ -12,6 +12,7 @@ from specsim.fitting.chain_calibration import calibrate, compare, drafted_tokens
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
 from specsim.replaying.replay import replay
+from specsim.replaying.rounds import RoundArrays
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.reference import RampCost, build_trace, small_trace
@@ -70,14 +71,15 @@ def test_features_of_a_round_remember_its_earlier_tokens() -> None:
 
 def test_runs_are_those_of_the_log() -> None:
     """Sequence 0: 2 of 2 accepted, 1 of 1, 0 of 3, 1 of 1; sequence 1 starts anew."""
-    log = np.array([[0, 0, 2, 2], [0, 3, 1, 1], [0, 5, 3, 0], [0, 6, 1, 1], [1, 0, 2, 1], [1, 2, 1, 1]])
-    assert runs_before(log).tolist() == [0, 3, 5, 0, 0, 0]
+    rounds = [[0, 0, 2, 2], [0, 3, 1, 1], [0, 5, 3, 0], [0, 6, 1, 1], [1, 0, 2, 1], [1, 2, 1, 1]]
+    sequence, t, drafted, accepted = np.array(rounds).T
+    assert runs_before(RoundArrays(sequence, t, drafted, accepted, drafted, accepted)).tolist() == [0, 3, 5, 0, 0, 0]
     assert run_after(5.0, 3, 0) == 0 and run_after(5.0, 3, 3) == 9
     trace = small_trace()
-    found = replay(trace, FixedK(k=3), cost_table(trace, RampCost()), log=True).log
+    found = replay(trace, FixedK(k=3), cost_table(trace, RampCost()), log=True).rounds
     assert found is not None
     tokens = drafted_tokens(trace, found)
-    np.testing.assert_allclose(np.expm1(tokens.features[:, 0, RUN]), runs_before(found), atol=1e-12)
+    np.testing.assert_allclose(np.expm1(tokens.features[:, 0, RUN]), runs_before(found.arrays), atol=1e-12)
 
 
 def test_interpolation_is_numpys() -> None:

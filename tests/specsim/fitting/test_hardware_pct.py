@@ -275,17 +275,17 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
             assert found.truncated is not None
             exact = found.truncated == 0
             np.testing.assert_array_equal(found.seconds[exact], real.seconds[exact])
-            assert np.array_equal(rounds_in(found, exact), rounds_in(real, exact))
+            assert rounds_in(found, exact) == rounds_in(real, exact)
             altered += int((found.seconds != real.seconds).any(axis=1).sum())
             spoilt += int((~exact).sum())
             spared += int(exact.sum())
         assert spared > 100 and spoilt > 100 and altered > 20
 
 
-def rounds_in(result: Replay, which: np.ndarray) -> np.ndarray:
-    """The log of these sequences' rounds."""
-    assert result.log is not None
-    return result.log[which[result.log[:, 0]]]
+def rounds_in(result: Replay, which: np.ndarray) -> list[tuple[int, ...]]:
+    """These sequences' rounds."""
+    assert result.rounds is not None
+    return result.rounds[which[result.rounds.sequence]].rows()
 
 
 def test_an_unknown_node_is_neither_expanded_nor_kept() -> None:
@@ -308,7 +308,7 @@ def test_where_speculation_does_not_pay_nothing_is_drafted() -> None:
     policy = fit(HardwarePCT, {}, train, cost_table(train, HOPELESS))
     result = replay(holdout, policy, cost_table(holdout, HOPELESS))
     assert policy.least_gain_s[0] == NEVER
-    assert result.drafted.sum() == 0 and np.array_equal(result.rounds, result.output_tokens)
+    assert result.drafted.sum() == 0 and np.array_equal(result.num_rounds, result.output_tokens)
 
 
 def test_a_fitted_policy_survives_json_and_learns_nothing_twice() -> None:

@@ -256,14 +256,14 @@ def test_without_data_it_thresholds_a_rough_path_probability() -> None:
     odds = 0.55 + 0.37 * np.log(confidence / (1 - confidence)) - 0.24 * np.sqrt(entropy)
     odds += 0.11 * np.log(prob / (1 - prob))
     path = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
-    log = replay(trace, RenewalStop(max_draft=6), cost_table(trace, RampCost()), log=True).log
+    log = replay(trace, RenewalStop(max_draft=6), cost_table(trace, RampCost()), log=True).rounds
     assert log is not None
-    rows = trace.offsets[log[:, 0]] + log[:, 1]
+    rows = trace.offsets[log.sequence] + log.t
     clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # what does not hang on the knots
     stopped = np.append(path[rows, :5] < 0.4, np.ones((len(rows), 1), dtype=bool), axis=1).argmax(axis=1) + 1
     wanted = np.minimum(stopped, trace.draft_limit[rows])
     assert clear.sum() >= 0.9 * len(rows) >= 20
-    np.testing.assert_array_equal(log[clear, 2], wanted[clear])
+    np.testing.assert_array_equal(log.drafted[clear], wanted[clear])
     assert not RenewalStop().adapts
 
 
@@ -275,10 +275,10 @@ def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: f
     trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
     settings = {"lookahead": lookahead, "signal": signal, "max_draft": 5}
     policy = fit(RenewalStop, settings, trace, cost_table(trace, COST))
-    log = replay(trace, policy, cost_table(trace, COST), log=True).log
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
     assert log is not None
-    whole = log[log[:, 1] < 94]  # the budget shortens the drafts after it
-    assert set(whole[:, 2].tolist()) == ({1} if rate == 0 else {5})
+    whole = log[log.t < 94]  # the budget shortens the drafts after it
+    assert set(whole.drafted.tolist()) == ({1} if rate == 0 else {5})
 
 
 def test_a_trace_of_rejection_sampling_is_learned_from() -> None:

@@ -23,6 +23,7 @@ from specsim.fitting.tree_calibration import (
 from specsim.policy.estimates.node_probability import FEATURES, MEMORY
 from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.replaying.replay import replay
+from specsim.replaying.rounds import RoundLog
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.tree_traces import tree_trace
@@ -56,7 +57,8 @@ def test_the_judged_are_the_children_of_true_nodes() -> None:
 
 
 def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
-    log = np.array([[0, 0, 9, 4, 3, 1], [0, 5, 0, 0, 0, 0], [0, 6, 9, 1, 3, 1], [0, 8, 2, 0, 2, 0], [1, 0, 1, 1, 1, 1]])
+    rows = [[0, 0, 9, 4, 3, 1], [0, 5, 0, 0, 0, 0], [0, 6, 9, 1, 3, 1], [0, 8, 2, 0, 2, 0], [1, 0, 1, 1, 1, 1]]
+    log = RoundLog(*np.array(rows).T)
     trace = tree_trace(0)
     first = MEMORY * 2 + (1 - MEMORY) * 4
     rounds = rounds_of(trace, log, 2.0)
@@ -88,7 +90,7 @@ def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -
     policy, table = HardwarePCT(width=4, max_depth=6), cost_table(trace, ConstantCost(1e-3, 1e-2))
 
     def rounds(part: Trace) -> Judged:
-        return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).log, policy.usual))
+        return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).rounds, policy.usual))
 
     def without(judged: Judged) -> Judged:
         return dataclasses.replace(judged, features=judged.features * (np.arange(FEATURES) < FEATURES - 1))

@@ -65,7 +65,7 @@ class Bandit:
         self.beta += judged - accepted
 
 
-def decode(bandit: Bandit, seed: int = 0) -> list[list[int]]:
+def decode(bandit: Bandit, seed: int = 0) -> list[tuple[int, ...]]:
     """Rows (sequence, t, drafted, accepted, verified, levels drafted) of every round, over the whole record."""
     policy = bandit.policy
     trace, places = recorded_text(None)
@@ -95,7 +95,7 @@ def decode(bandit: Bandit, seed: int = 0) -> list[list[int]]:
                 accepted = (*accepted, int(rank))
             if levels:
                 bandit.observe(max(len(node) for node in kept), len(accepted))
-            rows.append([s, t, len(drafted), len(accepted), len(kept), levels])
+            rows.append((s, t, len(drafted), len(accepted), len(kept), levels))
             t += len(accepted) + 1
     return rows
 
@@ -114,8 +114,8 @@ def test_replay_is_the_bandit_round_for_round(
             counting=counting, theta=theta, carry=carry, beam=beam, width=width, nodes=nodes, max_depth=3, **prior
         )
         result = replay(trace, policy, cost_table(trace, COST), seed=seed, log=True)
-        assert result.log is not None and result.truncated is not None and not result.truncated.any()
-        found = result.log[:, :5].tolist()
+        assert result.rounds is not None and result.truncated is not None and not result.truncated.any()
+        found = [row[:5] for row in result.rounds.rows()]
         wanted = decode(Bandit(policy), seed)
         assert found == [row[:5] for row in wanted]
         # The policy is asked before every level but where the limit is reached, and its first answer is yes.
@@ -131,10 +131,10 @@ def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
     """Levels that were drafted and then dropped were not judged: of six nodes the two likeliest are one level."""
     trace, _ = recorded_text(None)
     policy = BetaTSTree(alpha0=1e9, beta0=1e-6, beam=1, width=3, nodes=2, max_depth=2)
-    log = replay(trace, policy, cost_table(trace, COST), log=True).log
-    assert log is not None and {6} < set(log[:, 2].tolist()) <= {0, 3, 6}
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
+    assert log is not None and {6} < set(log.drafted.tolist()) <= {0, 3, 6}
     rows = decode(Bandit(policy))
-    assert [row[:5] for row in rows] == log[:, :5].tolist()
+    assert [row[:5] for row in rows] == [row[:5] for row in log.rows()]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_depth_of_a_first_round_has_its_law(theta: str, chances: list[float]) ->
 
     def p_value(theta: str) -> float:
         policy = BetaTSTree(alpha0=3.0, beta0=2.0, theta=theta, beam=2, width=3, max_depth=5)
-        log = replay(many, policy, cost_table(many, COST), log=True).log
+        log = replay(many, policy, cost_table(many, COST), log=True).rounds
         assert log is not None
-        drafted = Counter(log[log[:, 1] == 0, 2].tolist())
+        drafted = Counter(log.drafted[log.t == 0].tolist())
         sizes = [3, 9, 15, 21, 27]  # one node expanded, then two a level
         assert set(drafted) == set(sizes)
         reached = np.cumprod([1.0, *chances])
@@ -197,9 +197,9 @@ def test_a_tree_of_width_one_is_the_chain(counting: str, theta: str, carry: bool
     prior = {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry}
     chain, tree = BetaTS(**prior, max_draft=5), BetaTSTree(**prior, beam=1, width=1, max_depth=5)
     one, other = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
-    assert one.log is not None and other.log is not None
-    assert one.log.tolist() == other.log[:, :4].tolist()
-    assert len({row[2] for row in one.log.tolist()}) > 3
+    assert one.rounds is not None and other.rounds is not None
+    assert one.rounds.rows() == other.rounds.rows()
+    assert len(set(one.rounds.drafted.tolist())) > 3
 
 
 def test_siblings_need_no_record_where_all_are_verified() -> None:
@@ -211,8 +211,8 @@ def test_siblings_need_no_record_where_all_are_verified() -> None:
         assert (result.truncated.sum() == 0) == (policy.beam == 1)
     whole = tree_trace(9, sequences=6, tokens=60, depth=4, width=4, nodes=400)
     policy = BetaTSTree(beam=1, width=4, max_depth=4)
-    few, all_ = (replay(t, policy, cost_table(t, COST), log=True).log for t in (trace, whole))
-    assert few is not None and all_ is not None and few.tolist() == all_.tolist()
+    few, all_ = (replay(t, policy, cost_table(t, COST), log=True).rounds for t in (trace, whole))
+    assert few is not None and all_ is not None and few.rows() == all_.rows()
 
 
 def test_a_beam_that_the_record_may_have_wrong_is_told() -> None:

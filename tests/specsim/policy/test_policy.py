@@ -198,8 +198,8 @@ def test_python_calls_decide_like_the_kernel(kind: type[ChainPolicy], seed: int)
     for changes in extremes:
         policy, trace = kind(**{**fitting(kind), **changes}), traced(seed % 7)
         result = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True)
-        assert result.log is not None
-        assert result.log.tolist() == drive(policy, trace, seed)
+        assert result.rounds is not None
+        assert [list(row[:4]) for row in result.rounds.rows()] == drive(policy, trace, seed)
 
 
 @every_policy
@@ -231,11 +231,16 @@ def test_only_declared_features_are_read(kind: type[ChainPolicy]) -> None:
     undeclared = set(Step._fields) - set(kind.features)
     changed = replace(trace, **dict.fromkeys(undeclared, other))
     policy, table = kind(**fitting(kind)), cost_table(trace, RampCost())
-    expected = replay(trace, policy, table, log=True).log
-    np.testing.assert_array_equal(replay(changed, policy, table, log=True).log, expected)
+
+    def rows(of: Trace) -> list[tuple[int, ...]]:
+        rounds = replay(of, policy, table, log=True).rounds
+        assert rounds is not None
+        return rounds.rows()
+
+    assert rows(changed) == rows(trace)
     for name in kind.features:
         blind = replace(trace, **{name: np.zeros_like(other)})
-        assert not np.array_equal(replay(blind, policy, table, log=True).log, expected), name
+        assert rows(blind) != rows(trace), name
 
 
 def test_a_policy_that_needs_an_unrecorded_column_is_refused() -> None:
@@ -248,10 +253,10 @@ def test_seeds_matter_to_random_policies_only() -> None:
     trace = traced()
     table = cost_table(trace, RampCost())
 
-    def log(policy: ChainPolicy, seed: int) -> list[list[int]]:
-        result = replay(trace, policy, table, seed=seed, log=True).log
+    def log(policy: ChainPolicy, seed: int) -> list[tuple[int, ...]]:
+        result = replay(trace, policy, table, seed=seed, log=True).rounds
         assert result is not None
-        return result.tolist()
+        return result.rows()
 
     assert log(Coin(), 1) == log(Coin(), 1) != log(Coin(), 2)
     assert log(FixedK(k=3), 1) == log(FixedK(k=3), 2)
@@ -357,8 +362,8 @@ def test_a_draft_always_holds_one_token_even_at_lambda_1() -> None:
     """The token whose test fails is kept, so a round that may draft drafts."""
     trace = build_trace(np.random.default_rng(0), np.ones((30, 4), dtype=bool), [30])
     policy = make_policy("adaedl", {"lambda0": 1.0, "dynamic": False, "max_draft": 4})
-    log = replay(trace, policy, cost_table(trace, RampCost()), log=True).log
-    assert log is not None and log[:-1, 2].tolist() == [1] * 14 and log[-1, 2] in (0, 1)
+    log = replay(trace, policy, cost_table(trace, RampCost()), log=True).rounds
+    assert log is not None and log.drafted[:-1].tolist() == [1] * 14 and log.drafted[-1] in (0, 1)
 
 
 # (num_assistant_tokens), drafted, accepted -> (num_assistant_tokens)
@@ -385,9 +390,9 @@ def test_a_carried_state_lives_on_and_another_starts_anew() -> None:
     settings = {"num_assistant_tokens": 1, "assistant_confidence_threshold": 0.0, "max_draft": 12}
 
     def first_drafts(schedule: str) -> list[int]:
-        log = replay(trace, make_policy("hugging_face", {**settings, "schedule": schedule}), table, log=True).log
+        log = replay(trace, make_policy("hugging_face", {**settings, "schedule": schedule}), table, log=True).rounds
         assert log is not None
-        return [int(log[log[:, 0] == s][0, 2]) for s in range(3)]
+        return [int(log.drafted[log.sequence == s][0]) for s in range(3)]
 
     assert first_drafts("heuristic_transient") == [1, 1, 1]
     # Drafts of 1, 3, 5 and 7 tokens emit 2, 4, 6, 8 tokens of the first sequence's 20.
@@ -408,8 +413,8 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
     policy = fit(POLICIES["time_gain"], {"max_draft": 5}, trace, table)
     assert policy.settings["cost_ratio"] == pytest.approx(0.4)
     exact = make_policy("time_gain", {"max_draft": 5, "cost_ratio": float(np.float32(0.8) * np.float64(0.5))})
-    log = replay(trace, exact, table, log=True).log
-    assert log is not None and log[:, 2].tolist() == [3, 3]
+    log = replay(trace, exact, table, log=True).rounds
+    assert log is not None and log.drafted.tolist() == [3, 3]
     assert fit(POLICIES["time_gain"], {"cost_ratio": 0.7}, trace, table).settings["cost_ratio"] == 0.7
 
 
@@ -419,7 +424,7 @@ def test_p_min_is_static_max_confidence() -> None:
     one = replay(trace, make_policy("p_min", {"p_min": 0.3, "max_draft": DEPTH}), table, log=True)
     settings = {"lambda0": 0.3, "dynamic": False, "max_draft": DEPTH}
     other = replay(trace, make_policy("max_confidence", settings), table, log=True)
-    np.testing.assert_array_equal(one.log, other.log)
+    assert one.rounds is not None and other.rounds is not None and one.rounds.rows() == other.rounds.rows()
 
 
 def test_why_a_policy_does_not_belong_on_a_trace() -> None:

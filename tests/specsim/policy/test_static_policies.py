@@ -120,11 +120,15 @@ def test_the_replay_accepts_what_the_shape_says(trace: Any, policy: StaticTree) 
             most = trace.budget_tokens[s] - (t - start) - 1
             rounds.append((s, t - start, min(accepted[t], most)))
             t += rounds[-1][2] + 1
-    log = replay(trace, policy, cost_table(trace, COST), log=True).log
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
     assert log is not None
-    assert log[:, [0, 1, 3]].tolist() == [[int(value) for value in row] for row in rounds]
-    full = log[:, 1] + policy.deepest < trace.budget_tokens[log[:, 0]]
-    assert full.any() and (log[full, 2] == policy.most_nodes).all() and (log[full, 4] == policy.most_nodes).all()
+    assert [(s, t, accepted) for s, t, _, accepted, *_ in log.rows()] == rounds
+    full = log.t + policy.deepest < trace.budget_tokens[log.sequence]
+    assert (
+        full.any()
+        and (log.drafted[full] == policy.most_nodes).all()
+        and (log.verified[full] == policy.most_nodes).all()
+    )
 
 
 def test_a_sparse_tree_learns_the_best_tree_of_its_size(trace: Any) -> None:

@@ -186,7 +186,7 @@ def clipped_mean(mu: float, sigma: float) -> float:
     return mean
 
 
-def decode(trace: Trace, bandit: Bandit, seed: int = 0) -> Iterator[list[int]]:
+def decode(trace: Trace, bandit: Bandit, seed: int = 0) -> Iterator[tuple[int, ...]]:
     """Rounds (sequence, t, drafted, accepted) of a bandit over a trace, token by token."""
     for s, (start, end) in enumerate(zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True)):
         if not bandit.policy.carry:
@@ -203,7 +203,7 @@ def decode(trace: Trace, bandit: Bandit, seed: int = 0) -> Iterator[list[int]]:
             accepted = min(drafted, int(trace.match_len[row]))
             if drafted:
                 bandit.observe(drafted, accepted)
-            yield [s, row - start, drafted, accepted]
+            yield s, row - start, drafted, accepted
             row += accepted + 1
 
 
@@ -226,12 +226,12 @@ def test_replay_is_the_algorithm_round_for_round(kind: Any, counting: str, theta
     for seed, prior in product(range(4), PRIORS[kind]):
         policy = kind(counting=counting, theta=theta, carry=carry, max_draft=6, **prior)
         trace = scored_trace(seed)
-        log = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True).log
+        log = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True).rounds
         assert log is not None
-        assert log.tolist() == list(decode(trace, Bandit(policy), seed))
+        assert [row[:4] for row in log.rows()] == list(decode(trace, Bandit(policy), seed))
         wrong_n = Bandit(policy, counting_error=1.0)
-        caught += log.tolist() != list(decode(trace, wrong_n, seed))
-        caught += log.tolist() != list(decode(trace, Bandit(replace(policy, carry=not carry)), seed))
+        caught += [row[:4] for row in log.rows()] != list(decode(trace, wrong_n, seed))
+        caught += [row[:4] for row in log.rows()] != list(decode(trace, Bandit(replace(policy, carry=not carry)), seed))
     assert caught >= 12  # of 24: counts are seen to matter, within sequences and across them
 
 
@@ -282,10 +282,10 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
     trace = build_trace(rng, hits, [length], score=np.full(hits.shape, 0.5, dtype=np.float32))
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
     policy = kind(counting=counting, max_draft=64, **({"sigma_s": 1e-3} if kind is CaliTS else {}))
-    log = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).log
+    log = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).rounds
     assert log is not None
     state = policy.initial_state(policy.params)
-    for _, _, drafted, accepted in log.tolist():
+    for _, _, drafted, accepted, *_ in log.rows():
         if drafted:
             state = policy.update(state, policy.params, drafted, accepted)
     missed = 1 - accept_prob

@@ -542,7 +542,7 @@ NARROW = (
 )
 
 
-def rounds_of(policy: TreePolicy, nodes: int | None) -> tuple[list[list[int]], list[int]]:
+def rounds_of(policy: TreePolicy, nodes: int | None) -> tuple[list[tuple[int, ...]], list[int]]:
     """Rows (sequence, t, drafted, accepted, verified, last) and truncated rounds per sequence, round by round."""
     trace, places = recorded_text(nodes)
     assert trace.true_rank is not None and trace.tree is not None
@@ -565,7 +565,7 @@ def rounds_of(policy: TreePolicy, nodes: int | None) -> tuple[list[list[int]], l
                     break
                 last = (*last, int(rank))
             place = sum(node in grown.kept for node in grown.nodes[1 : grown.nodes.index(last) + 1])
-            rows.append([s, t, grown.drafted, len(last), len(grown.kept) - 1, place])
+            rows.append((s, t, grown.drafted, len(last), len(grown.kept) - 1, place))
             t += len(last) + 1
     return rows, truncated
 
@@ -576,7 +576,7 @@ def test_a_replay_is_the_plain_trees(policy: TreePolicy, nodes: int | None) -> N
     trace, _ = recorded_text(nodes)
     result = replay(trace, policy, cost_table(trace, ConstantCost(s_d=1.0, s_t=10.0)), log=True)
     rows, truncated = rounds_of(policy, nodes)
-    assert result.log is not None and result.truncated is not None
-    assert result.log.tolist() == rows
+    assert result.rounds is not None and result.truncated is not None
+    assert result.rounds.rows() == rows
     assert result.truncated.tolist() == truncated
     assert sum(row[3] for row in rows) > 0

@@ -34,7 +34,7 @@ from tests.specsim.policy.test_thompson import Bandit, clipped_mean, decode
 from tests.support.reference import Decoder, FixedLength, RampCost, build_trace, small_trace
 
 COST = RampCost()
-COUNTS = ("rounds", "drafted", "accepted", "policy_steps")
+COUNTS = ("num_rounds", "drafted", "accepted", "policy_steps")
 REJECTION = {"mode": "rejection", "temperature": 1.0}
 
 
@@ -173,7 +173,7 @@ def test_expectation_is_the_recursions(name: str, trace: Trace, data: st.DataObj
     policy = POLICIES[name](max_draft=data.draw(st.integers(1, trace.depth)))
     result = expected_replay(trace, policy, cost_table(trace, COST))
     assert Expectation(trace, policy).matches(result)
-    assert result.policy == policy and result.log is None
+    assert result.policy == policy and result.rounds is None
     assert result.output_tokens.tolist() == (result.draws * trace.output_tokens).tolist()
 
 
@@ -246,7 +246,7 @@ def test_runs_that_really_draw_theta_agree_in_the_mean(policy: Any) -> None:
     def agrees(bandit: Bandit) -> bool:
         runs = [list(decode(trace, bandit)) for _ in range(1500)]
         rounds, drafted = np.array([len(run) for run in runs]), np.array([sum(row[2] for row in run) for run in runs])
-        return not (far_off(rounds, expected.rounds[0]) or far_off(drafted, expected.drafted[0]))
+        return not (far_off(rounds, expected.num_rounds[0]) or far_off(drafted, expected.drafted[0]))
 
     rng = np.random.default_rng(2)
     assert agrees(Bandit(policy, rng=rng))
@@ -285,7 +285,7 @@ def test_both_programmes_give_the_replay_where_all_is_certain() -> None:
         plain = replay(trace, FixedK(k=k), table)
         expected = expected_replay(certain, policy, table)
         near = 1e-12 if isinstance(policy, FixedK) else 1e-6
-        for name in ("rounds", "drafted", "accepted"):
+        for name in ("num_rounds", "drafted", "accepted"):
             np.testing.assert_allclose(getattr(expected, name), expected.draws * getattr(plain, name), rtol=near)
         np.testing.assert_allclose(
             expected.seconds[:, [0, 2, 3]], expected.draws * plain.seconds[:, [0, 2, 3]], rtol=near
@@ -353,7 +353,7 @@ def test_a_long_sequence_is_averaged_too() -> None:
     trace = one_sequence(400)
     policy = BetaTS(counting="printed", max_draft=8)
     expected = expected_replay(trace, policy, cost_table(trace, COST))
-    assert expected.accepted[0] + expected.rounds[0] == pytest.approx(400, abs=1e-9)
+    assert expected.accepted[0] + expected.num_rounds[0] == pytest.approx(400, abs=1e-9)
     many = copies(trace, 2000)
     sampled = replay(many, policy, cost_table(many, COST))
-    assert not far_off(sampled.rounds, expected.rounds[0]) and not far_off(sampled.drafted, expected.drafted[0])
+    assert not far_off(sampled.num_rounds, expected.num_rounds[0]) and not far_off(sampled.drafted, expected.drafted[0])

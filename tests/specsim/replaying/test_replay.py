@@ -28,6 +28,7 @@ from tests.support.reference import (
     build_trace,
     draft_confidence,
     entropy_score,
+    small_trace,
 )
 
 COST = RampCost()
@@ -100,10 +101,10 @@ KINDS = [
 
 def assert_same(result: Replay, decoder: Decoder) -> None:
     """Rounds and counts are equal, seconds to 1e-12: sums of at most 1e3 terms in two orders."""
-    decoded, count = decoder.run(), len(result.rounds)
-    assert result.log is not None
-    assert result.log.tolist() == [list(row) for row in decoded.rounds]
-    assert result.rounds.tolist() == np.bincount([row[0] for row in decoded.rounds], minlength=count).tolist()
+    decoded, count = decoder.run(), len(result.num_rounds)
+    assert result.rounds is not None
+    assert [row[:4] for row in result.rounds.rows()] == decoded.rounds
+    assert result.num_rounds.tolist() == np.bincount([row[0] for row in decoded.rounds], minlength=count).tolist()
     assert result.drafted.tolist() == decoded.total(2, count)
     assert result.accepted.tolist() == decoded.total(3, count)
     assert result.policy_steps.tolist() == decoded.policy_steps
@@ -188,8 +189,8 @@ def test_rounds_worked_by_hand() -> None:
         entropy_nats=np.ones((6, 3), dtype=np.float32),
     )
     result = replay(trace, FixedK(k=3), cost_table(trace, ConstantCost(1.0, 10.0)), log=True)
-    assert result.log is not None
-    assert result.log.tolist() == [[0, 0, 3, 2], [0, 3, 2, 1], [0, 5, 0, 0]]
+    assert result.rounds is not None
+    assert result.rounds.rows() == [(0, 0, 3, 2, 3, 2), (0, 3, 2, 1, 2, 1), (0, 5, 0, 0, 0, 0)]
     assert result.seconds.tolist() == [[5.0, 0.0, 30.0, 0.0]]
     assert result.autoregressive_s.tolist() == [60.0]
     assert result.speedup == 60 / 35
@@ -202,7 +203,7 @@ def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st
     table = cost_table(trace, COST)
     order = data.draw(st.lists(st.integers(0, trace.sequences - 1), min_size=1, max_size=8))
     whole, part = (replay(t, policy, table, seed=seed) for t in (trace, trace.select(order)))
-    for name in ("rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds"):
+    for name in ("num_rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[order])
     np.testing.assert_allclose(part.autoregressive_s, whole.autoregressive_s[order], rtol=1e-12)
 
@@ -211,10 +212,10 @@ def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st
 def test_a_sequence_ended_by_its_budget_emits_accepted_plus_rounds(trace: Trace, longest: int) -> None:
     """Each round emits a + 1 tokens; only an accepted EOS has no token after it."""
     result = replay(trace, FixedK(k=min(longest, trace.depth)), cost_table(trace, COST), log=True)
-    assert result.log is not None
-    short = result.accepted + result.rounds - result.output_tokens
-    last = [result.log[result.log[:, 0] == s][-1] for s in range(trace.sequences)]
-    ended = [t + a == n for (_, t, _, a), n in zip(last, result.output_tokens, strict=True)]
+    assert result.rounds is not None
+    short = result.accepted + result.num_rounds - result.output_tokens
+    last = [result.rounds[result.rounds.sequence == s].rows()[-1] for s in range(trace.sequences)]
+    ended = [t + a == n for (_, t, _, a, *_), n in zip(last, result.output_tokens, strict=True)]
     assert short.tolist() == [int(e) for e in ended]
     assert not (short[trace.token[trace.offsets[1:] - 1] != 0]).any()
 
@@ -233,9 +234,9 @@ def test_iid_acceptance_gives_leviathans_tokens_per_round(accept_prob: float, k:
     rng = np.random.default_rng([k, round(100 * accept_prob)])
     trace = build_trace(rng, rng.random((length, 16)) < accept_prob, [length])
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
-    log = replay(trace, FixedK(k=k), cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).log
+    log = replay(trace, FixedK(k=k), cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).rounds
     assert log is not None
-    emitted = log[log[:, 1] < length - 32, 3] + 1
+    emitted = log.accepted[log.t < length - 32] + 1
     size = np.arange(1, k + 2)
     chance = np.append(accept_prob ** np.arange(k) * (1 - accept_prob), accept_prob**k)
     tau = float(mean_tokens_per_round(accept_prob, k))
@@ -248,9 +249,9 @@ def test_logging_changes_nothing_and_is_off_by_default() -> None:
     trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((50, 4)) < 0.7, [30, 20])
     table, policy = cost_table(trace, COST), MaxConfidence(max_draft=4)
     plain, logged = replay(trace, policy, table), replay(trace, policy, table, log=True)
-    assert plain.log is None
+    assert plain.rounds is None
     np.testing.assert_array_equal(plain.seconds, logged.seconds)
-    assert logged.log is not None and len(logged.log) == logged.rounds.sum()
+    assert logged.rounds is not None and len(logged.rounds) == logged.num_rounds.sum()
 
 
 @pytest.mark.parametrize("end", range(14, 20))  # contexts around the first bucket's edge
@@ -274,3 +275,12 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
         replay(one(40, 4), FixedK(k=4), cost_table(one(40, 2), COST))
     with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
         replay(one(60, 4), FixedK(k=4), cost_table(one(8, 4), COST))
+
+
+def test_the_rounds_are_a_table_too() -> None:
+    trace = small_trace()
+    rounds = replay(trace, FixedK(k=2), cost_table(trace, COST), log=True).rounds
+    assert rounds is not None
+    frame = rounds.to_frame()
+    assert list(frame) == ["sequence", "t", "drafted", "accepted", "verified", "last"]
+    assert list(frame.itertuples(index=False, name=None)) == rounds.rows()

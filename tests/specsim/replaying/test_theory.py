@@ -39,12 +39,12 @@ def whole_rounds(trace: Trace, k: int) -> np.ndarray:
     Which rounds these are depends on where they begin, not on how they end, so their law is
     that of a round in an endless text.
     """
-    log = run(trace, FixedK(k=k), log=True).log
+    log = run(trace, FixedK(k=k), log=True).rounds
     assert log is not None
-    left = trace.output_tokens[log[:, 0]] - log[:, 1]
+    left = trace.output_tokens[log.sequence] - log.t
     counted = log[left > k]
-    assert (counted[:, 2] == k).all()
-    return counted[:, 3]
+    assert (counted.drafted == k).all()
+    return counted.accepted
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0])
@@ -134,9 +134,9 @@ def test_an_accepted_end_token_leaves_no_room_for_the_target_s_own() -> None:
     """Eq. 14 takes every round to emit a + 1 tokens: it misses by the rounds that accept the end. Eq. 13 does not."""
     trace = small_trace(3)
     result = run(trace, FixedK(k=6), log=True)
-    assert result.log is not None
-    sequence, t, _, accepted = result.log.T
-    ends_inside = int((t + accepted == trace.output_tokens[sequence]).sum())
+    assert result.rounds is not None
+    rounds = result.rounds
+    ends_inside = int((rounds.t + rounds.accepted == trace.output_tokens[rounds.sequence]).sum())
     summary = summarise(result)
     assert ends_inside > 0
     assert summary.output_tokens == summary.accepted + summary.rounds - ends_inside

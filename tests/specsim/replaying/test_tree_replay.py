@@ -261,12 +261,16 @@ class PlainTrees:
 
 
 def compare(result: Replay, plain: PlainTrees) -> None:
-    assert result.log is not None
-    np.testing.assert_array_equal(result.log, np.array(plain.rounds))
+    assert result.rounds is not None
+    assert result.rounds.rows() == plain.rounds
     np.testing.assert_allclose(result.seconds, plain.seconds, rtol=1e-9)
-    log = result.log
-    for column, counts in ((2, result.drafted), (3, result.accepted), (4, result.verified)):
-        np.testing.assert_array_equal(counts, np.bincount(log[:, 0], log[:, column], minlength=len(counts)))
+    log = result.rounds
+    for values, counts in (
+        (log.drafted, result.drafted),
+        (log.accepted, result.accepted),
+        (log.verified, result.verified),
+    ):
+        np.testing.assert_array_equal(counts, np.bincount(log.sequence, values, minlength=len(counts)))
 
 
 @settings(deadline=None, max_examples=30)
@@ -321,10 +325,10 @@ def test_what_the_record_lacks_is_counted_and_never_guessed(nodes: int) -> None:
     policy = Whim(4, 0.15, 0.04, 4)
     table = cost_table(whole, COST, policy)
     exact, cut = replay(whole, policy, table, log=True), replay(part, policy, table, log=True)
-    assert exact.log is not None and cut.log is not None and cut.truncated is not None
+    assert exact.rounds is not None and cut.rounds is not None and cut.truncated is not None
     untouched = np.flatnonzero(cut.truncated == 0)
     for s in untouched:
-        np.testing.assert_array_equal(exact.log[exact.log[:, 0] == s], cut.log[cut.log[:, 0] == s])
+        assert exact.rounds[exact.rounds.sequence == s].rows() == cut.rounds[cut.rounds.sequence == s].rows()
         np.testing.assert_array_equal(exact.seconds[s], cut.seconds[s])
     assert {6: cut.truncated.sum() > 100, 48: cut.truncated.sum() == 0}.get(nodes, True)
     assert nodes < 24 or len(untouched) > 0
@@ -337,9 +341,8 @@ def test_one_node_after_another_is_a_chain() -> None:
         path = Given(tuple([1.0] * k + [0.0]))
         chain = replay(trace, FixedK(k=k), cost_table(trace, RampCost()), log=True)
         result = replay(trace, path, cost_table(trace, FlatTrees(), path), log=True)
-        assert result.log is not None and chain.log is not None
-        np.testing.assert_array_equal(result.log[:, :4], chain.log)
-        np.testing.assert_array_equal(result.log[:, 5], chain.log[:, 3])
+        assert result.rounds is not None and chain.rounds is not None
+        assert result.rounds.rows() == chain.rounds.rows()
         parts = [0, 2, 3]  # the policy is asked about levels, of a chain about tokens
         np.testing.assert_allclose(result.seconds[:, parts], chain.seconds[:, parts], rtol=1e-12)
 

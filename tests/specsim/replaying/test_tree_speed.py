@@ -56,9 +56,9 @@ def test_two_million_positions_a_second_for_pct_at_64_nodes(
     policy = PCT(cost_ratio=EDD_7B.s_d / EDD_7B.s_t)
     table = cost_table(million, EDD_7B, policy)
     whole, once = replay(million, policy, table), replay(some, policy, cost_table(some, EDD_7B, policy))
-    for name in ("rounds", "drafted", "verified", "accepted", "truncated", "seconds"):
+    for name in ("num_rounds", "drafted", "verified", "accepted", "truncated", "seconds"):
         np.testing.assert_array_equal(getattr(whole, name), np.concatenate([getattr(once, name)] * 20))
-    rounds = whole.rounds.sum()
+    rounds = whole.num_rounds.sum()
     benchmark.pedantic(lambda: replay(some, policy, table), rounds=5, warmup_rounds=1)
     spent_s = seconds(million, enough_s=1e6 / MIN_POSITIONS_PER_S)
     record = {

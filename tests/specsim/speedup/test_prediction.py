@@ -42,7 +42,9 @@ def test_a_prediction_is_its_counts() -> None:
     found = predict(trace, POLICY, RampCost())
     result = replay(trace, POLICY, cost_table(trace, RampCost()))
     counts = (found.rounds, found.drafted, found.accepted, found.output_tokens)
-    assert counts == tuple(int(c.sum()) for c in (result.rounds, result.drafted, result.accepted, result.output_tokens))
+    assert counts == tuple(
+        int(c.sum()) for c in (result.num_rounds, result.drafted, result.accepted, result.output_tokens)
+    )
     assert (found.v_d, found.r_d) == (found.accepted / found.drafted, found.accepted / 102)
     assert found.tau == 102 / found.rounds
     assert found.hm == pytest.approx(2 / (1 / found.v_d + 1 / found.r_d))

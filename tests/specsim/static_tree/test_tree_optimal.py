@@ -173,8 +173,8 @@ def test_the_replay_takes_as_long_as_predicted() -> None:
     cost = tree_round_cost(table, trace)
     tree = price(policy.shape, rates_of(trace), cost)
     result = replay(trace, policy, table)
-    assert result.output_tokens.sum() / result.rounds.sum() == pytest.approx(tree.tokens, rel=0.01)
-    assert result.seconds.sum() / result.rounds.sum() == pytest.approx(tree.seconds, rel=0.005)
+    assert result.output_tokens.sum() / result.num_rounds.sum() == pytest.approx(tree.tokens, rel=0.01)
+    assert result.seconds.sum() / result.num_rounds.sum() == pytest.approx(tree.seconds, rel=0.005)
     assert result.output_tokens.sum() / result.seconds.sum() == pytest.approx(tree.tokens_per_s, rel=0.01)
     assert result.autoregressive_s.sum() / result.output_tokens.sum() == pytest.approx(cost.autoregressive_s)
 

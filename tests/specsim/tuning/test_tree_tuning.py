@@ -64,9 +64,9 @@ def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace
     for row in board.rows:
         result = replay(holdout, row.policy, cost_table(holdout, COST, row.policy))
         np.testing.assert_allclose(row.speculative_s, result.speculative_s, rtol=1e-12)
-        assert row.mean_length == pytest.approx(result.verified.sum() / result.rounds.sum())
+        assert row.mean_length == pytest.approx(result.verified.sum() / result.num_rounds.sum())
         assert row.prediction.oracle_regret is not None and row.prediction.oracle_regret > 0
-        share = 0.0 if result.truncated is None else result.truncated.sum() / result.rounds.sum()
+        share = 0.0 if result.truncated is None else result.truncated.sum() / result.num_rounds.sum()
         assert row.as_dict()["truncated_share"] == pytest.approx(share)
 
 
@@ -121,7 +121,7 @@ def test_points_that_the_record_is_too_small_for_are_refused() -> None:
     found = find_best(POLICIES["eagle2"], small, COST, trials=40, search="race")
     assert 0 < found.refused < found.trials
     result = replay(small, found.best, cost_table(small, COST, found.best))
-    assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.rounds.sum()
+    assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.num_rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
         find_best(POLICIES["eagle2"], small, COST, fixed={"nodes": 50, "depth": 6, "top_k": 10})
 

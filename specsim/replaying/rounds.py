@@ -1,0 +1,63 @@
+"""What a replay did, round by round."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specsim.trace.trace import IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# The fields of `RoundLog` as compiled code takes them.
+RoundArrays = namedtuple("RoundArrays", "sequence t drafted accepted verified last")
+
+
+@dataclass(frozen=True)
+class RoundLog:
+    """Rounds in the order in which they were replayed, one array of int64 [R] per fact.
+
+    sequence : index of the sequence in the trace
+    t : output position at which the round starts
+    drafted, accepted : tokens; the round emits accepted + 1 tokens, fewer where the text ends
+    verified : drafted tokens that the target verified; of a chain all of them
+    last : place of the last accepted token among the verified ones, from 1 on, 0 where none is accepted; of a
+        chain the same as accepted
+    """
+
+    sequence: IntArray
+    t: IntArray
+    drafted: IntArray
+    accepted: IntArray
+    verified: IntArray
+    last: IntArray
+
+    @staticmethod
+    def zeros(rounds: int) -> RoundLog:
+        """Room for so many rounds."""
+        return RoundLog(*(np.zeros(rounds, dtype=np.int64) for _ in RoundArrays._fields))
+
+    @property
+    def arrays(self) -> RoundArrays:
+        return RoundArrays(*(getattr(self, name) for name in RoundArrays._fields))
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def __getitem__(self, which: Any) -> RoundLog:
+        """The rounds that a slice, a mask [R] or indices choose."""
+        return RoundLog(*(values[which] for values in self.arrays))
+
+    def rows(self) -> list[tuple[int, ...]]:
+        """(sequence, t, drafted, accepted, verified, last) of every round, as plain numbers."""
+        return list(zip(*(values.tolist() for values in self.arrays), strict=True))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row per round and the fields as columns."""
+        import pandas as pd  # slow to import, and a replay does not need it
+
+        return pd.DataFrame(self.arrays._asdict())
