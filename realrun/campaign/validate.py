@@ -17,7 +17,7 @@ from realrun.campaign.lab import CHOICES
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.scripted import run_scripted
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
@@ -114,14 +114,14 @@ def _lab(job: Job) -> dict[str, Any]:
     names = [str(trained / role) if there else "lab" for role in ("target", "draft")]
     pair = load_pair(*names, device=str(job.device), dtype=_name(job))
     count, tokens, depth = (24, 128, 16) if job.full else (4, 24, 8)
-    settings = Settings(
+    settings = ValidationSettings(
         record=RecordSettings(depth, tokens, CHOICES["gumbel"]),
         trials=60 if job.full else 8,
         repeats=2 if job.full else 1,
         seed=job.seed,
         overwrite=True,
     )
-    return run_main_job(pair, lab_prompts(pair.tokenizer, count), settings, job.work / "validation", job.progress)
+    return validate(pair, lab_prompts(pair.tokenizer, count), settings, job.work / "validation", job.progress)
 
 
 def _name(job: Job) -> str:

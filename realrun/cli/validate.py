@@ -81,10 +81,11 @@ def validate(
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.recording.record import RecordSettings
-    from realrun.validation.run import Settings, run_main_job
+    from realrun.validation.run import ValidationSettings
+    from realrun.validation.run import validate as run_validation
     from specsim.policy.registry import POLICIES, find_policies
 
-    settings = Settings(
+    settings = ValidationSettings(
         record=RecordSettings(
             max_draft_tokens, max_new_tokens, Sampler(mode.value, temperature, seed, top_p), tree_nodes, tree_width
         ),
@@ -97,7 +98,7 @@ def validate(
     )
     pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
-        document = run_main_job(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
+        document = run_validation(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
     if json:
         print_json(document)
     else:

@@ -20,7 +20,7 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.profiling.trees import Samples
-from realrun.validation.run import SLICE_REPEATS, TREE_TOKENS
+from realrun.validation.profile_slices import SLICE_REPEATS, TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
 

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 
 from realrun.leaderboard.costs import PLAIN, Costs
-from realrun.leaderboard.measure import Arm, Measured, measure
+from realrun.leaderboard.measure import Contender, Measured, measure
 from realrun.leaderboard.rows import ADAPTIVE, FIXED, TREE, Entry, about, median_error, replays, role_of, rows
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
-from realrun.validation.run import MIN_PROMPT_TOKENS, prompt_digest, recorded_trace
+from realrun.recording.reuse import check_job, prompt_digest, recorded_trace
+from realrun.validation.profile_slices import profile_contexts
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
@@ -75,9 +76,7 @@ def run_leaderboard(
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
-    shortest = min(len(prompt.tokens) for prompt in prompts)
-    if shortest < MIN_PROMPT_TOKENS:
-        raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
+    check_job(out, prompts)
     _claim(out, _identity(pairs, prompts, settings), [*pairs, PLAIN], overwrite=overwrite)
     traces = {
         name: recorded_trace(
@@ -94,7 +93,7 @@ def run_leaderboard(
         pairs,
         plain,
         out,
-        contexts=sorted({int(c) for c in np.linspace(ranges[:, 0].min(), ranges[:, 1].max(), 4).round()}),
+        contexts=profile_contexts(ranges[:, 0].min(), ranges[:, 1].max()),
         depth=settings.record.depth,
         trees=settings.record.tree is not None,
         sampler=settings.record.sampler,
@@ -115,12 +114,12 @@ def run_leaderboard(
     measured: list[Measured] | None = None
     if settings.repeats:
         expected = replays(entries, holdouts, costs.models(), settings.seed)
-        arms = [Arm(PLAIN, PLAIN)] + [
-            Arm(e.key, e.drafter, e.policy, r, holdouts[e.drafter]) for e, r in zip(entries, expected, strict=True)
-        ]
+        contenders = [Contender(PLAIN, PLAIN)]
+        for one, replayed in zip(entries, expected, strict=True):
+            contenders.append(Contender(one.key, one.drafter, one.policy, replayed, holdouts[one.drafter]))
         measured = measure(
             {PLAIN: plain, **pairs},
-            arms,
+            contenders,
             [prompts[sequence] for sequence in held.tolist()],
             next(iter(holdouts.values())),
             out / DECODED,
@@ -182,8 +181,6 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
 
 def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwrite: bool) -> None:
     """Make the folder this job's, or find that it is; InputError if it is another's."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a folder as --out")
     path = out / SETTINGS
     if path.is_file() and overwrite:
         for name in (DECODED, *names, *json.loads(path.read_text())["drafters"]):

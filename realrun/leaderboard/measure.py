@@ -17,18 +17,18 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from realrun.validation.timing import Arm, Timings, decoding, take_turns
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.files import write_json
 from specsim.policy.base import Policy
 from specsim.replaying.replay import Replay
 from specsim.trace.trace import Trace
 
-WARM_TOKENS = 24
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Arm:
+class Contender:
     """One policy of one drafter, with its replay and the trace that this is of; of the baseline neither."""
 
     label: str
@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one arm took: seconds and output tokens [repeats, S]; shares of the last repeat, None for the baseline."""
+    """Of one contender: seconds and output tokens [repeats, S]; shares of the last repeat, None for the baseline."""
 
     seconds: Floats
     tokens: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class Measured:
 
 def measure(
     pairs: Mapping[str, Pair],
-    arms: Sequence[Arm],
+    contenders: Sequence[Contender],
     prompts: Sequence[Prompt],
     held: Trace,
     folder: Path,
@@ -64,72 +64,51 @@ def measure(
     after: Callable[[int], None],
     progress: Callable[[int, int], None],
 ) -> list[Measured]:
-    """What every arm took, in their order; a repeat that is in the folder is read.
+    """What every contender took, in their order; a repeat that is in the folder is read.
 
-    pairs : by the name that arms give, the baseline's among them
+    pairs : by the name that contenders give, the baseline's among them
     prompts : of the held-out sequences, in the order of `held`, whose numbers and budgets they take
     after : called with the number of repeats so far after each that is measured
     """
     done = [folder / f"{repeat}.json" for repeat in range(repeats)]
     if not all(path.is_file() for path in done):
-        loops = {}
-        for arm in arms:
-            pair = pairs[arm.drafter]
-            if arm.drafter not in loops:
-                loops[arm.drafter] = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler(**held.meta["decoding"]))
-            budget = min(WARM_TOKENS, int(held.budget_tokens[0]))
-            loops[arm.drafter].decode(prompts[0].tokens, budget, arm.policy)
+        sampler = Sampler(**held.meta["decoding"])
+        decoders = {
+            name: Decoder(*open_drafter(pairs[name]), pairs[name].eos_token_ids, sampler)
+            for name in dict.fromkeys(one.drafter for one in contenders)
+        }
+        arms = [Arm(one.label, one.policy, decoders[one.drafter]) for one in contenders]
+        step, turns = decoding(arms, prompts, held, seed), len(prompts) * len(arms)
         for repeat, path in enumerate(done):
-            if not path.is_file():
-                write_json(_repeat(loops, arms, prompts, held, repeat, repeats, seed, progress), path)
-                after(repeat + 1)
+            if path.is_file():
+                continue
+            timings, order = Timings(len(arms)), np.random.default_rng((seed, repeat))
+
+            def report(done: int, before: int = repeat * turns) -> None:
+                progress(before + done, repeats * turns)
+
+            take_turns(len(arms), range(len(prompts)), step, order, timings, report)
+            runs = [timings.last_runs(arm, range(len(prompts))) for arm in range(len(arms))]
+            write_json({one.label: _entry(one, own) for one, own in zip(contenders, runs, strict=True)}, path)
+            after(repeat + 1)
     documents = [json.loads(path.read_text()) for path in done]
     return [
         Measured(
-            seconds=np.array([document[arm.label]["seconds"] for document in documents]),
-            tokens=np.array([document[arm.label]["tokens"] for document in documents]),
-            rounds_identical=documents[-1][arm.label]["rounds_identical"],
-            output_identical=documents[-1][arm.label]["output_identical"],
+            seconds=np.array([document[one.label]["seconds"] for document in documents]),
+            tokens=np.array([document[one.label]["tokens"] for document in documents]),
+            rounds_identical=documents[-1][one.label]["rounds_identical"],
+            output_identical=documents[-1][one.label]["output_identical"],
         )
-        for arm in arms
+        for one in contenders
     ]
 
 
-def _repeat(
-    loops: Mapping[str, Decoder],
-    arms: Sequence[Arm],
-    prompts: Sequence[Prompt],
-    held: Trace,
-    repeat: int,
-    repeats: int,
-    seed: int,
-    progress: Callable[[int, int], None],
-) -> dict[str, Any]:
-    """Every prompt by every arm, in an order shuffled for each prompt; seconds, tokens and shares by label."""
-    order = np.random.default_rng((seed, repeat))
-    states: dict[int, Any] = {}  # of policies that carry theirs from sequence to sequence
-    runs: dict[int, list[Decoded]] = {number: [] for number in range(len(arms))}
-    for index, prompt in enumerate(prompts):
-        for number in order.permutation(len(arms)).tolist():
-            arm = arms[number]
-            decoded = loops[arm.drafter].decode(
-                prompt.tokens,
-                int(held.budget_tokens[index]),
-                arm.policy,
-                sequence=int(held.sequence_id[index]),
-                seed=seed,
-                state=states.get(number),
-            )
-            states[number] = decoded.state
-            runs[number].append(decoded)
-        progress(repeat * len(prompts) + index + 1, repeats * len(prompts))
-
-    def entry(arm: Arm, own: list[Decoded]) -> dict[str, Any]:
-        return {
-            "seconds": [run.seconds for run in own],
-            "tokens": [len(run.tokens) for run in own],
-            "rounds_identical": None if arm.replayed is None else rounds_identical(arm.replayed, own),
-            "output_identical": None if arm.trace is None else output_identical(arm.trace, own),
-        }
-
-    return {arm.label: entry(arm, runs[number]) for number, arm in enumerate(arms)}
+def _entry(contender: Contender, runs: list[Decoded]) -> dict[str, Any]:
+    """Seconds and tokens of a repeat's runs, and the shares of what was done as replayed and recorded."""
+    replayed, trace = contender.replayed, contender.trace
+    return {
+        "seconds": [run.seconds for run in runs],
+        "tokens": [len(run.tokens) for run in runs],
+        "rounds_identical": None if replayed is None else rounds_identical(replayed, runs),
+        "output_identical": None if trace is None else output_identical(trace, runs),
+    }

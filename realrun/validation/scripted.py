@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from realrun.decode.rounds import Decoded, Round
+from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair, vocabulary
 from realrun.pairs.shapes import describe
-from realrun.profiling.profile import profile
-from realrun.profiling.trees import Samples
 from realrun.provenance import provenance
 from realrun.validation.document import row_document
+from realrun.validation.profile_slices import ProfileSlices
 from realrun.validation.scripted_decoder import ScriptedDecoder, with_prefix
+from realrun.validation.timing import Timings, Turn, take_turns
 from realrun.validation.validate import Candidate, Row, candidates, rounds_identical
 from specsim.cost.contexts import context_range
-from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replaying.checks import check_replayable
@@ -43,22 +42,9 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-scripted", 1
-SLICE_REPEATS = 10  # of the profile, before the runs and after every repeat of them
-PROFILE_CONTEXTS = 4
-LEAST_SEQUENCES = 2  # run whatever the time, since an interval needs them
+MIN_SEQUENCES = 2  # run whatever the time, since an interval needs them
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
-
-
-@dataclass
-class _Runs:
-    """Seconds and rounds of every (arm, sequence); arm 0 is the baseline."""
-
-    seconds: dict[tuple[int, int], list[float]]
-    rounds: dict[tuple[int, int], list[Round]]
-    sequence_runs: int = 0
-    complete_repeats: int = 0
-    longest_s: float = 0.0  # of a sequence's runs, on the wall clock
 
 
 def scripted_validation(
@@ -99,7 +85,16 @@ def scripted_validation(
         check_replayable(trace, policy)
         if policy.carries_state:  # sequences are run in random order, and not always all of them
             raise InputError(f"policy {policy} carries its state over sequences; let it start anew with each")
-    slices = _Slices(pair, trace, sampler, seed, repeats, report)
+    slices = ProfileSlices(
+        pair,
+        context_range(trace),
+        depth=trace.depth,
+        sampler=sampler,
+        seed=seed,
+        tree_tokens=0,
+        slices=1 + repeats,
+        progress=lambda done, total: report("profile", done, total),
+    )
     cost = slices.measure()
     if policies is None:
         tuning, held = split_sequences(trace, seed=seed)
@@ -111,26 +106,28 @@ def scripted_validation(
     runner = ScriptedDecoder(pair, holdout, sampler, seed)
     arms = [candidate.policy for candidate in chosen if isinstance(candidate.policy, ChainPolicy)]
     runner.warm_up(arms)
-    runs = _Runs(defaultdict(list), {})
-    order = np.random.default_rng(seed)
+    pace = _Pace(deadline, slices)
+    baseline = _Baseline(runner)
+    timings, order = Timings(len(arms)), np.random.default_rng(seed)
     index_order = order.permutation(holdout.sequences).tolist()
-    total = repeats * holdout.sequences
+    total, complete = repeats * holdout.sequences, 0
+
+    def step(turn: Turn) -> Decoded:
+        """A burst of the baseline, then the policy; together the bursts cover the sequence once."""
+        baseline.burst(turn.sequence, turn.place, len(arms))
+        return Decoded([], runner.speculative(turn.sequence, arms[turn.arm]), 0.0)
+
     for _ in range(repeats):
-        before = runs.sequence_runs
-        for index in index_order:
-            # The sequence and the last slice of the profile need their time as well.
-            late = time.monotonic() + runs.longest_s + slices.longest_s > deadline
-            if late and runs.sequence_runs >= LEAST_SEQUENCES:
-                break
-            _run_sequence(runner, arms, index, order, runs)
-            report("run", runs.sequence_runs, total)
-        if runs.sequence_runs > before:
+        before = pace.done
+        take_turns(len(arms), pace.within(index_order, lambda done: report("run", done, total)), step, order, timings)
+        if pace.done > before:
             cost = slices.measure()
-        if runs.sequence_runs < before + holdout.sequences:
+        if pace.done < before + holdout.sequences:
             break
-        runs.complete_repeats += 1
-    done = np.array(sorted({index for _, index in runs.seconds}))
-    rows, autoregressive_s = _rows(holdout.select(done), chosen, cost, runs, done, seed)
+        complete += 1
+    done = np.array(sorted(baseline.seconds))
+    autoregressive_s = np.array([np.median(baseline.seconds[index]) for index in done.tolist()])
+    rows = _rows(holdout.select(done), chosen, cost, timings, done.tolist(), autoregressive_s, seed)
     return {
         "kind": KIND,
         "version": VERSION,
@@ -148,10 +145,10 @@ def scripted_validation(
         "done": {
             "minutes": None if minutes is None else float(minutes),
             "spent_minutes": (time.monotonic() - begun) / 60,
-            "stopped_early": runs.sequence_runs < total,
-            "repeats": runs.complete_repeats,
+            "stopped_early": pace.done < total,
+            "repeats": complete,
             "repeats_asked": repeats,
-            "sequence_runs": runs.sequence_runs,
+            "sequence_runs": pace.done,
             "sequence_runs_asked": total,
         },
         "autoregressive_sequence_seconds": autoregressive_s.tolist(),
@@ -163,82 +160,67 @@ def scripted_validation(
     }
 
 
-class _Slices:
-    """The cost profile, refined slice by slice."""
+class _Pace:
+    """Sequences one by one as long as there is time; the first two whatever the time."""
 
-    def __init__(self, pair: Pair, trace: Trace, sampler: Sampler, seed: int, repeats: int, report: Progress):
-        self.pair, self.depth, self.sampler, self.seed = pair, trace.depth, sampler, seed
-        low, high = context_range(trace)
-        self.contexts = sorted({int(c) for c in np.linspace(low, high, PROFILE_CONTEXTS).round()})
-        self.report, self.total = report, (1 + repeats) * len(self.contexts)
-        self.done = 0
-        self.samples: Samples = defaultdict(list)
-        self.document: dict[str, Any] = {}
-        self.longest_s = 0.0
+    def __init__(self, deadline: float, slices: ProfileSlices):
+        self.deadline, self.slices = deadline, slices
+        self.done, self.longest_s = 0, 0.0
 
-    def measure(self) -> ProfileCost:
-        start, before = time.monotonic(), self.done
-        self.document = profile(
-            self.pair,
-            contexts=self.contexts,
-            depth=self.depth,
-            repeats=SLICE_REPEATS,
-            sampler=self.sampler,
-            seed=self.seed,
-            tree_tokens=0,
-            samples=self.samples,
-            progress=lambda done, _: self.report("profile", before + done, self.total),
-        )
-        self.done += len(self.contexts)
-        self.longest_s = max(self.longest_s, time.monotonic() - start)
-        return profile_from_json(self.document, "just measured")
+    def within(self, sequences: Iterable[int], report: Callable[[int], None]) -> Iterator[int]:
+        for sequence in sequences:
+            start = time.monotonic()
+            # The sequence and the last slice of the profile need their time as well.
+            late = start + self.longest_s + self.slices.longest_s > self.deadline
+            if late and self.done >= MIN_SEQUENCES:
+                return
+            yield sequence
+            self.done += 1
+            self.longest_s = max(self.longest_s, time.monotonic() - start)
+            report(self.done)
 
 
-def _run_sequence(
-    runner: ScriptedDecoder, policies: Sequence[ChainPolicy], index: int, order: np.random.Generator, runs: _Runs
-) -> None:
-    """Every policy once, and between them the baseline's sequence cut into as many bursts."""
-    start, length = time.monotonic(), int(runner.trace.output_tokens[index])
-    cuts = np.linspace(0, length, len(policies) + 1).round().astype(int).tolist()
-    baseline_s = 0.0
-    for burst, number in enumerate(order.permutation(len(policies)).tolist()):
-        if cuts[burst] < cuts[burst + 1]:
-            baseline_s += sum(r.seconds for r in runner.autoregressive(index, cuts[burst], cuts[burst + 1]))
-        rounds = runner.speculative(index, policies[number])
-        runs.seconds[number + 1, index].append(sum(r.seconds for r in rounds))
-        runs.rounds[number + 1, index] = rounds
-    runs.seconds[0, index].append(baseline_s)
-    runs.sequence_runs += 1
-    runs.longest_s = max(runs.longest_s, time.monotonic() - start)
+class _Baseline:
+    """The autoregressive runs, each cut into as many bursts as there are turns; seconds of each, by sequence."""
+
+    def __init__(self, runner: ScriptedDecoder):
+        self.runner = runner
+        self.seconds: dict[int, list[float]] = defaultdict(list)
+
+    def burst(self, sequence: int, place: int, places: int) -> None:
+        length = int(self.runner.trace.output_tokens[sequence])
+        cuts = np.linspace(0, length, places + 1).round().astype(int).tolist()
+        if place == 0:
+            self.seconds[sequence].append(0.0)
+        if cuts[place] < cuts[place + 1]:
+            rounds = self.runner.autoregressive(sequence, cuts[place], cuts[place + 1])
+            self.seconds[sequence][-1] += sum(r.seconds for r in rounds)
 
 
 def _rows(
     trace: Trace,
     chosen: Sequence[Candidate],
     cost: ProfileCost,
-    runs: _Runs,
-    done: npt.NDArray[np.int64],
+    timings: Timings,
+    done: Sequence[int],
+    baseline_s: npt.NDArray[np.float64],
     seed: int,
-) -> tuple[list[Row], npt.NDArray[np.float64]]:
-    """Predicted beside measured, over the sequences that were run, and the baseline's seconds."""
-
-    def medians(arm: int) -> npt.NDArray[np.float64]:
-        return np.array([np.median(runs.seconds[arm, index]) for index in done.tolist()])
-
-    table, baseline_s = cost_table(trace, cost), medians(0)
+) -> list[Row]:
+    """Predicted beside measured, over the sequences that were run."""
+    table = cost_table(trace, cost)
     oracle_s = chain_oracle_seconds(trace, table)
     rows = []
-    for number, candidate in enumerate(chosen, start=1):
+    for arm, candidate in enumerate(chosen):
         replayed = replay(trace, candidate.policy, table, seed=seed, log=True)
-        decoded = [Decoded([], runs.rounds[number, index], 0.0) for index in done.tolist()]
+        decoded, spent_s = timings.last_runs(arm, done), timings.median_s(arm, done)
         rows.append(
             Row(
                 candidate=candidate,
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
-                measured=ratio_interval(baseline_s, medians(number)),
+                measured=ratio_interval(baseline_s, spent_s),
                 ladder=ladder(trace, candidate.policy, cost, seed=seed),
-                speculative_s=medians(number),
+                speculative_s=spent_s,
                 runs=decoded,
                 measured_tau=float("nan"),
                 overhead=float("nan"),
@@ -247,7 +229,7 @@ def _rows(
                 output_identical=float("nan"),
             )
         )
-    return rows, baseline_s
+    return rows
 
 
 # What is read off the emitted text, of which a scripted run has none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
+from realrun.validation.timing import Arm, Timings, decoding, take_turns
 from speckernels import backend_for
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
@@ -137,7 +137,7 @@ def candidates(
     return found, skipped
 
 
-def validate(
+def predict_and_measure(
     pair: Pair,
     trace: Trace,
     prompts: Sequence[Prompt],
@@ -167,57 +167,35 @@ def validate(
     train, holdout = trace.select(tuning), trace.select(held)
     chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
     decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
-    arms: list[Policy | None] = [None, *(candidate.policy for candidate in chosen)]
-    for arm in arms:  # compile and warm up before the clock counts
-        decoder.decode(prompts[held[0]].tokens, min(24, int(trace.budget_tokens[held[0]])), arm)
-    seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
-    runs: dict[tuple[int, int], Decoded] = {}
-    counts = np.zeros((len(arms), 3), dtype=np.int64)  # rounds, drafted, accepted
-    emitted_tokens = np.zeros(len(arms), dtype=np.int64)
-    order = np.random.default_rng(seed)
-    total = repeats * len(held) * len(arms)
-    done = 0
+    arms = [Arm("autoregressive", None, decoder), *(Arm(str(c.policy), c.policy, decoder) for c in chosen)]
+    step = decoding(arms, [prompts[sequence] for sequence in held.tolist()], holdout, seed)
+    timings, order, turns = Timings(len(arms)), np.random.default_rng(seed), len(held) * len(arms)
     for repeat in range(repeats):
         if trace.approximate:  # one text says little of a replay that averages over outcomes
             decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
-        states: dict[int, Any] = {}  # of policies that carry theirs from sequence to sequence
-        for index, sequence in enumerate(held.tolist()):
-            for arm_number in order.permutation(len(arms)).tolist():
-                decoded = decoder.decode(
-                    prompts[sequence].tokens,
-                    int(trace.budget_tokens[sequence]),
-                    arms[arm_number],
-                    sequence=int(trace.sequence_id[sequence]),
-                    seed=seed,
-                    state=states.get(arm_number),
-                )
-                states[arm_number] = decoded.state
-                seconds[arm_number, index].append(decoded.seconds)
-                runs[arm_number, index] = decoded
-                counts[arm_number] += [
-                    len(decoded.rounds),
-                    *np.sum([(r.drafted, r.accepted) for r in decoded.rounds], 0),
-                ]
-                emitted_tokens[arm_number] += len(decoded.tokens)
-                done += 1
-                if progress:
-                    progress("decode", done, total)
+
+        def report(done: int, before: int = repeat * turns) -> None:
+            if progress:
+                progress("decode", before + done, repeats * turns)
+
+        take_turns(len(arms), range(len(held)), step, order, timings, report)
         if reprofile is not None:
             cost = reprofile()
 
-    def arm_seconds(arm_number: int) -> npt.NDArray[np.float64]:
+    everything = range(len(held))
+    wanted = np.array([len(run.tokens) for run in timings.last_runs(0, everything)])
+
+    def arm_seconds(arm: int) -> npt.NDArray[np.float64]:
         """Seconds per sequence, for as many tokens as the baseline emitted there.
 
         In low precision an output may differ from the baseline's, in length too.
         """
-        spent = np.array([np.median(seconds[arm_number, i]) for i in range(len(held))])
-        emitted = np.array([len(runs[arm_number, i].tokens) for i in range(len(held))])
-        wanted = np.array([len(runs[0, i].tokens) for i in range(len(held))])
-        return np.asarray(spent * wanted / emitted)
+        emitted = np.array([len(run.tokens) for run in timings.last_runs(arm, everything)])
+        return np.asarray(timings.median_s(arm, everything) * wanted / emitted)
 
-    def round_seconds(arm_number: int) -> float:
+    def round_seconds(arm: int) -> float:
         """Mean over the rounds of all repeats."""
-        return float(np.sum([seconds[arm_number, i] for i in range(len(held))]) / counts[arm_number, 0])
+        return float(np.sum([timings.seconds[arm, i] for i in everything]) / timings.rounds[arm])
 
     baseline_s = arm_seconds(0)
     kinds_run = [type(candidate.policy) for candidate in chosen]
@@ -227,7 +205,7 @@ def validate(
         table = cost_table(holdout, cost, candidate.policy)
         replayed = replay(holdout, candidate.policy, table, seed=seed, log=True)
         own_s = arm_seconds(number)
-        own_runs = [runs[number, i] for i in range(len(held))]
+        own_runs = timings.last_runs(number, everything)
         rows.append(
             Row(
                 candidate=candidate,
@@ -237,9 +215,9 @@ def validate(
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
                 speculative_s=own_s,
                 runs=own_runs,
-                measured_tau=float(emitted_tokens[number] / counts[number, 0]),
+                measured_tau=float(timings.emitted[number] / timings.rounds[number]),
                 overhead=round_seconds(number) / round_seconds(0),
-                measured_v_d=float(metrics.draft_precision(counts[number, 2], counts[number, 1])),
+                measured_v_d=float(metrics.draft_precision(timings.accepted[number], timings.drafted[number])),
                 rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
                 output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
             )

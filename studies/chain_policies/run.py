@@ -23,7 +23,7 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
@@ -149,7 +149,7 @@ def main(out: Path) -> None:
     boards: dict[str, dict[str, list[Board]]] = {}
     for run in config["runs"]:
         sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        settings = Settings(
+        settings = ValidationSettings(
             record=RecordSettings(config["depth"], config["max_new_tokens"], sampler),
             kinds=kinds,
             trials=config["trials"],
@@ -161,9 +161,7 @@ def main(out: Path) -> None:
         with progress_bar() as report:
             done = folder / "validation.json"
             documents[run["name"]] = (
-                json.loads(done.read_text())
-                if done.is_file()
-                else run_main_job(pair, prompts, settings, folder, report)
+                json.loads(done.read_text()) if done.is_file() else validate(pair, prompts, settings, folder, report)
             )
             boards[run["name"]] = boards_of(folder, config, report)
         (out / "report.md").write_text(report_text(config, documents, boards))

@@ -22,7 +22,7 @@ from realrun.training.common.loop import LoopSettings
 from realrun.training.eesd import EesdSettings, train_eesd
 from realrun.training.predictor.data import PredictorSettings
 from realrun.training.predictor.train import train_predictor
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.typical_acceptance import TypicalSettings, compare_typical
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import read_cost
@@ -95,7 +95,7 @@ def validation(
         pair = load(drafter, config)
         sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
         nodes = config["tree_nodes"] if trees else 0
-        settings = Settings(
+        settings = ValidationSettings(
             record=RecordSettings(config["depth"], config["max_new_tokens"], sampler, nodes, config["tree_width"]),
             kinds=kinds,
             trials=config["trials"],
@@ -104,7 +104,7 @@ def validation(
             seed=config["seed"],
         )
         prompts = study_prompts(pair.tokenizer, config["prompts"])
-        run_main_job(pair, prompts, settings, folder, lambda what, n, total: report(f"{folder.name}: {what}", n, total))
+        validate(pair, prompts, settings, folder, lambda what, n, total: report(f"{folder.name}: {what}", n, total))
     table = cost_table(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
     return {**json.loads(done.read_text()), "step_ratio": table.step_ratio}
 

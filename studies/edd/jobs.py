@@ -20,9 +20,10 @@ from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair, load_target
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings
+from realrun.recording.reuse import recorded_trace
 from realrun.training.common.loop import LoopSettings
 from realrun.training.edd import EddSettings, train_edd
-from realrun.validation.run import Settings, recorded_trace, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
 from specsim.files import write_json
@@ -167,7 +168,7 @@ def main_jobs(
         folder = out / run["name"] / drafter
         done = folder / "validation.json"
         if not done.is_file():
-            validate(folder, load(folders.get(drafter, drafter), config), run, config, report)
+            validated(folder, load(folders.get(drafter, drafter), config), run, config, report)
         trace, cost = read_trace(folder / "trace"), read_cost(folder / "profile.json")
         document = json.loads(done.read_text())
         tuning, _ = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
@@ -180,11 +181,11 @@ def main_jobs(
     return found
 
 
-def validate(folder: Path, pair: Pair, run: Config, config: Config, report: Report) -> None:
+def validated(folder: Path, pair: Pair, run: Config, config: Config, report: Report) -> None:
     """Record, profile, tune, predict and really decode with this drafter; trees with EDD's alone."""
     trees = config["trees"] if folder.name == EDD else []
     chains = [name for name in config["chains"] if name != "fixed_k"]
-    settings = Settings(
+    settings = ValidationSettings(
         record=record_settings(run, config, config["tree_nodes"] if trees else 0),
         kinds=(PaperK if pair.deepest is None else HeadsK, *(POLICIES[name] for name in (*chains, *trees))),
         trials=config["trials"],
@@ -193,7 +194,7 @@ def validate(folder: Path, pair: Pair, run: Config, config: Config, report: Repo
         seed=config["seed"],
     )
     prompts = study_prompts(pair.tokenizer, config["prompts"])
-    run_main_job(pair, prompts, settings, folder, named(report, folder.name))
+    validate(pair, prompts, settings, folder, named(report, folder.name))
 
 
 def paper_cost(config: Config) -> ConstantCost:

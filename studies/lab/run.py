@@ -14,7 +14,7 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 
 HERE = Path(__file__).parent
@@ -62,14 +62,14 @@ def main(out: Path) -> None:
     documents = {}
     for run in config["runs"]:
         sampler = Sampler(run["mode"], run["temperature"], config["seed"])
-        settings = Settings(
+        settings = ValidationSettings(
             record=RecordSettings(config["depth"], config["max_new_tokens"], sampler),
             trials=config["trials"],
             repeats=config["repeats"],
             seed=config["seed"],
         )
         with progress_bar() as report:
-            documents[run["name"]] = run_main_job(pair, prompts, settings, out / run["name"], report)
+            documents[run["name"]] = validate(pair, prompts, settings, out / run["name"], report)
     (out / "summary.md").write_text(summary(documents))
 
 

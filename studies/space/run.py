@@ -28,7 +28,7 @@ from realrun.training.common.distill import DistillSettings, TextSettings, train
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import SpaceSettings, train_space
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
@@ -64,7 +64,7 @@ def validation(folder: Path, run: Config, config: Config, report: Report) -> Doc
     if not done.is_file():
         pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=DRAFTER)
         sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        settings = Settings(
+        settings = ValidationSettings(
             record=RecordSettings(config["masks"], config["max_new_tokens"], sampler),
             kinds=(EveryK, *(POLICIES[name] for name in config["others"])),
             trials=config["trials"],
@@ -72,7 +72,7 @@ def validation(folder: Path, run: Config, config: Config, report: Report) -> Doc
             tuning_share=config["tuning_share"],
             seed=config["seed"],
         )
-        run_main_job(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, report)
+        validate(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, report)
     return dict(json.loads(done.read_text()))
 
 

@@ -39,7 +39,7 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings, elapsed_ratio
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
@@ -141,7 +141,7 @@ def main(out: Path, config: Mapping[str, Any]) -> None:
     runs: dict[str, Run] = {}
     for run in config["runs"]:
         name, sampler = run["name"], Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        settings = Settings(
+        settings = ValidationSettings(
             record=RecordSettings(
                 config["depth"], config["max_new_tokens"], sampler, config["tree_nodes"], config["tree_width"]
             ),
@@ -155,7 +155,7 @@ def main(out: Path, config: Mapping[str, Any]) -> None:
         done = folder / "validation.json"
         with progress_bar() as report:
             if not done.is_file():
-                run_main_job(pair, prompts, settings, folder, report)
+                validate(pair, prompts, settings, folder, report)
             document = json.loads(done.read_text())
             trace, costs = read_trace(folder / "trace"), costs_of(folder, config)
             boards = boards_of(folder, trace, costs, config, report)

@@ -199,7 +199,7 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
         for module, name in (
             (costs_module, "profile"),
             (job_module, "leaderboard"),
-            (measure_module, "_repeat"),
+            (measure_module, "take_turns"),
         ):
             patch.setattr(module, name, None)  # calling it would raise
         second = start(again)

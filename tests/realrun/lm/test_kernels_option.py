@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import realrun.cli.main
-import realrun.validation.run as main_job
+import realrun.validation.profile_slices as profile_slices
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
@@ -22,7 +22,7 @@ from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from speckernels import BACKENDS, backend_for
 from speckernels.runtime.dispatch import AUTO
 from specsim.cost.model import ConstantCost
@@ -191,14 +191,14 @@ def test_the_help_teaches_the_option(command: str) -> None:
 
 
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_job, "SLICE_REPEATS", 2)
-    settings = Settings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=1)
+    monkeypatch.setattr(profile_slices, "SLICE_REPEATS", 2)
+    settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=1)
     with use_kernels("reference"):
-        document = run_main_job(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
+        document = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
     assert document["environment"]["kernels"] == "reference"
     assert json.loads((tmp_path / "profile.json").read_text())["kernels"] == "reference"
     with use_kernels("cuda"), pytest.raises(InputError, match='kernels="reference", asked for "cuda"'):
-        run_main_job(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
+        validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,8 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import realrun.validation.run
+import realrun.recording.reuse
+import realrun.validation.profile_slices
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
@@ -27,7 +28,7 @@ from realrun.profiling.profile import profile
 from realrun.recording.heads import heads_columns
 from realrun.recording.record import RecordSettings, record
 from realrun.recording.trees import Trees, TreeSize
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
 from specsim.policy.registry import POLICIES, make_policy
@@ -224,13 +225,13 @@ KINDS = ("fixed_k", "adaedl", "beta_ts", "eagle2", "cartesian", "sparse_tree")
 def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.validation.run, "SLICE_REPEATS", 4)
+    monkeypatch.setattr(realrun.validation.profile_slices, "SLICE_REPEATS", 4)
     kinds = tuple(POLICIES[name] for name in names)
     deeper = RecordSettings(16, 24, CHOICES["gumbel"], 256, 10)  # than there are heads
-    settings = Settings(deeper, kinds=kinds, trials=4, repeats=1)
+    settings = ValidationSettings(deeper, kinds=kinds, trials=4, repeats=1)
 
     def job() -> dict[str, Any]:
-        return run_main_job(medusa_pair(), tiny_prompts(), settings, tmp_path, lambda *step: None)
+        return validate(medusa_pair(), tiny_prompts(), settings, tmp_path, lambda *step: None)
 
     document = job()
     assert {row["policy"] for row in document["rows"]} >= set(names) - {"cali_ts", "space_k"}
@@ -246,7 +247,7 @@ def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     assert not any("\n" in reason for reason in skipped.values())
 
     monkeypatch.setattr(
-        realrun.validation.run, "record", None
+        realrun.recording.reuse, "record", None
     )  # the trace is used again, though it is shallower than asked
     assert job()["rows"]
     trace, cost = read_trace(tmp_path / "trace"), read_cost(tmp_path / "profile.json")

@@ -25,7 +25,7 @@ from realrun.recording.record import RecordSettings, record
 from realrun.recording.rejection import drafted_with, rejection_columns
 from realrun.validation.document import as_document
 from realrun.validation.rejection_replay import error_percent, measure_approximation
-from realrun.validation.validate import validate
+from realrun.validation.validate import predict_and_measure
 from specsim.cost.contexts import context_range
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
@@ -234,7 +234,7 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
         return decode(self, *args, **options)
 
     monkeypatch.setattr(Decoder, "decode", noted)
-    result = validate(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=2)
+    result = predict_and_measure(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=2)
     first = trace.meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1}  # each repeat decodes a text of its own
     document = json.loads(json.dumps(as_document(result)))

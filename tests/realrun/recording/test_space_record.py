@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import realrun.validation.run
+import realrun.validation.profile_slices
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
@@ -24,7 +24,7 @@ from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.run import Settings, run_main_job
+from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost, SpaceCost
 from specsim.cost.profile import profile_from_json
@@ -252,11 +252,11 @@ NAMES = ("fixed_k", "adaedl", "vct")
 
 @pytest.mark.parametrize("names", [pytest.param(NAMES, id="some"), pytest.param(tuple(POLICIES), id="all", marks=slow)])
 def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.validation.run, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(realrun.validation.profile_slices, "SLICE_REPEATS", 2)
     kinds = tuple(POLICIES[name] for name in names)
-    settings = Settings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=1)
+    settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=1)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2
-    document = run_main_job(space_pair(), prompts, settings, tmp_path, lambda *step: None)
+    document = validate(space_pair(), prompts, settings, tmp_path, lambda *step: None)
     assert document["drafter_kind"] == "space" and document["k_curve"]["k"] == [*range(1, MASKS + 1)]
     served = {row["policy"] for row in document["rows"]}
     assert served == {name for name in names if not issubclass(POLICIES[name], TreePolicy)} - {"cali_ts"}

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import realrun.validation.run as main_job
+import realrun.recording.reuse as reuse
+import realrun.validation.profile_slices as profile_slices
 from realrun.decode.sampling import Sampler
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.run import Settings, run_main_job
-from realrun.validation.validate import output_identical, rounds_identical, validate
+from realrun.validation.run import ValidationSettings, validate
+from realrun.validation.validate import output_identical, predict_and_measure, rounds_identical
 from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
@@ -25,7 +26,7 @@ from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 from tests.support.tiny import tiny_pair, tiny_prompts
 
-SETTINGS = Settings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=1)
+SETTINGS = ValidationSettings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=1)
 ROW_KEYS = {"policy", "params", "predicted", "measured", "error_percent", "rounds_identical_percent"}
 Job = tuple[dict[str, Any], Path, list[tuple[str, int, int]]]
 
@@ -38,8 +39,8 @@ def ignore(what: str, done: int, total: int) -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out, reports = tmp_path_factory.mktemp("job") / "out", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main_job, "SLICE_REPEATS", 4)
-        document = run_main_job(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
+        patch.setattr(profile_slices, "SLICE_REPEATS", 4)
+        document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
     return document, out, reports
 
 
@@ -120,12 +121,12 @@ def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyP
     def no_recording(*args: object) -> None:
         raise AssertionError("recorded anew")
 
-    monkeypatch.setattr(main_job, "record", no_recording)
-    monkeypatch.setattr(main_job, "profile", stop)
+    monkeypatch.setattr(reuse, "record", no_recording)
+    monkeypatch.setattr(profile_slices, "profile", stop)
     with pytest.raises(StopIteration):
-        run_main_job(tiny_pair(), tiny_prompts(), SETTINGS, out, ignore)
+        validate(tiny_pair(), tiny_prompts(), SETTINGS, out, ignore)
     with pytest.raises(AssertionError, match="recorded anew"):
-        run_main_job(tiny_pair(), tiny_prompts(), replace(SETTINGS, overwrite=True), out, ignore)
+        validate(tiny_pair(), tiny_prompts(), replace(SETTINGS, overwrite=True), out, ignore)
 
 
 @pytest.mark.parametrize(
@@ -139,27 +140,27 @@ def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_trace_made_with_other_settings_is_refused(
-    job: Job, settings: Settings, prompts: list[Prompt], names: str
+    job: Job, settings: ValidationSettings, prompts: list[Prompt], names: str
 ) -> None:
     _, out, _ = job
     before = (out / "validation.json").read_bytes()
     with pytest.raises(InputError, match=names) as caught:
-        run_main_job(tiny_pair(), prompts, settings, out, ignore)
+        validate(tiny_pair(), prompts, settings, out, ignore)
     assert "\n" not in str(caught.value) and "--overwrite" in str(caught.value)
     assert (out / "validation.json").read_bytes() == before
 
 
 def test_a_trace_of_another_model_is_refused(job: Job) -> None:
     with pytest.raises(InputError, match="drafter="):
-        run_main_job(replace(tiny_pair(), draft_name="other"), tiny_prompts(), SETTINGS, job[1], ignore)
+        validate(replace(tiny_pair(), draft_name="other"), tiny_prompts(), SETTINGS, job[1], ignore)
 
 
 def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
-        run_main_job(tiny_pair(), tiny_prompts(), SETTINGS, tmp_path / "file", ignore)
+        validate(tiny_pair(), tiny_prompts(), SETTINGS, tmp_path / "file", ignore)
     with pytest.raises(InputError, match="shortest prompt has 2 tokens"):
-        run_main_job(tiny_pair(), [Prompt("all", [1, 2])] * 4, SETTINGS, tmp_path / "new", ignore)
+        validate(tiny_pair(), [Prompt("all", [1, 2])] * 4, SETTINGS, tmp_path / "new", ignore)
     assert not (tmp_path / "new").exists()
 
 
@@ -167,9 +168,9 @@ def test_too_few_sequences_or_repeats_are_refused(job: Job) -> None:
     cost = read_cost(job[1] / "profile.json")
     trace = read_trace(job[1] / "trace")
     with pytest.raises(InputError, match="repeats=0"):
-        validate(tiny_pair(), trace, tiny_prompts(), cost, repeats=0)
+        predict_and_measure(tiny_pair(), trace, tiny_prompts(), cost, repeats=0)
     with pytest.raises(InputError, match="1 sequences cannot be split"):
-        validate(tiny_pair(), trace.select([0]), tiny_prompts(1), cost)
+        predict_and_measure(tiny_pair(), trace.select([0]), tiny_prompts(1), cost)
 
 
 def test_a_round_or_an_output_that_differs_is_counted() -> None:

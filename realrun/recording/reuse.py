@@ -1,0 +1,71 @@
+"""A trace that lies in a folder, used again if it was made with the settings asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from speckernels import backend_for
+from specsim.errors import InputError
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import Trace
+
+MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
+
+
+def check_job(out: Path, prompts: Sequence[Prompt]) -> None:
+    """InputError if a job that records and profiles cannot write there, or not with these prompts."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder as --out")
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    if shortest < MIN_PROMPT_TOKENS:
+        raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
+
+
+def recorded_trace(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: RecordSettings,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    *,
+    overwrite: bool = False,
+) -> Trace:
+    """The trace in the folder if it was made with these settings, else a new one."""
+    if folder.exists() and not overwrite:
+        trace = read_trace(folder)
+        wanted = {
+            "target": pair.target_name,
+            "drafter": pair.draft_name,
+            "weights": pair.fingerprint,
+            "device": pair.device.type,
+            "kernels": backend_for(pair.device),
+            "decoding": settings.sampler.as_dict(),
+            "depth": min(settings.depth, pair.deepest or settings.depth),
+            "tree": None if settings.tree is None else settings.tree._asdict(),
+            "max_new_tokens": settings.max_new_tokens,
+            "dtype": str(pair.dtype).removeprefix("torch."),
+            "prompts": prompt_digest(prompts),
+            "predictor": None if pair.predictor is None else pair.predictor.digest,
+        }
+        for key, value in wanted.items():
+            if trace.meta.get(key) != value:
+                raise InputError(
+                    f"{folder} was recorded with {key}={json.dumps(trace.meta.get(key))}, asked for "
+                    f"{json.dumps(value)}; pass --overwrite or another --out"
+                )
+        return trace
+    trace = record(pair, prompts, settings, progress)
+    trace.meta["prompts"] = prompt_digest(prompts)
+    write_trace(trace, folder, overwrite=overwrite)
+    return trace
+
+
+def prompt_digest(prompts: Sequence[Prompt]) -> str:
+    """A short hash of all prompts' tokens."""
+    return hashlib.sha256(json.dumps([p.tokens for p in prompts]).encode()).hexdigest()[:16]

@@ -1,0 +1,70 @@
+"""A cost profile measured in slices between the repeats of a job: a machine that drifts is seen as it is meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from realrun.decode.sampling import Sampler
+from realrun.pairs.pair import Pair
+from realrun.profiling.profile import profile
+from realrun.profiling.trees import Samples
+from specsim.cost.profile import ProfileCost, profile_from_json
+
+SLICE_REPEATS = 10  # of every measured size, in one slice
+NUM_CONTEXTS = 4
+TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
+
+
+class ProfileSlices:
+    """Each slice is added to those before, and the profile made of all.
+
+    document : the profile as it stands, JSON
+    longest_s : seconds of the longest slice so far
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        context_range: tuple[int, int],
+        *,
+        depth: int,
+        sampler: Sampler,
+        seed: int,
+        tree_tokens: int,
+        slices: int,
+        progress: Callable[[int, int], None],
+    ):
+        self.contexts = profile_contexts(*context_range)
+        self.pair, self.depth, self.sampler, self.seed, self.tree_tokens = pair, depth, sampler, seed, tree_tokens
+        self.progress, self.total, self.done = progress, slices * len(self.contexts), 0
+        self.samples: Samples = defaultdict(list)
+        self.document: dict[str, Any] = {}
+        self.longest_s = 0.0
+
+    def measure(self) -> ProfileCost:
+        """One slice more; the profile that follows from all."""
+        start, before = time.monotonic(), self.done
+        self.document = profile(
+            self.pair,
+            contexts=self.contexts,
+            depth=self.depth,
+            repeats=SLICE_REPEATS,
+            sampler=self.sampler,
+            seed=self.seed,
+            tree_tokens=self.tree_tokens,
+            samples=self.samples,
+            progress=lambda done, _: self.progress(before + done, self.total),
+        )
+        self.done += len(self.contexts)
+        self.longest_s = max(self.longest_s, time.monotonic() - start)
+        return profile_from_json(self.document, "just measured")
+
+
+def profile_contexts(low: int, high: int) -> list[int]:
+    """Cached tokens to profile at, evenly spread over a range."""
+    return sorted({int(c) for c in np.linspace(low, high, NUM_CONTEXTS).round()})
