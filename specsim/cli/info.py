@@ -80,6 +80,7 @@ def info(trace: TraceArgument, json: JsonOption = False) -> None:
     print_table(f"trace {trace}", ["", "value"], [[key, str(value)] for key, value in document.items()])
 
 
+@data.command("list")
 def data_list(
     folder: Annotated[
         Path | None, typer.Option(help="A folder that `realrun campaign` wrote; default: what ships with specsim.")
