@@ -1,24 +1,90 @@
-"""Files written whole or not at all, and digests."""
+"""Files and folders written whole or not at all, and digests.
+
+A kill leaves the old file or the new one, and beside it at most a hidden temporary one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def write_json(document: dict[str, Any], path: Path) -> None:
-    """Write JSON atomically."""
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """A temporary file to write, which takes the place of `path` where the block ends without an error."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "w") as handle:
-            json.dump(document, handle, indent=1)
-            handle.write("\n")
-        os.chmod(temporary, 0o644)
+        yield temporary
+        temporary.chmod(0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which takes the place of `folder` where the block ends without an error.
+
+    An old folder is moved aside for the moment in which the new one takes its place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield work
+        work.chmod(0o755)
+        if not folder.exists():
+            os.replace(work, folder)
+            return
+        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+        os.replace(folder, old)
+        try:
+            os.replace(work, folder)
+        except BaseException:
+            os.replace(old, folder)
+            raise
+        shutil.rmtree(old)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file, UTF-8 with line feeds."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
+    """Write one JSON document and a line feed."""
+    write_text(path, json.dumps(document, indent=indent) + "\n")
+
+
+def digest(*parts: Any, length: int = 16) -> str:
+    """The first hex digits of the SHA-256 of these strings and bytes, one after another."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode() if isinstance(part, str) else part)
+    return total.hexdigest()[:length]
+
+
+def nested_digest(*parts: Any) -> str:
+    """A digest of the parts' digests, which depends on where one part ends and the next begins."""
+    return digest(*(bytes.fromhex(digest(part, length=64)) for part in parts))
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, 64 hex digits."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

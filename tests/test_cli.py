@@ -22,8 +22,8 @@ from transformers.utils import logging
 import realrun.cli.main
 import specsim.cli.main
 import specsim.trace.files
+from specsim.files import file_digest
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, TREE_POLICIES
-from specsim.trace.files import checksum
 from tests.support.tiny import tiny_pair
 
 PREDICTION = {
@@ -489,7 +489,7 @@ def truncate(folder: Path) -> None:
 
 def truncate_and_vouch(folder: Path) -> None:
     truncate(folder)
-    sums = {name: checksum(folder / name) for name in ("sequences.parquet", "steps.parquet")}
+    sums = {name: file_digest(folder / name) for name in ("sequences.parquet", "steps.parquet")}
     edit_meta(folder, checksums=sums)
 
 
@@ -566,7 +566,7 @@ def test_an_existing_trace_is_kept_unless_told(files: Files, tmp_path: Path) -> 
     shutil.copytree(files.trace, folder)
     args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5, "--max-draft-tokens", 2]
     assert_refused(call("realrun", *args), folder, "--overwrite")
-    assert checksum(folder / "steps.parquet") == checksum(files.trace / "steps.parquet")
+    assert file_digest(folder / "steps.parquet") == file_digest(files.trace / "steps.parquet")
     assert json_of(call("realrun", *args, "--overwrite", "--json"))["output_tokens"] == 40
     assert [p.name for p in tmp_path.iterdir()] == ["trace"]
 
@@ -591,7 +591,7 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
     write = pq.write_table
     monkeypatch.setattr(specsim.trace.files.pq, "write_table", interrupted)
     if name == "meta.json":
-        monkeypatch.setattr(specsim.trace.files, "checksum", no_checksum)
+        monkeypatch.setattr(specsim.trace.files, "file_digest", no_checksum)
     args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5]
     result = call("realrun", *args, "--overwrite")
     assert result.code not in (0, 2) and result.out == ""

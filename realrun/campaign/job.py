@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from specsim.progress import Progress
+
 KIND = "specsim-campaign"
 VERSION = 1
-
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
 @dataclass(frozen=True)

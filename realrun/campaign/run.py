@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from realrun.campaign import kernels, lab, profile, validate
-from realrun.campaign.job import KIND, VERSION, Job, Progress, read_result
+from realrun.campaign.job import KIND, VERSION, Job, read_result
 from realrun.provenance import provenance
 from specsim.errors import InputError
 from specsim.files import write_json
+from specsim.progress import Progress
 
 STAGES: dict[str, ModuleType] = {stage.NAME: stage for stage in (kernels, profile, lab, validate)}
 ALL = "all"

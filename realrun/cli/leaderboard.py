@@ -34,6 +34,7 @@ from realrun.cli.options import (
 )
 from realrun.leaderboard.job import named
 from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.speedup.intervals import interval_text
 
 
 class ExactMode(StrEnum):
@@ -137,9 +138,6 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
 
-    def interval(values: Mapping[str, float]) -> str:
-        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
-
     measured = document["options"]["repeats"] > 0
     rows = []
     for row in document["rows"]:
@@ -148,10 +146,10 @@ def print_board(document: Mapping[str, Any]) -> None:
             [
                 row["drafter"] + (" (own target)" if row["own_target"] else ""),
                 row["form"] + (" *" if row["best_of_drafter"] else ""),
-                interval(row["speedup"]),
+                interval_text(row["speedup"]),
                 f"{behind['difference']['estimate']:.3f}" if behind else "",
                 "=" if row["tied_with_leader"] else "",
-                *([interval(row["measured"]), f"{row['error_percent']:+.1f}"] if measured else []),
+                *([interval_text(row["measured"]), f"{row['error_percent']:+.1f}"] if measured else []),
                 *([f"{row['rounds_identical_percent']:.2f}"] if measured else []),
                 f"{row['tau']:.2f}",
                 *(f"{row[key]:.3f}" for key in ("v_d", "hm")),

@@ -26,7 +26,7 @@ from realrun.cli.options import (
     TopPOption,
     load,
 )
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
 
 def profile(
@@ -56,13 +56,9 @@ def profile(
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.profiling.profile import profile as run_profile
-    from specsim.errors import InputError
     from specsim.files import write_json
 
-    try:
-        grid = [int(c) for c in contexts.split(",")]
-    except ValueError:
-        raise InputError(f"--contexts {contexts!r} is no list of whole numbers; write for example 64,128,256") from None
+    grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
     pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from realrun.cli.options import JsonOption, SeedOption, SmokeTestOption, TrialsOption
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
 DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")]
@@ -153,11 +153,4 @@ def scripted(
 
 
 def _numbers(option: str, text: str | None, default: Any) -> list[int]:
-    from specsim.errors import InputError
-
-    if text is None:
-        return list(default)
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option} {text!r} is no list of whole numbers; write for example 1,8,64") from None
+    return list(default) if text is None else parse_numbers(text, option, int, "1,8,64")

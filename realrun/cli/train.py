@@ -21,7 +21,7 @@ from realrun.cli.options import (
     load,
 )
 from realrun.cli.train_drafters import eagle, edd, eesd, medusa, self_sd, space, vdm
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from realrun.pairs.pair import Pair
@@ -63,12 +63,8 @@ def predictor(
     """
     from realrun.training.predictor.data import PredictorSettings
     from realrun.training.predictor.train import train_predictor
-    from specsim.errors import InputError
 
-    try:
-        degrees = tuple(float(part) for part in temperatures.split(","))
-    except ValueError:
-        raise InputError(f"--temperatures {temperatures!r} is no list of numbers; write for example 0,0.8") from None
+    degrees = tuple(parse_numbers(temperatures, "--temperatures", float, "0,0.8"))
     settings = PredictorSettings(max_new_tokens, depth, degrees, epochs=epochs, seed=seed)
     pair = load(target, draft_model, device, dtype, threads, "none", drafter)
     with progress_bar() as report:

@@ -22,7 +22,8 @@ from realrun.cli.options import (
     load,
     load_prompts,
 )
-from specsim.cli.console import parse_settings, print_json, print_table, progress_bar
+from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table, progress_bar
+from specsim.speedup.intervals import interval_text
 
 
 def typical(
@@ -76,15 +77,12 @@ def typical(
         print_json(document)
         return
 
-    def interval(values: dict[str, float]) -> str:
-        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
-
     rows = [
         [
             f"{arm['arm']}, epsilon {arm['epsilon']:g}, delta {arm['delta']:.3g}" if "epsilon" in arm else arm["arm"],
-            interval(arm["acceleration_rate"]),
-            interval(arm["log_likelihood_nats"]),
-            interval(arm["log_likelihood_at_temperature_nats"]),
+            interval_text(arm["acceleration_rate"]),
+            interval_text(arm["log_likelihood_nats"]),
+            interval_text(arm["log_likelihood_at_temperature_nats"]),
             f"{arm['distinct_trigram_share']:.3f}",
         ]
         for arm in document["arms"]
@@ -101,11 +99,4 @@ def typical(
 
 
 def _thresholds(text: str | None) -> tuple[float, ...]:
-    from specsim.errors import InputError
-
-    if text is None:
-        return ()
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--epsilons {text!r} is no list of numbers; write for example 0.05,0.1,0.2") from None
+    return () if text is None else tuple(parse_numbers(text, "--epsilons", float, "0.05,0.1,0.2"))

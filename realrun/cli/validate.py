@@ -37,6 +37,7 @@ from realrun.cli.options import (
     load_prompts,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.speedup.intervals import interval_text
 
 
 def validate(
@@ -108,17 +109,14 @@ def validate(
 
 
 def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-arg]
-    def interval(values: dict[str, float]) -> str:
-        return f"{values['estimate']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
-
     rows = [["autoregressive", "baseline", "1.000", "1.000", *[""] * 4]]
     for row in document["rows"]:
         rows.append(
             [
                 row["label"],
                 row["role"],
-                interval(row["predicted"]),
-                interval(row["measured"]),
+                interval_text(row["predicted"]),
+                interval_text(row["measured"]),
                 f"{row['error_percent']:+.1f}",
                 "approximate" if document["approximate"] else f"{row['rounds_identical_percent']:.2f}",
                 f"{row['tau']:.2f}",

@@ -12,9 +12,7 @@ in as one number per depth.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +26,7 @@ from transformers import PreTrainedModel
 
 from realrun.lm.cached import CachedLM
 from specsim.errors import InputError
+from specsim.files import digest, replacing
 
 FILE = "predictor.safetensors"
 FORMAT = "specsim-predictor-1"
@@ -64,7 +63,7 @@ class Predictor:
     def digest(self) -> str:
         """A short hash of the weights."""
         parts = [getattr(self, name).double().cpu().numpy().tobytes() for name in TENSORS]
-        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+        return digest(*parts)
 
     def check(self, target: Any, draft: Any, fingerprint: str) -> None:
         """InputError unless it was trained on this pair; target and draft as in `realrun.pairs.pair.Pair`."""
@@ -106,16 +105,9 @@ class RoundScorer:
 
 def save_predictor(predictor: Predictor, path: Path) -> None:
     """Write a predictor as one safetensors file in float32, atomically; its facts are JSON in the header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     tensors = {name: getattr(predictor, name).float().cpu().contiguous() for name in TENSORS}
-    try:
+    with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(predictor.facts)})
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def load_predictor(path: Path) -> Predictor:

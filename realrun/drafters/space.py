@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from realrun.decode.draft import layout
@@ -25,6 +24,7 @@ from realrun.drafters.acceptance_predictor import Predictor
 from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import open_lm
+from specsim.arrays import Ints
 from specsim.errors import InputError
 from specsim.policy.tree.base import TreePolicy
 
@@ -70,7 +70,7 @@ def mask_token(target: Any) -> int:
 
 
 @lru_cache(maxsize=256)
-def pass_layout(tokens: int, masks: int) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
+def pass_layout(tokens: int, masks: int) -> tuple[Ints, torch.Tensor]:
     """Depths [n] and who sees whom, bool [n, n], of n = tokens (masks + 1) rows: real tokens first, then their groups.
 
     The parent of every mask is the one before it in its group, that of the first its real token; rows
@@ -156,7 +156,7 @@ class MaskedTarget(CachedLM):
     def forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         raise InputError(CHAINS_ONLY)
 
-    def _run(self, tokens: Sequence[int], depths: npt.NDArray[np.int64], visible: torch.Tensor) -> torch.Tensor:
+    def _run(self, tokens: Sequence[int], depths: Ints, visible: torch.Tensor) -> torch.Tensor:
         """Logits of these rows behind the cached tokens.
 
         Masks beyond the model's last position stand at it: what they say would exceed the room for the output, and

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import Masks, mask_token, pass_layout
+from specsim.arrays import Ints
 from specsim.errors import InputError
 
 
@@ -184,9 +184,7 @@ class _Batch:
         """Drop what lies beyond the longest row."""
         self.cache.crop(self.slots - self.cache.get_seq_length())
 
-    def _run(
-        self, tokens: Sequence[Sequence[int]], depths: npt.NDArray[np.int64], visible: torch.Tensor
-    ) -> torch.Tensor:
+    def _run(self, tokens: Sequence[Sequence[int]], depths: Ints, visible: torch.Tensor) -> torch.Tensor:
         """Logits [B, n, V] of n new tokens a row, behind its own; depths [n] and visible [n, n] as of one tree."""
         dtype, device = self.model.dtype, self.model.device
         ids = torch.tensor([*map(list, tokens)], device=device)

@@ -11,17 +11,15 @@ from typing import Any
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from realrun.decode.draft import Draft, Siblings, Uniforms, params_of
 from realrun.decode.sampling import Sampler
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
+from specsim.arrays import Array
 from specsim.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
-
-Array = npt.NDArray[Any]
 
 
 class TreeGrower:

@@ -11,7 +11,6 @@ from __future__ import annotations
 # mypy: disable-error-code="arg-type,call-arg"
 import json
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, Size, lab_confi
 from realrun.lab.tokenizer import train_tokenizer
 from realrun.pairs.library_text import Split, library_files
 from specsim.errors import InputError
+from specsim.files import replacing
 
 CHECKPOINT = "checkpoint.safetensors"
 DECAY_SHARE = 0.3
@@ -186,15 +186,13 @@ class Trainer:
 
     def checkpoint(self) -> None:
         """Write weights and optimizer state as one safetensors file, atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         state = {f"model.{k}": v for k, v in self.master.state_dict().items() if k != "lm_head.weight"}
         for number, optimizer in enumerate(self.optimizers):
             for index, slots in optimizer.state_dict()["state"].items():
                 for slot, value in slots.items():
                     state[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
-        temporary = self.folder / "checkpoint.tmp"
-        save_file({k: v.contiguous() for k, v in state.items()}, temporary, metadata={"step": str(self.step)})
-        os.replace(temporary, self.folder / CHECKPOINT)
+        with replacing(self.folder / CHECKPOINT) as temporary:
+            save_file({k: v.contiguous() for k, v in state.items()}, temporary, metadata={"step": str(self.step)})
 
     def resume(self) -> None:
         path = self.folder / CHECKPOINT

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from realrun.profiling.trees import Samples
 from realrun.validation.profile_slices import SLICE_REPEATS, TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
+from specsim.progress import Counter
 
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
 QUANTILES = ("median_s", "p25_s", "p75_s")
@@ -62,7 +63,7 @@ class Costs:
             for key, seconds in kept["samples"]:
                 self.samples[name][tuple(key) if isinstance(key, list) else key] = seconds
 
-    def measure(self, wanted: int, progress: Callable[[int, int], None]) -> None:
+    def measure(self, wanted: int, progress: Counter) -> None:
         """Measure until there are so many slices of every drafter."""
         names = list(self.pairs)
         while (number := self.least) < wanted:

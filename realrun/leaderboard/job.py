@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from realrun.leaderboard.costs import PLAIN, Costs
 from realrun.leaderboard.measure import Contender, Measured, measure
 from realrun.leaderboard.rows import ADAPTIVE, FIXED, TREE, Entry, about, median_error, replays, role_of, rows
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
-from realrun.recording.reuse import check_job, prompt_digest, recorded_trace
+from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.profile_slices import profile_contexts
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
@@ -33,11 +33,11 @@ from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.base import Policy, build_policy
+from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
-Progress = Callable[[str, int, int], None]
 SLICES = 2  # of the costs before policies are tuned; another follows every repeat of decoding
 SETTINGS, DECODED = "settings.json", "decoded"
 RESERVED = (PLAIN, DECODED)  # names of folders that no drafter can have

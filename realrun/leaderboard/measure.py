@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
@@ -19,12 +18,12 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.validation.timing import Arm, Timings, decoding, take_turns
 from realrun.validation.validate import output_identical, rounds_identical
+from specsim.arrays import Floats, Ints
 from specsim.files import write_json
 from specsim.policy.base import Policy
+from specsim.progress import Counter
 from specsim.replaying.replay import Replay
 from specsim.trace.trace import Trace
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class Measured:
     """Of one contender: seconds and output tokens [repeats, S]; shares of the last repeat, None for the baseline."""
 
     seconds: Floats
-    tokens: npt.NDArray[np.int64]
+    tokens: Ints
     rounds_identical: float | None
     output_identical: float | None
 
-    def seconds_for(self, wanted: npt.NDArray[np.int64]) -> Floats:
+    def seconds_for(self, wanted: Ints) -> Floats:
         """Seconds per sequence [S], the median of the repeats, for as many tokens as wanted [S]."""
         return np.asarray(np.median(self.seconds / self.tokens, axis=0) * wanted)
 
@@ -62,7 +61,7 @@ def measure(
     repeats: int,
     seed: int,
     after: Callable[[int], None],
-    progress: Callable[[int, int], None],
+    progress: Counter,
 ) -> list[Measured]:
     """What every contender took, in their order; a repeat that is in the folder is read.
 

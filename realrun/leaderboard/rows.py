@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.leaderboard.costs import Costs
 from realrun.leaderboard.measure import Measured
@@ -15,6 +14,7 @@ from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from speckernels import backend_for
+from specsim.arrays import Floats
 from specsim.cost.profile import ProfileCost
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
@@ -27,7 +27,6 @@ from specsim.speedup.intervals import paired_difference, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace
 
-Floats = npt.NDArray[np.float64]
 FIXED, ADAPTIVE, TREE = "fixed K", "adaptive chain", "tree"
 
 

@@ -28,6 +28,7 @@ import speckernels
 from realrun.lm.cuda_graphs import Graphs, Replay
 from realrun.lm.fused_ops import PLAIN, compiled_pieces
 from realrun.lm.llama import TREE_ROOM, LlamaLM
+from specsim.arrays import Bools
 from specsim.errors import InputError
 
 MAX_STEP_TOKENS = 256  # new tokens of a step, or nodes of a tree; more go through the library's fused attention
@@ -215,7 +216,7 @@ class StaticLlama(LlamaLM):
             size.is_chain = True
         return size
 
-    def _lay_out(self, size: _Size, offsets: npt.NDArray[np.int_], visible: npt.NDArray[np.bool_]) -> None:
+    def _lay_out(self, size: _Size, offsets: npt.NDArray[np.int_], visible: Bools) -> None:
         """Give a size's next steps the shape of a tree.
 
         offsets : [n], positions less the first slot

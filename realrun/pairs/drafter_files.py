@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from realrun.drafters.medusa import MedusaHeads
 from realrun.drafters.space import Masks, with_mask
 from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from specsim.errors import InputError
+from specsim.files import digest, replacing
 
 FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
@@ -70,17 +70,16 @@ def weights_digest(*parts: torch.nn.Module | str) -> str:
 
     A parameter of three axes is a row of matrices, of which each counts.
     """
-    import hashlib
 
-    digest = hashlib.sha256()
-    for part in parts:
+    def read(part: torch.nn.Module | str) -> Iterator[str | bytes]:
         if isinstance(part, str):
-            digest.update(part.encode())
-            continue
+            yield part
+            return
         for parameter in part.parameters():
             rows = parameter.detach().flatten(max(parameter.ndim - 2, 0))[..., :64]
-            digest.update(rows.bfloat16().double().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+            yield rows.bfloat16().double().cpu().numpy().tobytes()
+
+    return digest(*(piece for part in parts for piece in read(part)))
 
 
 def describe_target(target: Any, name: str) -> dict[str, Any]:
@@ -99,17 +98,11 @@ def describe_target(target: Any, name: str) -> dict[str, Any]:
 def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Path:
     """Write FOLDER/drafter.safetensors, atomically; its path."""
     assert kind in KINDS and "target" in facts
-    folder.mkdir(parents=True, exist_ok=True)
-    path, temporary = folder / FILE, folder / f".{FILE}.{os.getpid()}"
+    path = folder / FILE
     # safetensors refuses a file without tensors, and Self-SD has none.
     whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()} or {"none": torch.zeros(1)}
-    try:
+    with replacing(path) as temporary:
         save_file(whole, temporary, metadata={"format": FORMAT, "kind": kind, "facts": json.dumps(facts)})
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from realrun.pairs.library_text import Split, docstring_spans, library_files
 from specsim.errors import InputError
+from specsim.files import digest
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,8 @@ def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens:
             if len(tokens) == prompt_tokens:
                 prompts.append(Prompt("tests" if source.is_test else "code", tokens))
     return prompts[:count]
+
+
+def prompt_digest(prompts: Sequence[Prompt]) -> str:
+    """A short hash of all prompts' tokens."""
+    return digest(json.dumps([prompt.tokens for prompt in prompts]))

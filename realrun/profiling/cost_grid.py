@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from realrun.lm.clock import device_clock
@@ -21,9 +20,11 @@ from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import find_dtype
 from realrun.pairs.shapes import describe, free_bytes, kv_bytes_per_token, random_model, shape_config
 from realrun.provenance import provenance
+from specsim.arrays import Floats, Ints
 from specsim.cost.grid import GRID_VERSION
 from specsim.cost.profile import GRID_KIND
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -32,7 +33,6 @@ LEAST_SAMPLES = 2  # a point with fewer is left out
 MEMORY_MARGIN = 0.9  # share of the free memory that is planned for
 FIXED_BYTES = 256e6  # libraries' own workspaces
 
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 Samples = dict[tuple[int, int], list[float]]  # (context, tokens) -> seconds
 
 
@@ -65,8 +65,8 @@ class _Grid:
     """What is known so far: [B, C, T] seconds (NaN where unknown), and why points are missing."""
 
     axes: Axes
-    tables: dict[str, npt.NDArray[np.float64]] = field(init=False)
-    samples: npt.NDArray[np.int64] = field(init=False)
+    tables: dict[str, Floats] = field(init=False)
+    samples: Ints = field(init=False)
     missing: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -233,7 +233,7 @@ def _measure_batch(
         report(repeat + 1)
 
 
-def _with_nulls(table: npt.NDArray[np.float64]) -> Any:
+def _with_nulls(table: Floats) -> Any:
     return [[[None if np.isnan(x) else x for x in row] for row in part] for part in table.tolist()]
 
 

@@ -7,11 +7,10 @@ run in shuffled order with scripted acceptance, so that the same code is timed t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from realrun.decode.decoder import Decoder
@@ -31,8 +30,10 @@ from realrun.profiling.trees import (
 )
 from realrun.provenance import provenance
 from speckernels import backend_for
+from specsim.arrays import Floats
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION
 from specsim.errors import InputError
+from specsim.progress import Counter
 
 WARMUP_ROUNDS = 3
 AUTOREGRESSIVE_BURST = 4
@@ -49,7 +50,7 @@ def profile(
     seed: int = 0,
     tree_tokens: int = 65,
     samples: Samples | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Counter | None = None,
 ) -> dict[str, Any]:
     """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
 
@@ -136,7 +137,7 @@ def _document(
     decoding: dict[str, Any],
 ) -> dict[str, Any]:
     def tables(q: float) -> dict[str, Any]:
-        def over_contexts(*key: Any) -> npt.NDArray[np.float64]:
+        def over_contexts(*key: Any) -> Floats:
             return np.array([np.quantile(samples[(*key, c)], q) for c in contexts])
 
         first = over_contexts("draft", 0, 1)

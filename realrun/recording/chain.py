@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from realrun.decode.gumbel import gumbel_noise
@@ -14,13 +12,14 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.acceptance_predictor import Scorer
 from realrun.lm.cached import CachedLM
 from realrun.recording.trees import TreeSize, grown_trees
+from specsim.arrays import Array, Floats, Ints
 
 CHUNK = 256  # positions whose branches share one forward pass
 STATISTICS = 4  # columns of Choice.statistics
 NO_RANK = -1
 MAX_RANK = np.iinfo(np.int16).max
 
-Columns = dict[str, npt.NDArray[Any]]
+Columns = dict[str, Array]
 
 
 @torch.inference_mode()
@@ -106,8 +105,8 @@ class Proposals:
         lm: CachedLM,
         first: int,
         output: Sequence[int],
-        rank: npt.NDArray[np.int64],
-        pending: npt.NDArray[np.int64] | None = None,
+        rank: Ints,
+        pending: Ints | None = None,
     ) -> Columns:
         """The trace's columns, with those of the trees grown from here; lm, first, pending : as for `grown_trees`."""
         columns = columns_of(self.statistics.numpy(), rank, np.asarray(output), self.statistics.shape[1])
@@ -120,9 +119,7 @@ class Proposals:
         return columns
 
 
-def true_ranks(
-    logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, position: int = 0
-) -> npt.NDArray[np.int64]:
+def true_ranks(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, position: int = 0) -> Ints:
     """Rank [T] of each output token among the siblings that `Sampler.candidates` orders, from logits [T, V].
 
     How many stand before it: those of a larger score, and of an equal one those of a lower index.
@@ -136,7 +133,7 @@ def true_ranks(
     own = scores.gather(-1, truth)
     index = torch.arange(scores.shape[1], device=scores.device)
     before = (scores > own) | ((scores == own) & (index < truth))
-    ranks: npt.NDArray[np.int64] = before.sum(-1).cpu().numpy()
+    ranks: Ints = before.sum(-1).cpu().numpy()
     return ranks
 
 
@@ -151,9 +148,9 @@ def branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dty
 
 
 def columns_of(
-    statistics: npt.NDArray[np.float64],
-    rank: npt.NDArray[np.int64],
-    output: npt.NDArray[np.int64],
+    statistics: Floats,
+    rank: Ints,
+    output: Ints,
     depth: int,
 ) -> Columns:
     """Columns of a trace from statistics [T, depth, STATISTICS] of the branches; rank [T] of the true token."""

@@ -21,7 +21,8 @@ from realrun.drafters.medusa import MedusaHeads
 from realrun.lm.cached import CachedLM
 from realrun.recording.chain import MAX_RANK, NO_RANK, STATISTICS, Columns, columns_of, true_ranks
 from realrun.recording.rejection import rejection_columns
-from realrun.recording.trees import CHUNK_NODES, Array, Trees, TreeSize, best_trees
+from realrun.recording.trees import CHUNK_NODES, Trees, TreeSize, best_trees
+from specsim.arrays import Array
 from specsim.errors import InputError
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
@@ -20,7 +19,9 @@ from realrun.recording.chain import Columns
 from realrun.recording.open import open_dense
 from realrun.recording.trees import Trees, TreeSize
 from speckernels import backend_for
+from specsim.arrays import Ints
 from specsim.errors import InputError
+from specsim.progress import Counter
 from specsim.speedup.formulas import distinct_trigrams
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import MAX_NODES, record_from_nodes
@@ -68,7 +69,7 @@ def record(
     pair: Pair,
     prompts: Sequence[Prompt],
     settings: RecordSettings,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Counter | None = None,
 ) -> Trace:
     """Decode every prompt with the target alone and record the drafter densely, with trees if asked for.
 
@@ -88,7 +89,7 @@ def record(
             f"longest prompt, output and depth make {longest} tokens, the models have {room} positions; shorten them"
         )
     predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
-    outputs: list[npt.NDArray[np.int64]] = []
+    outputs: list[Ints] = []
     columns: list[Columns] = []
     generate_s = dense_s = 0.0
     for sequence, prompt in enumerate(prompts):

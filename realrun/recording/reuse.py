@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.recording.record import RecordSettings, record
 from speckernels import backend_for
 from specsim.errors import InputError
+from specsim.progress import Counter
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 
@@ -32,7 +32,7 @@ def recorded_trace(
     prompts: Sequence[Prompt],
     settings: RecordSettings,
     folder: Path,
-    progress: Callable[[int, int], None],
+    progress: Counter,
     *,
     overwrite: bool = False,
 ) -> Trace:
@@ -64,8 +64,3 @@ def recorded_trace(
     trace.meta["prompts"] = prompt_digest(prompts)
     write_trace(trace, folder, overwrite=overwrite)
     return trace
-
-
-def prompt_digest(prompts: Sequence[Prompt]) -> str:
-    """A short hash of all prompts' tokens."""
-    return hashlib.sha256(json.dumps([p.tokens for p in prompts]).encode()).hexdigest()[:16]

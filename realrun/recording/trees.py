@@ -19,14 +19,14 @@ first ranks. Children of a node of path 0 have path 0 too and are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
+from specsim.arrays import Array
 from specsim.trace.tree_record import NO_TOKEN
 
 CHUNK_NODES = 1024  # recorded nodes of the positions that share their passes
@@ -36,7 +36,6 @@ NO_NODE = -1.0  # key where a position has fewer nodes than others
 ROOT = -1  # parent of the nodes of depth 1
 NOT_EXPANDED = -1
 
-Array = npt.NDArray[Any]
 # (index of the position, depth, number of the parent, token) of n nodes [n] -> their children's tokens, probs [n, W]
 Expand = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 

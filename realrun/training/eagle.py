@@ -20,9 +20,10 @@ from realrun.drafters.eagle import Eagle
 from realrun.pairs.pair import Pair
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
+from realrun.training.common.loop import LoopSettings, Tensors, wide
 from realrun.training.edd import kl_nats
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from realrun.drafters.edd import check_split, default_split, load_own_state, one
 from realrun.pairs.pair import Pair
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
+from realrun.training.common.loop import LoopSettings, Tensors, wide
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 PLACES = 5  # of a draft, of which agreement is told
 

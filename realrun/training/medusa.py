@@ -21,8 +21,9 @@ from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.pair import Pair
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Progress, Tensors, wide
+from realrun.training.common.loop import LoopSettings, Tensors, wide
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 
 @dataclass(frozen=True)

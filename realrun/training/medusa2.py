@@ -27,10 +27,11 @@ from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.drafter_files import describe_target, save_drafter, weights_digest
 from realrun.provenance import provenance
 from realrun.training.common.distill import check_length
-from realrun.training.common.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
+from realrun.training.common.loop import LoopSettings, Tensors, Text, Tokens, run_facts, run_loop, wide
 from realrun.training.common.lora import Adapter, AdapterSettings
 from realrun.training.medusa import head_logits, head_losses
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 
 @dataclass(frozen=True)

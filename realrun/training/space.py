@@ -29,9 +29,10 @@ from realrun.drafters.space import MAX_MASKS
 from realrun.pairs.drafter_files import TUNED, describe_target, save_drafter
 from realrun.provenance import provenance
 from realrun.training.common.distill import check_length
-from realrun.training.common.loop import LoopSettings, Progress, Tensors, Text, Tokens, run_facts, run_loop, wide
+from realrun.training.common.loop import LoopSettings, Tensors, Text, Tokens, run_facts, run_loop, wide
 from realrun.training.common.lora import Adapter, AdapterSettings
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 CUTS = 16  # of a held-out window, at which masks are judged
 

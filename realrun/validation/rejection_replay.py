@@ -7,12 +7,11 @@ they have in common with the replay: tokens per round (tau), accepted over draft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
@@ -20,9 +19,11 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.arrays import Floats
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
+from specsim.progress import Counter
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Estimate, resample
@@ -36,10 +37,10 @@ _ANY_COST = ConstantCost(1e-3, 1e-2)  # rounds do not depend on it
 class Counts:
     """What was emitted, in how many rounds, of what was drafted and accepted: float64 [S] each."""
 
-    tokens: npt.NDArray[np.float64]
-    rounds: npt.NDArray[np.float64]
-    drafted: npt.NDArray[np.float64]
-    accepted: npt.NDArray[np.float64]
+    tokens: Floats
+    rounds: Floats
+    drafted: Floats
+    accepted: Floats
 
     @property
     def tau(self) -> float:
@@ -97,7 +98,7 @@ def measure_approximation(
     policies: Sequence[ChainPolicy],
     *,
     seeds: Sequence[int],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Counter | None = None,
 ) -> list[Approximation]:
     """Replay the trace, and decode its prompts for real with these seeds of sampling.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
 from specsim.files import write_json
 from specsim.policy.base import Policy
-
-Progress = Callable[[str, int, int], None]
+from specsim.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
@@ -27,10 +26,12 @@ from realrun.validation.profile_slices import ProfileSlices
 from realrun.validation.scripted_decoder import ScriptedDecoder, with_prefix
 from realrun.validation.timing import Timings, Turn, take_turns
 from realrun.validation.validate import Candidate, Row, candidates, rounds_identical
+from specsim.arrays import Floats
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
+from specsim.progress import Progress
 from specsim.replaying.checks import check_replayable
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -43,8 +44,6 @@ from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-scripted", 1
 MIN_SEQUENCES = 2  # run whatever the time, since an interval needs them
-
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
 def scripted_validation(
@@ -203,7 +202,7 @@ def _rows(
     cost: ProfileCost,
     timings: Timings,
     done: Sequence[int],
-    baseline_s: npt.NDArray[np.float64],
+    baseline_s: Floats,
     seed: int,
 ) -> list[Row]:
     """Predicted beside measured, over the sequences that were run."""

@@ -13,7 +13,7 @@ decoding and loss-free sampling stand beside the rule; sampling is by Gumbel noi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +33,11 @@ from realrun.provenance import provenance
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
+from specsim.progress import Counter
 from specsim.speedup.formulas import distinct_trigrams
 from specsim.speedup.intervals import ratio_interval
 
 EPSILONS = tuple(percent / 100 for percent in range(1, 26))  # the paper's
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def compare_typical(
     prompts: Sequence[Prompt],
     policy: Policy,
     settings: TypicalSettings | None = None,
-    progress: Progress | None = None,
+    progress: Counter | None = None,
 ) -> dict[str, Any]:
     """Acceleration rate and likelihood of every arm, as a JSON document.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
@@ -18,12 +17,14 @@ from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
 from realrun.validation.timing import Arm, Timings, decoding, take_turns
 from speckernels import backend_for
+from specsim.arrays import Floats
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
 from specsim.fitting.fit import needs_fitting
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
+from specsim.progress import Progress
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
@@ -33,8 +34,6 @@ from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_second
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.variants import applicable_variants, fit_variant, label
-
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Row:
     predicted: Prediction
     measured: Estimate
     ladder: Ladder
-    speculative_s: npt.NDArray[np.float64]  # measured, per sequence
+    speculative_s: Floats  # measured, per sequence
     runs: list[Decoded]  # the last run of every sequence
     measured_tau: float
     overhead: float  # mean seconds of a round over those of an autoregressive step, measured
@@ -86,7 +85,7 @@ class Validation:
     train: Trace
     holdout: Trace
     profile: ProfileCost
-    autoregressive_s: npt.NDArray[np.float64]
+    autoregressive_s: Floats
     environment: dict[str, Any]
     seed: int
     skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
@@ -185,7 +184,7 @@ def predict_and_measure(
     everything = range(len(held))
     wanted = np.array([len(run.tokens) for run in timings.last_runs(0, everything)])
 
-    def arm_seconds(arm: int) -> npt.NDArray[np.float64]:
+    def arm_seconds(arm: int) -> Floats:
         """Seconds per sequence, for as many tokens as the baseline emitted there.
 
         In low precision an output may differ from the baseline's, in length too.

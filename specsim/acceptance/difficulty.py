@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from specsim.acceptance.difficulty_fit import from_rounds, from_trace
 from specsim.acceptance.latent import Drift
-from specsim.acceptance.quantiles import KNOTS, Floats, Table
+from specsim.acceptance.quantiles import KNOTS, Table
 from specsim.acceptance.sources import Counters, Source
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain
+from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
@@ -98,7 +99,7 @@ class Difficulty:
     def parameters(self) -> dict[str, Any]:
         return plain(self)
 
-    def draw(self, lengths: npt.NDArray[np.int64], depth: int, rng: np.random.Generator) -> Drafts:
+    def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
         from scipy.special import ndtri
 
         total = int(lengths.sum())
@@ -152,7 +153,7 @@ def _values(scores: Floats, confidence: Table, entropy_nats: Table, ratio: Table
 
 
 def _spread(
-    on: tuple[Floats, ...], off: tuple[Floats, ...], misses: npt.NDArray[np.int64], match_len: Any, depth: int
+    on: tuple[Floats, ...], off: tuple[Floats, ...], misses: Ints, match_len: Any, depth: int
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Values per output token [N] and per missed token and step [misses, D - 1] as trace columns [N, D].
 

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.latent import MISSING, fit_drift, fit_hidden, fit_mean
-from specsim.acceptance.quantiles import KNOTS, Floats, Table
+from specsim.acceptance.quantiles import KNOTS, Table
 from specsim.acceptance.sources import Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats
+from specsim.arrays import Bools, Floats, IntArray
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
@@ -144,9 +145,7 @@ def _correlations(scores: Floats) -> Table:
     return tuple(float(np.clip(a / b, -1, 1)) if b > 1e-9 else 0.0 for a, b in zip(above, below, strict=True))
 
 
-def _calibrate(
-    scores: Floats, hit: npt.NDArray[np.bool_], judged: npt.NDArray[np.bool_]
-) -> tuple[tuple[Floats, Floats], Floats]:
+def _calibrate(scores: Floats, hit: Bools, judged: Bools) -> tuple[tuple[Floats, Floats], Floats]:
     """Weights [3] of the best index of standard normal scores, hit chance at KNOTS; and the chance per token.
 
     scores [3, N], hit and judged [N]; only judged tokens are learned from.
@@ -174,9 +173,7 @@ def _calibrate(
     return (weight, table), np.asarray(np.interp(index, KNOTS, table))
 
 
-def _by_sequence(
-    chance: Floats, result: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
-) -> tuple[Floats, npt.NDArray[np.int8]]:
+def _by_sequence(chance: Floats, result: IntArray, lengths: IntArray) -> tuple[Floats, npt.NDArray[np.int8]]:
     """Phi^-1(chance) and results (1, 0 or MISSING), [N] each, as [S, T], padded with MISSING."""
     from scipy.special import ndtri
 
@@ -199,7 +196,7 @@ def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
     return outcome
 
 
-def _off_law(trace: Trace, score: Floats, missed: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _off_law(trace: Trace, score: Floats, missed: Bools) -> dict[str, Any]:
     """The `off_` fields: tokens drafted after a miss, each wrong branch once, from the position that misses first."""
     rows = np.flatnonzero(missed)
     limit = trace.draft_limit[rows].astype(np.int64)

@@ -11,6 +11,7 @@ from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.synthetic import AcceptanceModel
 from specsim.errors import InputError
+from specsim.files import write_json
 
 KIND, VERSION = "specsim-acceptance", 1
 MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition, Difficulty)}
@@ -29,7 +30,7 @@ def as_document(model: AcceptanceModel, fitted_to: dict[str, Any] | None = None)
 
 def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, Any] | None = None) -> None:
     """Write a model as JSON."""
-    Path(path).write_text(json.dumps(as_document(model, fitted_to), indent=2) + "\n")
+    write_json(as_document(model, fitted_to), path, indent=2)
 
 
 def load_model(path: Path | str) -> AcceptanceModel:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specsim.acceptance.synthetic import AcceptanceModel, generate
+from specsim.arrays import Bools, Floats
+from specsim.progress import Counter
 from specsim.speedup.formulas import reliability
 from specsim.trace.trace import Trace
 
-Floats = npt.NDArray[np.float64]
 LAGS = (1, 2, 4, 8, 16)
 MOST_CELLS = 20_000_000  # drafted tokens over all generated traces
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class FitReport:
 
 
 def fit_report(
-    model: AcceptanceModel, trace: Trace, *, replicates: int = 39, seed: int = 0, progress: Progress | None = None
+    model: AcceptanceModel, trace: Trace, *, replicates: int = 39, seed: int = 0, progress: Counter | None = None
 ) -> FitReport:
     """Generate traces of the same lengths and depth, and compare (a parametric bootstrap).
 
@@ -131,7 +129,7 @@ def summary(trace: Trace) -> dict[str, Any]:
     return result
 
 
-def _sequence_means(value: npt.NDArray[np.bool_], trace: Trace) -> Floats:
+def _sequence_means(value: Bools, trace: Trace) -> Floats:
     some = trace.output_tokens > 0
     return np.asarray(np.add.reduceat(value.astype(np.float64), trace.offsets[:-1][some]) / trace.output_tokens[some])
 

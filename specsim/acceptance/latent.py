@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from specsim.arrays import Floats, IntArray, Ints
+
 SEQUENCE_NODES, TOKEN_STATES = 7, 15
 MAX_POSITIONS = 12_000  # that the likelihood reads; its shares are known well enough then
 ROUGH_POSITIONS = 3_000
@@ -28,7 +29,7 @@ class Drift(NamedTuple):
     local: float
     decay: float
 
-    def draw(self, lengths: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
+    def draw(self, lengths: Ints, rng: np.random.Generator) -> Floats:
         """One process over sequences of these lengths [S]: float64 [N], standard normal at every place."""
         from scipy.signal import lfilter
 
@@ -47,7 +48,7 @@ class Drift(NamedTuple):
         return max(0.0, 1 - self.sequence - self.local)
 
 
-def fit_drift(score: Floats, lengths: npt.NDArray[np.integer[Any]], lags: int = 32) -> Drift:
+def fit_drift(score: Floats, lengths: IntArray, lags: int = 32) -> Drift:
     """Least squares of the drift on the autocorrelations of standard normal scores [N] at lags 1 to `lags`."""
     from scipy.optimize import least_squares
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specsim.acceptance.sources import Source, judged_by_depth
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
+from specsim.arrays import Ints
 from specsim.errors import InputError
 
 
@@ -43,7 +43,7 @@ class PerPosition:
     def parameters(self) -> dict[str, Any]:
         return plain(self)
 
-    def draw(self, lengths: npt.NDArray[np.int64], depth: int, rng: np.random.Generator) -> Drafts:
+    def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
         if depth > len(self.alpha):
             raise InputError(
                 f"acceptance model per_position knows depths up to {len(self.alpha)}, {depth} is wanted; "

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Bools, Floats, Ints
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
-
-Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class Rounds:
     sequence_id, t : int64 [R], or None where not recorded
     """
 
-    drafted: Counts
-    accepted: Counts
+    drafted: Ints
+    accepted: Ints
     policy: npt.NDArray[np.str_] | None = None
-    sequence_id: Counts | None = None
-    t: Counts | None = None
+    sequence_id: Ints | None = None
+    t: Ints | None = None
 
-    def select(self, keep: npt.NDArray[np.bool_]) -> Rounds:
+    def select(self, keep: Bools) -> Rounds:
         """The rounds where `keep` [R] holds."""
 
         def of(column: Any) -> Any:
@@ -45,14 +44,14 @@ class Rounds:
 class Counters:
     """Per draft depth i = 1..D: rounds that drafted an i-th token, and rounds that accepted it, int64 [D]."""
 
-    drafted: Counts
-    accepted: Counts
+    drafted: Ints
+    accepted: Ints
 
 
 Source = Trace | Rounds | Counters
 
 
-def judged_by_depth(source: Source) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def judged_by_depth(source: Source) -> tuple[Floats, Floats]:
     """Accepted and judged tokens per draft depth, float64 [D] each; their ratio is the discrete hazard estimate.
 
     A token is judged if everything drafted before it was accepted. A round that accepted all

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.sources import Source
+from specsim.arrays import Bools, Floats, Ints
 from specsim.errors import InputError
 from specsim.trace.trace import MAX_DEPTH, Trace
 
-Floats = npt.NDArray[np.float64]
 EOS = 0  # never drawn, so that sequences end by their budget
 VOCABULARY = 32_000
 MAX_SEED = 2**32 - 1
@@ -40,7 +40,7 @@ class AcceptanceModel(Protocol):
     def parameters(self) -> dict[str, Any]:
         """JSON form of the fields."""
 
-    def draw(self, lengths: npt.NDArray[np.int64], depth: int, rng: np.random.Generator) -> Drafts:
+    def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
         """What the drafter does in sequences of these lengths [S]."""
 
 
@@ -110,7 +110,7 @@ def generate(
     )
 
 
-def match_lengths(hit: list[npt.NDArray[np.bool_]], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def match_lengths(hit: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]:
     """Leading hits of the branch at every position, uint8 [N], none beyond the sequence's end.
 
     hit[i][p] : whether a branch that is right up to token p and drafts it as its i-th, from 0, hits

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from specsim.errors import InputError
+from specsim.progress import Progress
 
 BAD_INPUT = 2
+LINE_EVERY_S = 30.0  # of progress, where it goes to a file or a pipe
+Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 MAX_SEED = 2**32 - 1  # the least of what numpy, optuna and torch take
@@ -63,12 +67,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (what, done, total) that draws bars on standard error, if that is a terminal."""
-    from rich.progress import Progress
+def progress_bar() -> Iterator[Progress]:
+    """Bars on standard error; where that is no terminal, a line every half a minute."""
+    from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
+    if not console.is_terminal:
+        yield progress_lines()
+        return
+    with Bars(console=console, transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:
@@ -77,6 +84,28 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield report
+
+
+def progress_lines(interval_s: float = LINE_EVERY_S) -> Progress:
+    """Progress as lines on standard error, the first after `interval_s` seconds and no more than one in as many."""
+    last = time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= interval_s:
+            last = time.monotonic()
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
+    return report
+
+
+def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> list[Number]:
+    """The numbers of a comma-separated list, "3,7,16"; InputError names the option and gives the example."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{option} {text!r} is no list of {what}; write for example {example}") from None
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, str]:

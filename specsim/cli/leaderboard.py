@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
 from specsim.ranking.document import as_document, trace_names, write_results
 from specsim.report.page import range_text, value_text
+from specsim.speedup.intervals import interval_text
 
 
 def leaderboard(
@@ -74,16 +75,12 @@ def leaderboard(
 
     Example: specsim leaderboard TRACE --cost profile.json --also my_policy.py --out board
     """
-    from specsim.errors import InputError
     from specsim.policy.registry import POLICIES, find_policies
     from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
     kinds = find_policies([*(policy or POLICIES), *also])
-    try:
-        depths = [int(part) for part in max_draft.split(",") if part.strip()]
-    except ValueError:
-        raise InputError(f"--max-draft {max_draft!r} is no list of whole numbers; write for example 3,7,16") from None
+    depths = parse_numbers(max_draft, "--max-draft", int, "3,7,16") if max_draft else []
     models = [read_costs(path, draft_cost, batch) for path in cost]
     named = dict(zip(trace_names(traces), map(read_trace, traces), strict=True))
     with progress_bar() as report:
@@ -149,7 +146,7 @@ def print_board(board: Mapping[str, Any]) -> None:
         "regret",
         "settings",
     ]
-    rows = [["oracle", _interval(board["oracle"]), *[""] * 7, "0.0 %", ""]]
+    rows = [["oracle", interval_text(board["oracle"]), *[""] * 7, "0.0 %", ""]]
     placed = [_cells(row) for row in board["rows"]]
     ahead = sum(row["speedup"]["estimate"] >= 1 for row in board["rows"])
     placed.insert(ahead, ["autoregressive", "1.000", *[""] * 5, "1.00", *[""] * 3])
@@ -176,7 +173,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     behind, q = row["leader_minus_this"], row["draft_tokens_quantiles"]
     return [
         row["label"],
-        _interval(row["speedup"]),
+        interval_text(row["speedup"]),
         f"{behind['difference']['estimate']:.3f}" if behind else "",
         "=" if row["tied_with_leader"] else "",
         *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
@@ -185,7 +182,3 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{100 * row['oracle_regret']:.1f} %",
         row["settings"],
     ]
-
-
-def _interval(value: Mapping[str, float]) -> str:
-    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"

@@ -12,14 +12,13 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
+from specsim.arrays import Floats
 from specsim.cli.console import print_json, print_table
 from specsim.cli.options import BatchOption, CostOption, DraftCostOption, JsonOption, TraceArgument, read_costs
+from specsim.files import write_text
 from specsim.static_tree.shape import Shape, parents, ranks
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from specsim.trace.trace import Trace
 
 tree = typer.Typer(
@@ -198,7 +197,7 @@ def best(
     print_table(f"fastest tree of each size: {trace}", columns, rows)
 
 
-def _read_source(source: Path) -> tuple[Trace | None, npt.NDArray[np.float64]]:
+def _read_source(source: Path) -> tuple[Trace | None, Floats]:
     """Accuracies [K, R] of a CSV file, or of a trace and that."""
     from specsim.errors import InputError
     from specsim.static_tree.rates import rates_of, read_rates
@@ -220,7 +219,7 @@ def _measured(shape: tuple[int, ...], trace: Trace) -> float:
     return 1 + float(accepted_tokens(shape, trace.true_rank).mean())
 
 
-def _print_tree(shape: tuple[int, ...], chances: npt.NDArray[np.float64]) -> None:
+def _print_tree(shape: tuple[int, ...], chances: Floats) -> None:
     """The tree, a line per node, and its choices in one line to copy."""
     from rich.console import Console
 
@@ -235,14 +234,13 @@ def _powers(largest: int) -> list[int]:
     return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
-def _write_curve(path: Path, curve: npt.NDArray[np.float64]) -> None:
-    from specsim.report.page import write_whole
+def _write_curve(path: Path, curve: Floats) -> None:
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["nodes", "expected_tokens"])
     writer.writerows([nodes, repr(float(tokens))] for nodes, tokens in enumerate(curve))
-    write_whole(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
 def drawing(shape: Shape, notes: Sequence[str] | None = None) -> Tree:

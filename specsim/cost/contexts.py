@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats
 from specsim.cost.table import CostTable
 from specsim.trace.trace import Trace
 
 
-def autoregressive_seconds(trace: Trace, table: CostTable) -> npt.NDArray[np.float64]:
+def autoregressive_seconds(trace: Trace, table: CostTable) -> Floats:
     """Seconds per sequence [S] to emit the same tokens one by one."""
     context = np.arange(context_range(trace)[1] + 1)
     step_s = table.autoregressive_s[context >> table.bucket_bits]
     elapsed_s = np.concatenate([[0.0], np.cumsum(step_s)])
     first = trace.prompt_tokens - 1
-    result: npt.NDArray[np.float64] = elapsed_s[first + trace.output_tokens] - elapsed_s[first]
+    result: Floats = elapsed_s[first + trace.output_tokens] - elapsed_s[first]
     return result
 
 
@@ -24,7 +24,7 @@ def context_range(trace: Trace) -> tuple[int, int]:
     return int(trace.prompt_tokens.min()) - 1, int((trace.prompt_tokens + trace.output_tokens).max()) - 2
 
 
-def context_share(trace: Trace, table: CostTable) -> npt.NDArray[np.float64]:
+def context_share(trace: Trace, table: CostTable) -> Floats:
     """Share of the trace's positions in every column of the table [B], by which its costs are averaged."""
     context = np.repeat(trace.prompt_tokens - 1, trace.output_tokens) + trace.position
     columns = len(table.catch_up_s)

@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.model import CostModel, Seconds
+from specsim.arrays import Floats, Ints, Seconds
+from specsim.cost.model import CostModel
 from specsim.cost.profile import GRID_KIND
 from specsim.errors import InputError
 
@@ -43,9 +44,9 @@ class GridCost:
     model: str
     device: str
     dtype: str
-    batches: npt.NDArray[np.int64]
-    contexts: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
+    batches: Ints
+    contexts: Ints
+    tokens: Ints
     median_s: Seconds
     missing: npt.NDArray[np.str_]
 
@@ -78,9 +79,7 @@ class GridCost:
             raise InputError(f"cost grid of {self.model} has batch sizes {known}, asked for {batch}; choose one")
         return int(np.flatnonzero(self.batches == batch)[0])
 
-    def _bracket(
-        self, grid: npt.NDArray[np.int64], asked: npt.NDArray[np.float64], what: str, unit: str
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Seconds]:
+    def _bracket(self, grid: Ints, asked: Floats, what: str, unit: str) -> tuple[Ints, Ints, Seconds]:
         """Indices of the grid points around each value, and its share of the way between them.
 
         A value that lies on a point is bracketed by that point alone, so it needs no neighbour.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Seconds
 from specsim.errors import InputError
 
-Seconds = npt.NDArray[np.float64]
 MAX_TREE_TOKENS = 512  # that a cost table prices
 SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.model import ConstantCost, CostModel, Seconds
+from specsim.arrays import Ints, Seconds
+from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
 
 PROFILE_KIND = "specsim-profile"
@@ -27,7 +28,7 @@ class TreeProfile:
     wider_s, verify_s : [S, C], as in `TreeTable`
     """
 
-    sizes: npt.NDArray[np.int64]
+    sizes: Ints
     wider_s: Seconds
     verify_s: Seconds
     policy_step_s: float
@@ -61,7 +62,7 @@ class ProfileCost(CostModel):
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
     """
 
-    contexts: npt.NDArray[np.int64]
+    contexts: Ints
     draft_step_s: Seconds
     catch_up_s: Seconds
     verify_s: Seconds

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.model import MAX_TREE_TOKENS, CostModel, Seconds
+from specsim.arrays import Seconds
+from specsim.cost.model import MAX_TREE_TOKENS, CostModel
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Bools, Floats, IntArray
 from specsim.errors import InputError
 from specsim.policy.estimates.token_probability import FEATURES, features, run_after, with_one_more
 from specsim.replaying.rounds import RoundLog
 from specsim.speedup import formulas as metrics
 from specsim.trace.outcomes import outcomes
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 Signal = Literal["confidence", "entropy", "both", "all"]
 Method = Literal["platt", "isotonic"]
-Floats = npt.NDArray[np.float64]
 
 HIDDEN = {"confidence": [1, 2], "entropy": [0, 2, 5], "both": [2], "all": []}  # features that a signal leaves out
 KNOTS = 65
@@ -31,7 +31,7 @@ RIDGE = 0.1  # weight of the squared norm of the standardised weights, against t
 LEAST_PROB = 1e-3  # an isotonic fit may say 0 or 1 from a handful of tokens
 
 
-def judged_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+def judged_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], Bools]:
     """Confidence and acceptance of every drafted token whose draft prefix was right, so that
     the target judged it."""
     depth = np.arange(trace.depth)[None]
@@ -50,11 +50,11 @@ class Tokens:
     """
 
     features: Floats
-    judged: npt.NDArray[np.bool_]
-    hit: npt.NDArray[np.bool_]
-    within: npt.NDArray[np.bool_]
+    judged: Bools
+    hit: Bools
+    within: Bools
 
-    def followed(self) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    def followed(self) -> tuple[Floats, Bools]:
         """Features [n, FEATURES] of right tokens, and whether the token after each is right too."""
         known = self.judged[:, 1:]
         return self.features[:, :-1][known], self.hit[:, 1:][known]
@@ -105,9 +105,7 @@ class Calibration:
         return np.interp(self.score(features), self.knots, self.probs)
 
 
-def calibrate(
-    features: Floats, hit: npt.NDArray[np.bool_], *, signal: Signal = "all", method: Method = "platt"
-) -> Calibration:
+def calibrate(features: Floats, hit: Bools, *, signal: Signal = "all", method: Method = "platt") -> Calibration:
     """Fit acceptance to features [n, FEATURES] of n tokens, of which `hit` [n] says the outcome.
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by

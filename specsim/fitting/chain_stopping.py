@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.cost.contexts import autoregressive_seconds, context_share
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.fitting.chain_calibration import Calibration, Floats, Tokens
+from specsim.fitting.chain_calibration import Calibration, Tokens
 from specsim.trace.trace import Trace
 
 NEVER = 2.0  # a threshold that no path probability reaches
@@ -101,7 +101,7 @@ def fit_chain(tokens: Tokens, model: Calibration, edges: Floats, next_model: Cal
     return SignalChain(first / first.sum(), accept, following, next_accept)
 
 
-def _bin_means(at: npt.NDArray[np.int64], values: Floats, bins: int) -> Floats:
+def _bin_means(at: Ints, values: Floats, bins: int) -> Floats:
     """Mean value per bin; an empty bin takes the overall mean."""
     count = np.bincount(at, minlength=bins)
     overall = values.mean() if len(values) else 0.5

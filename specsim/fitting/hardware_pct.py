@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specsim.arrays import Floats
 from specsim.fitting.tree_stopping import levels
 from specsim.policy.base import build_policy
 from specsim.policy.tree.hardware_pct import HardwarePCT
 
 if TYPE_CHECKING:
     from specsim.cost.table import CostTable
-    from specsim.fitting.tree_calibration import Floats, Rounds, TreeCalibration
+    from specsim.fitting.tree_calibration import Rounds, TreeCalibration
     from specsim.fitting.tree_stopping import TreeCost
     from specsim.trace.trace import Trace
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Bools, Floats, IntArray
 from specsim.errors import InputError
 from specsim.fitting.chain_calibration import LEAST_PROB, RIDGE, quality
 from specsim.policy.estimates.node_probability import (
@@ -26,10 +26,9 @@ from specsim.policy.estimates.node_probability import (
 )
 from specsim.replaying.rounds import RoundLog
 from specsim.speedup import formulas as metrics
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 Method = Literal["platt", "isotonic"]
-Floats = npt.NDArray[np.float64]
 
 KNOTS = 65
 SMALL_PATH = 1e-4  # draft path probability below which nodes do not shape the ceiling
@@ -58,7 +57,7 @@ class Judged:
     features: Floats
     rank: IntArray
     prob: Floats
-    hit: npt.NDArray[np.bool_]
+    hit: Bools
 
 
 def judged_nodes(trace: Trace, rounds: Rounds | None = None) -> Judged:

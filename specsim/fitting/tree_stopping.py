@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
+from specsim.arrays import Floats
 from specsim.cost.contexts import context_share
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.fitting.tree_calibration import Floats, Rounds
+from specsim.fitting.tree_calibration import Rounds
 from specsim.policy.estimates.node_value import KNOTS, LOWEST, NEVER, best_expanded, best_kept, gain_s
 from specsim.trace.trace import Trace
 

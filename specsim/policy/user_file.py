@@ -6,7 +6,6 @@ The file runs, as any program that its user starts; nothing but a path named by 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import numbers
 import re
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from specsim.errors import InputError
+from specsim.files import digest
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.tree.base import TreePolicy, close_kept, limit_widths, new_tree
@@ -69,8 +69,8 @@ def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
 
 def _run(path: Path, source: bytes) -> ModuleType:
     """The file as a module. Dataclasses look their module up by name, so it is registered under one of its own."""
-    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:12]
-    module = ModuleType(f"specsim_policy_file_{digest}")
+    name = digest(f"{path}\0", source, length=12)
+    module = ModuleType(f"specsim_policy_file_{name}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:

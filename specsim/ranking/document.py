@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from specsim.files import write_json, write_text
 
 if TYPE_CHECKING:
     from specsim.ranking.leaderboard import Board
@@ -59,10 +60,9 @@ def as_document(boards: Sequence[Board], options: Mapping[str, Any]) -> dict[str
 def write_results(folder: Path, document: Mapping[str, Any]) -> None:
     """leaderboard.json, leaderboard.csv and report.html, each whole or not at all."""
     from specsim.report.leaderboard import write_leaderboard_report
-    from specsim.report.page import write_whole
 
-    write_whole(folder / "leaderboard.json", json.dumps(document, indent=2) + "\n")
-    write_whole(folder / "leaderboard.csv", as_csv(document))
+    write_json(document, folder / "leaderboard.json", indent=2)
+    write_text(folder / "leaderboard.csv", as_csv(document))
     write_leaderboard_report(folder / "report.html", document)
 
 

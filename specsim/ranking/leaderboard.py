@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
 from specsim.cost.table import CostTable
@@ -24,6 +24,7 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
+from specsim.progress import Counter, Progress
 from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
 from specsim.replaying.replay import Replay, prepare, replay
 from specsim.replaying.rounds import RoundLog
@@ -35,8 +36,6 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.variants import Form, applicable_variants, fit_variant, label
 
-Progress = Callable[[str, int, int], None]  # (what, done, total)
-Floats = npt.NDArray[np.float64]
 PARTS = ("draft", "policy", "verify", "other")
 
 
@@ -57,7 +56,7 @@ class Row:
     tuned: bool
     prediction: Prediction
     seeds: int
-    lengths: npt.NDArray[np.int64]
+    lengths: Ints
     token_s: tuple[float, ...]
     speculative_s: Floats
     train_speedup: float
@@ -255,7 +254,7 @@ def _board(
     seed: int,
     sensitivity: bool,
     jobs: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Counter | None,
 ) -> Board:
     from joblib import Parallel, delayed
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, IntArray, Ints
 from specsim.cost.table import CostTable
 from specsim.policy.chain.base import ChainPolicy, Step
 
@@ -16,7 +16,7 @@ from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 from specsim.replaying.kernel import bind
 from specsim.replaying.rounds import RoundLog
 from specsim.rng import uniform
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 ROUNDS, DRAFTED, ACCEPTED, POLICY_STEPS, VERIFIED, TRUNCATED = range(6)
 COUNTS = 6
@@ -126,9 +126,9 @@ def run_chain(policy: ChainPolicy) -> Callable[..., int]:
         trace: Trace,
         table: CostTable,
         outcome: tuple[IntArray, int],
-        which: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.int64],
-        seconds: npt.NDArray[np.float64],
+        which: Ints,
+        counts: Ints,
+        seconds: Floats,
         log: RoundLog,
     ) -> int:
         match_len, seed = outcome

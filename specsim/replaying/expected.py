@@ -14,8 +14,8 @@ from typing import Any
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Array, Floats
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
@@ -24,8 +24,6 @@ from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import Replay, replay
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.trace import Trace
-
-Chances = npt.NDArray[np.float64]
 
 MAX_CELLS = 2**26  # of the programme's table, 8 bytes each
 NEGLIGIBLE = 1e-20  # a chance left out; a billion of them still leave a sequence's expectations right to 1e-11
@@ -82,10 +80,10 @@ def draws_uniforms(kind: type[ChainPolicy]) -> bool:
     return any(name in names for names in named)
 
 
-def _match_chances(trace: Trace, longest: int) -> Chances:
+def _match_chances(trace: Trace, longest: int) -> Floats:
     """[N, longest + 1], chance that the first j drafted tokens are all accepted if all are verified."""
     if not trace.approximate:
-        certain: Chances = (trace.match_len[:, None] >= np.arange(longest + 1)).astype(np.float64)
+        certain: Floats = (trace.match_len[:, None] >= np.arange(longest + 1)).astype(np.float64)
         return certain
     assert trace.accept_prob is not None
     each = trace.accept_prob[:, :longest].astype(np.float64)
@@ -135,7 +133,7 @@ def _reach_fixed(  # type: ignore[no-untyped-def]
                 reached[row + accepted + 1, 0] += chance * (match[row, accepted] - stays)
 
 
-def _reached_by_counts(trace: Trace, policy: ChainPolicy, match: Chances) -> Chances:
+def _reached_by_counts(trace: Trace, policy: ChainPolicy, match: Floats) -> Floats:
     """`reached` of a policy that knows the past by its counts only, or InputError."""
     keep_probability: Callable[..., float] | None = getattr(policy, "keep_probability", None)
     if keep_probability is None:
@@ -248,7 +246,7 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
                         _add(layers, window, after, m + 1, f + misses, miss * past)
 
 
-def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: Chances, reached: Chances) -> Replay:
+def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: Floats, reached: Floats) -> Replay:
     """The replay of these chances.
 
     match : [N, K + 1], chance that j tokens match
@@ -260,7 +258,7 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
     bucket = (trace.prompt_tokens[sequence] - 1 + position) >> table.bucket_bits
     draws = DRAWS if trace.approximate else 1
 
-    def total(values: Chances) -> Chances:
+    def total(values: Floats) -> Floats:
         return draws * np.bincount(sequence, weights=values, minlength=trace.sequences).astype(np.float64)
 
     at_least, exactly = reached[:, 1:-1], reached[:, :-1] - reached[:, 1:]
@@ -283,7 +281,7 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         total((exactly * verify_s).sum(axis=1)),
         rounds * table.round_overhead_s,
     ]
-    expected: dict[str, npt.NDArray[Any]] = {
+    expected: dict[str, Array] = {
         "num_rounds": rounds,
         "drafted": total(drafted),
         "accepted": total((at_least * match[:, 1:]).sum(axis=1)),

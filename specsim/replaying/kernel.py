@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numba as nb
 
+from specsim.files import digest
 from specsim.policy.base import Policy
 
 Kernel = Callable[..., int]
@@ -30,8 +30,8 @@ def bind(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:
     functions = {name: getattr(kind, name) for name in kind.functions}
     sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
     sources |= {*(PACKAGE / "policy").rglob("*.py"), PACKAGE / "rng.py"}
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
-    bound = FunctionType(kernel.__code__, {**names, **functions}, f"replay_{kind.name}_{digest}")
+    version = digest(*(path.read_bytes() for path in sorted(sources)), length=12)
+    bound = FunctionType(kernel.__code__, {**names, **functions}, f"replay_{kind.name}_{version}")
     bound.__module__ = names["__name__"]
     bound.__qualname__ = bound.__name__
     compile_kernel: Callable[[Callable[..., int]], Kernel]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Array, Floats, Ints
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
@@ -48,16 +47,16 @@ class Replay:
     """
 
     policy: Policy
-    num_rounds: npt.NDArray[np.int64]
-    drafted: npt.NDArray[np.int64]
-    accepted: npt.NDArray[np.int64]
-    policy_steps: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.float64]
-    autoregressive_s: npt.NDArray[np.float64]
+    num_rounds: Ints
+    drafted: Ints
+    accepted: Ints
+    policy_steps: Ints
+    output_tokens: Ints
+    seconds: Floats
+    autoregressive_s: Floats
     rounds: RoundLog | None
-    verified: npt.NDArray[np.int64]
-    truncated: npt.NDArray[np.int64] | None = None
+    verified: Ints
+    truncated: Ints | None = None
     draws: int = 1
 
     @property
@@ -66,13 +65,13 @@ class Replay:
         return self.draws > 1
 
     @property
-    def speculative_s(self) -> npt.NDArray[np.float64]:
+    def speculative_s(self) -> Floats:
         """Seconds per sequence, all parts."""
-        total: npt.NDArray[np.float64] = self.seconds.sum(axis=1)
+        total: Floats = self.seconds.sum(axis=1)
         return total
 
     @property
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
+    def columns(self) -> dict[str, Array]:
         """What there is per sequence, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}

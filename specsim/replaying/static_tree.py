@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Array
 from specsim.policy.tree.static import expanded_per_level
 from specsim.replaying.chain import (
     ACCEPTED,
@@ -87,7 +85,7 @@ def _replay_static(  # type: ignore[no-untyped-def]
     return log_row
 
 
-def _links(shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], ...]:
+def _links(shape: tuple[int, ...]) -> tuple[Array, ...]:
     """children, first_child, level_end, expanded of `_replay_static`."""
     children = np.array(shape, dtype=np.int64)
     first = 1 + np.concatenate([[0], np.cumsum(children)[:-1]])

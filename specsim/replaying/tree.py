@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, IntArray, Ints
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept
@@ -34,7 +34,7 @@ from specsim.replaying.kernel import bind
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.static_tree import _links, _replay_static
 from specsim.rng import uniform
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 
 def _replay(  # type: ignore[no-untyped-def]
@@ -213,9 +213,9 @@ def run_tree(policy: TreePolicy) -> Callable[..., int]:
         trace: Trace,
         table: CostTable,
         outcome: tuple[IntArray, int],
-        which: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.int64],
-        seconds: npt.NDArray[np.float64],
+        which: Ints,
+        counts: Ints,
+        seconds: Floats,
         log: RoundLog,
     ) -> int:
         assert table.tree is not None

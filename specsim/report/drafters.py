@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report.page import (
     CSS,
@@ -25,7 +26,6 @@ from specsim.report.page import (
     table,
     tiles,
     with_interval,
-    write_whole,
 )
 
 Row = Mapping[str, Any]
@@ -86,7 +86,7 @@ def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
             ends = value or {}
             flat |= {name: ends.get("estimate"), f"{name}_low": ends.get("low"), f"{name}_high": ends.get("high")}
         writer.writerow(flat)
-    write_whole(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
 def write_drafters_report(path: Path, document: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ def write_drafters_report(path: Path, document: Mapping[str, Any]) -> None:
 
     document : what `realrun leaderboard --json` prints. Raises InputError for another document.
     """
-    write_whole(path, render_drafters(document))
+    write_text(path, render_drafters(document))
 
 
 def render_drafters(document: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
+from specsim.arrays import Floats
 
 PREDICTED, MEASURED, ADAPTIVE = "#0072b2", "#d55e00", "#007a5a"
 INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"

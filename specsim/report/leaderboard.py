@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report.page import (
     CSS,
@@ -22,7 +23,6 @@ from specsim.report.page import (
     tiles,
     value_text,
     with_interval,
-    write_whole,
 )
 
 Row = Mapping[str, Any]
@@ -71,7 +71,7 @@ def write_leaderboard_report(path: Path, document: Mapping[str, Any]) -> None:
 
     document : what `specsim leaderboard --json` prints. Raises InputError for another document.
     """
-    write_whole(path, render_leaderboard(document))
+    write_text(path, render_leaderboard(document))
 
 
 def render_leaderboard(document: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,11 +15,6 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
     """The lines of a table and an empty one."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows), ""]
-
-
-def interval(value: Mapping[str, float]) -> str:
-    """An estimate with its interval; keys estimate, low, high."""
-    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 def verdict(comparison: Comparison | None) -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 MINUS = "\u2212"
@@ -63,21 +60,6 @@ dd { margin: 0; max-width: 60em; color: #3b424a; }
   dl { grid-template-columns: 1fr; gap: 2px; } dd { margin-bottom: 10px; }
 }
 """
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file; a kill leaves the old file or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(work, 0o644)
-        os.replace(work, path)
-    except BaseException:
-        Path(work).unlink(missing_ok=True)
-        raise
 
 
 def page(title: str, body: Iterable[str], *, css: str = CSS) -> str:

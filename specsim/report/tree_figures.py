@@ -7,8 +7,6 @@ and the first of several, orange what it is compared with.
 from __future__ import annotations
 
 import itertools
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from specsim.arrays import Floats
 from specsim.errors import InputError
+from specsim.files import replacing
 from specsim.report.drawing import (
     ADAPTIVE,
     DOT,
@@ -36,7 +36,6 @@ from specsim.report.drawing import (
     svg,
 )
 from specsim.static_tree import shape as tree_shapes
-from specsim.static_tree.rates import Floats
 from specsim.static_tree.search import BestTrees, node_chances
 from specsim.static_tree.shape import Shape
 
@@ -292,13 +291,5 @@ def dense_tokens(rates: Floats, sizes: tuple[int, ...]) -> tuple[int, float]:
 def _save(figure: Figure, path: Path) -> None:
     """Write the file whole or not at all."""
     kind = path.suffix[1:].lower()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        figure.savefig(work, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
-        os.chmod(work, 0o644)
-        os.replace(work, path)
-    except BaseException:
-        Path(work).unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.report import validation_figures as figures
 from specsim.report.page import (
     MINUS,
@@ -22,7 +23,6 @@ from specsim.report.page import (
     table,
     tiles,
     with_interval,
-    write_whole,
 )
 from specsim.report.validation_figures import Row
 
@@ -88,7 +88,7 @@ def write_validation_report(path: Path, document: Mapping[str, Any]) -> None:
     InputError
         If the document is of another kind, lacks a key or has no row.
     """
-    write_whole(path, render_validation(document))
+    write_text(path, render_validation(document))
 
 
 def render_validation(document: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from specsim.arrays import Floats
 from specsim.report.drawing import (
     ADAPTIVE,
     DOT,
@@ -20,7 +21,6 @@ from specsim.report.drawing import (
     MEASURED,
     MUTED,
     PREDICTED,
-    Floats,
     estimates,
     margin_notes,
     note_above,

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, IntArray, Ints
 from specsim.cost.contexts import context_range
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.trace.outcomes import outcomes
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 
 @nb.njit(cache=True, nogil=True, error_model="numpy")
@@ -69,7 +69,7 @@ def _least_seconds(  # type: ignore[no-untyped-def]
         seconds[s] = remaining[0, 0]
 
 
-def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray) -> npt.NDArray[np.float64]:
+def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray) -> Floats:
     sizes, columns = table.verify_s.shape
     longest = context_range(trace)[1]
     if sizes < trace.depth + 2 or columns <= longest >> table.bucket_bits:
@@ -95,7 +95,7 @@ def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray
     return seconds
 
 
-def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> npt.NDArray[np.float64]:
+def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Floats:
     """Least seconds per sequence [S] that any chain policy could have taken on this trace.
 
     On a trace of rejection sampling this is the sum over the outcomes that a replay with the
@@ -106,7 +106,7 @@ def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> np
     return np.sum([_solve(trace, match_len, table, none) for match_len, _ in outcomes(trace, seed)], axis=0)
 
 
-def oracle_rounds(trace: Trace, table: CostTable, *, seed: int = 0) -> npt.NDArray[np.int64]:
+def oracle_rounds(trace: Trace, table: CostTable, *, seed: int = 0) -> Ints:
     """One best run: int64 [R, 4] of (sequence index, t, drafted, accepted), as `Replay.log`.
 
     Among equally fast choices a round takes the shortest draft.

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Floats, IntArray, Ints
 from specsim.errors import InputError
-
-Floats = npt.NDArray[np.float64]
 
 
 def draft_precision(accepted: npt.ArrayLike, drafted: npt.ArrayLike) -> Floats:
@@ -98,7 +96,7 @@ class Reliability:
     """
 
     edges: Floats
-    count: npt.NDArray[np.int64]
+    count: Ints
     mean_confidence: Floats
     accept_rate: Floats
     ece: float
@@ -119,7 +117,7 @@ def reliability(confidence: npt.ArrayLike, accepted: npt.ArrayLike, bins: int = 
     return Reliability(edges, count, mean_confidence, accept_rate, ece)
 
 
-def distinct_trigrams(sequences: Sequence[npt.NDArray[np.integer[Any]]]) -> float:
+def distinct_trigrams(sequences: Sequence[IntArray]) -> float:
     """Distinct over all token trigrams, per sequence, then averaged: 1 means no repetition."""
     shares = []
     for tokens in sequences:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 
-Floats = npt.NDArray[np.float64]
 FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
 
@@ -23,10 +24,15 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return interval_text(self.as_dict())
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
+
+
+def interval_text(value: Mapping[str, float]) -> str:
+    """An estimate and its interval, of keys estimate, low, high: "1.234 [1.100, 1.350]"."""
+    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Comparison:
         return {**asdict(self), "separated": self.separated}
 
 
-def resample(sequences: int, *, repeats: int = 2000, seed: int = 0) -> npt.NDArray[np.int64]:
+def resample(sequences: int, *, repeats: int = 2000, seed: int = 0) -> Ints:
     """Sequence indices [repeats, sequences], drawn with replacement."""
     return np.random.default_rng(seed).integers(0, sequences, size=(repeats, sequences))
 

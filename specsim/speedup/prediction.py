@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import ProfileCost
 from specsim.cost.table import CostTable
@@ -84,7 +84,7 @@ class Prediction:
         }
 
 
-def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -> Prediction:
+def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
     """Totals, rates and the bootstrap interval of one replay.
 
     oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
@@ -115,7 +115,7 @@ def summarise(result: Replay, oracle_s: npt.NDArray[np.float64] | None = None) -
 
 def oracle_seconds(
     trace: Trace, kinds: Iterable[type[Policy]], table: CostTable, *, width: int = STATIC_WIDTH, seed: int = 0
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
 
     width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
@@ -127,7 +127,7 @@ def oracle_seconds(
         found.append(tree_oracle_seconds(trace, table, max(width, recorded)))
     if not all(trees):
         found.append(chain_oracle_seconds(trace, table, seed=seed))
-    least: npt.NDArray[np.float64] = np.minimum.reduce(found)
+    least: Floats = np.minimum.reduce(found)
     return least
 
 

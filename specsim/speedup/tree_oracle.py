@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, IntArray, Seconds
 from specsim.cost.contexts import context_range
-from specsim.cost.model import Seconds
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 
 def reachable_depth(trace: Trace, width: int | None = None) -> IntArray:
@@ -73,7 +72,7 @@ def _least_seconds(  # type: ignore[no-untyped-def]
         seconds[s] = remaining[0, 0]
 
 
-def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None) -> npt.NDArray[np.float64]:
+def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None) -> Floats:
     """Least seconds per sequence [S] that a policy of trees with up to `width` children per node could have taken.
 
     width : as in `reachable_depth`; a static tree may be wider than the recorded ones

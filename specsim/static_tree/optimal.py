@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
+from specsim.arrays import Floats
 from specsim.cost.contexts import autoregressive_seconds, context_share
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.static_tree.rates import Floats, check_rates
+from specsim.static_tree.rates import check_rates
 from specsim.static_tree.search import grow, most_nodes, tree_of
 from specsim.static_tree.shape import Shape
 from specsim.trace.trace import Trace

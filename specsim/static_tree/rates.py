@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
@@ -15,9 +15,6 @@ RANKS = 10  # candidates per depth that rates are counted for
 
 
 SUM_SLACK = 1e-9  # by which the rates of one depth may exceed 1 in all
-
-
-Floats = npt.NDArray[np.float64]
 
 
 def rates_of(trace: Trace, ranks: int = RANKS) -> Floats:

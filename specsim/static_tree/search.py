@@ -24,13 +24,11 @@ from functools import cached_property
 
 import numba as nb
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.static_tree import shape as tree_shapes
-from specsim.static_tree.rates import Floats, check_rates
+from specsim.static_tree.rates import check_rates
 from specsim.static_tree.shape import Shape
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Ints
 from specsim.errors import InputError
 
 Shape = tuple[int, ...]
 Path = tuple[int, ...]  # the ranks on the way from the root to a node; () is the root
-Ints = npt.NDArray[np.int64]
 
 
 def from_paths(choices: Iterable[Sequence[int]]) -> Shape:

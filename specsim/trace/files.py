@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specsim.arrays import Array, IntArray
 from specsim.errors import InputError
-from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, IntArray, Trace
+from specsim.files import file_digest, replacing, replacing_folder
+from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
 from specsim.trace.tree_record import MAX_NODES, TreeRecord, record_from_nodes
 
 SCHEMA_VERSION = 2  # 1 ranked true tokens by probability alone, whatever the mode
@@ -29,16 +27,10 @@ META_KEYS = ("target", "drafter", "decoding", "depth", "eos_token_id", "dtype", 
 
 
 def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
-    """Write a trace folder: a kill leaves no half-written one.
-
-    When overwriting, the old folder is moved aside for the moment in which the new one
-    takes its place.
-    """
+    """Write a trace folder, whole or not at all."""
     folder = Path(folder)
     check_free(folder, overwrite=overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with replacing_folder(folder) as work:
         pq.write_table(_sequence_table(trace), work / SEQUENCES)
         pq.write_table(_step_table(trace), work / STEPS, compression="zstd")
         meta = {**trace.meta, "schema_version": SCHEMA_VERSION, "depth": trace.depth}
@@ -47,23 +39,8 @@ def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
             pq.write_table(_tree_table(trace, trace.tree), work / TREES, compression="zstd")
             meta["tree"] = {"nodes": trace.tree.nodes, "width": trace.tree.width}
             files.append(TREES)
-        meta["checksums"] = {name: checksum(work / name) for name in files}
+        meta["checksums"] = {name: file_digest(work / name) for name in files}
         (work / META).write_text(json.dumps(meta, indent=2) + "\n")
-        work.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            os.replace(folder, old)
-            try:
-                os.replace(work, folder)
-            except BaseException:
-                os.replace(old, folder)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(work, folder)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
@@ -76,16 +53,10 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 
 def pack_trace(folder: Path, path: Path) -> None:
     """Put a trace folder into one .zip file, which `read_trace` reads as well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
-            for name in (META, SEQUENCES, STEPS, TREES):
-                if (folder / name).is_file():
-                    archive.write(folder / name, name)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
+        for name in (META, SEQUENCES, STEPS, TREES):
+            if (folder / name).is_file():
+                archive.write(folder / name, name)
 
 
 def read_trace(folder: Path | str) -> Trace:
@@ -105,7 +76,7 @@ def read_trace(folder: Path | str) -> Trace:
         path = folder / name
         if not path.is_file():
             raise InputError(f"{path} is missing; copy the whole trace folder or record it again")
-        if checksum(path) != expected:
+        if file_digest(path) != expected:
             raise InputError(f"{path} is truncated or altered (checksum differs); restore or record it again")
     sequences = _read_table(folder / SEQUENCES)
     steps = _read_table(folder / STEPS)
@@ -129,12 +100,6 @@ def read_trace(folder: Path | str) -> Trace:
     trace = Trace(**values)
     _check(trace, folder, *rows)
     return trace
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -170,7 +135,7 @@ def _read_table(path: Path) -> pa.Table:
         raise InputError(f"{path} is no readable Parquet file ({error}); record it again") from None
 
 
-def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> npt.NDArray[Any]:
+def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> Array:
     if name not in table.column_names:
         raise InputError(f"{path} lacks column {name!r}; record it again")
     column = table.column(name)
@@ -179,7 +144,7 @@ def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> npt.NDArray[A
     return _as_numpy(column.combine_chunks(), name, dtype, path)
 
 
-def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> npt.NDArray[Any]:
+def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> Array:
     """A writable copy, since the replay kernel is compiled once per array type, read-only being another."""
     wanted = pa.string() if dtype is np.str_ else pa.from_numpy_dtype(dtype)
     try:
@@ -191,7 +156,7 @@ def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> npt.NDArray[Any
         ) from None
 
 
-def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path) -> npt.NDArray[Any]:
+def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path) -> Array:
     if name not in table.column_names:
         raise InputError(f"{path} lacks column {name!r}; record it again")
     column = table.column(name).combine_chunks()
@@ -239,7 +204,7 @@ def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray
     own = [_column(table, name, np.int64, path) for name in ("sequence_id", "t")]
     if not all(map(np.array_equal, own, rows)):
         raise InputError(f"{path} does not have the rows of {STEPS}; record it again")
-    nodes: dict[str, npt.NDArray[Any]] = {}
+    nodes: dict[str, Array] = {}
     counts: IntArray | None = None
     for name, dtype, absent in (("parent", np.int16, -1), ("token", np.int32, -1), ("prob", np.float32, 0.0)):
         if name not in table.column_names or not pa.types.is_list(table.column(name).type):

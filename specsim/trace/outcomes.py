@@ -26,9 +26,10 @@ from collections.abc import Iterator
 import numba as nb
 import numpy as np
 
+from specsim.arrays import IntArray
 from specsim.errors import InputError
 from specsim.rng import uniform
-from specsim.trace.trace import IntArray, Trace
+from specsim.trace.trace import Trace
 
 DRAWS = 16
 _ACCEPT, _POLICY = 1, 2  # what the uniforms of a draw are for

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Ints
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
 
-def split_sequences(
-    trace: Trace, *, tuning_share: float = 0.5, seed: int = 0
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def split_sequences(trace: Trace, *, tuning_share: float = 0.5, seed: int = 0) -> tuple[Ints, Ints]:
     """Disjoint sequence indices (tuning, hold-out), split within every domain.
 
     Raises InputError when either part would be empty.

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import FloatArray, IntArray
 from specsim.trace.tree_record import TreeRecord
 
 NO_TOKEN = -1  # draft_token where the drafter proposes nothing
 MAX_DEPTH = 255  # match_len and draft_limit are uint8
 
-IntArray = npt.NDArray[np.integer[Any]]
-FloatArray = npt.NDArray[np.floating[Any]]
 
 STEP_LISTS = {  # column -> dtype of its lists over depth 1..D
     "draft_token": np.int32,

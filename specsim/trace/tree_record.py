@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Bools, IntArray
 from specsim.errors import InputError
-
-Ints = npt.NDArray[np.integer[Any]]
-Floats = npt.NDArray[np.float32]
 
 MAX_NODES = 1023  # per position
 NO_TOKEN = -1
@@ -38,10 +35,10 @@ class TreeRecord:
     width : ranks recorded of a node's children, at most
     """
 
-    prob: Floats
-    token: Ints
-    first_child: Ints
-    horizon: Floats
+    prob: npt.NDArray[np.float32]
+    token: IntArray
+    first_child: IntArray
+    horizon: npt.NDArray[np.float32]
     width: int
 
     @property
@@ -50,12 +47,12 @@ class TreeRecord:
         return int(self.prob.shape[1])
 
     @property
-    def count(self) -> Ints:
+    def count(self) -> IntArray:
         """Nodes recorded per position [N]."""
         return self.first_child[:, -1].astype(np.int64) - 1
 
     @cached_property
-    def parent(self) -> Ints:
+    def parent(self) -> IntArray:
         """Parent of node j in column j - 1, int16 [N, M]; -1 beyond the last node."""
         children = np.diff(self.first_child.astype(np.int64), axis=1)
         result = np.full(self.prob.shape, -1, dtype=np.int16)
@@ -66,14 +63,14 @@ class TreeRecord:
         return result
 
     @cached_property
-    def rank(self) -> Ints:
+    def rank(self) -> IntArray:
         """Rank among siblings of node j in column j - 1, int16 [N, M]; -1 beyond the last node."""
         parent = self.parent.astype(np.int64)
         first = np.take_along_axis(self.first_child.astype(np.int64), np.maximum(parent, 0), axis=1)
         return np.where(parent < 0, -1, np.arange(1, self.nodes + 1) - first).astype(np.int16)
 
     @cached_property
-    def depth(self) -> Ints:
+    def depth(self) -> IntArray:
         """Depth of node j in column j - 1, from 1, int16 [N, M]; -1 beyond the last node."""
         result = np.zeros((len(self.prob), self.nodes + 1), dtype=np.int16)
         rows = np.arange(len(result))
@@ -83,7 +80,7 @@ class TreeRecord:
         return result[:, 1:]
 
     @cached_property
-    def path(self) -> Floats:
+    def path(self) -> npt.NDArray[np.float32]:
         """Path probability of node j in column j - 1, float32 [N, M]: products along the path; 0 beyond the last."""
         result = np.ones((len(self.prob), self.nodes + 1), dtype=np.float32)
         rows = np.arange(len(result))
@@ -92,7 +89,7 @@ class TreeRecord:
             result[:, node] = np.where(parent < 0, 0, result[rows, np.maximum(parent, 0)] * self.prob[:, node - 1])
         return result[:, 1:]
 
-    def on_path(self, token: Ints, offsets: Ints) -> npt.NDArray[np.bool_]:
+    def on_path(self, token: IntArray, offsets: IntArray) -> Bools:
         """Which nodes lie on the true path, bool [N, M]; token [N] and offsets [S + 1] are the trace's."""
         result = np.zeros((len(self.prob), self.nodes + 1), dtype=bool)
         result[:, 0] = True
@@ -105,12 +102,14 @@ class TreeRecord:
             result[:, node] = inside & true & result[rows, np.maximum(self.parent[:, node - 1], 0)]
         return result[:, 1:]
 
-    def select(self, rows: Ints) -> TreeRecord:
+    def select(self, rows: IntArray) -> TreeRecord:
         """The record of these positions."""
         return TreeRecord(self.prob[rows], self.token[rows], self.first_child[rows], self.horizon[rows], self.width)
 
 
-def record_from_nodes(parent: Ints, token: Ints, prob: Floats, horizon: Floats, width: int) -> TreeRecord:
+def record_from_nodes(
+    parent: IntArray, token: IntArray, prob: npt.NDArray[np.float32], horizon: npt.NDArray[np.float32], width: int
+) -> TreeRecord:
     """A record from parents [N, M] (-1 beyond the last node) of nodes in level order.
 
     Raises InputError where parents are those of no tree in level order.

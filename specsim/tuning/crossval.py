@@ -9,26 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.progress import Counter
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.trace import Trace
-from specsim.tuning.search import (
-    Reference,
-    Search,
-    SearchResult,
-    compared,
-    find_best,
-    reference_policies,
-    warnings_of,
-)
-from specsim.tuning.trials import Progress
+from specsim.tuning.search import Reference, Search, SearchResult, compared, find_best, reference_policies, warnings_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class CrossValidation:
         }
 
 
-def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[npt.NDArray[np.int64]]:
+def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
     """Disjoint sequence indices of each fold, all together all sequences; every domain evenly spread.
 
     Raises InputError for fewer than 2 folds or more folds than sequences.
@@ -103,7 +95,7 @@ def cross_validate(
     seed: int = 0,
     jobs: int | None = None,
     storage: Path | None = None,
-    progress: Progress | None = None,
+    progress: Counter | None = None,
 ) -> CrossValidation:
     """Tune on all folds but one, replay that one, for each in turn; one estimate over all sequences.
 
@@ -113,7 +105,7 @@ def cross_validate(
     parts = fold_sequences(trace, folds, seed=seed)
     done: list[Fold] = []
     replays: dict[str, list[Replay]] = {}
-    oracle_s: list[npt.NDArray[np.float64]] = []
+    oracle_s: list[Floats] = []
     for number, part in enumerate(parts):
         train, holdout = trace.select(np.setdiff1d(np.arange(trace.sequences), part)), trace.select(part)
 

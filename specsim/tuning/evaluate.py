@@ -15,14 +15,15 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy
+from specsim.progress import Counter
 from specsim.replaying.chain import COUNTS, ROUNDS, TRUNCATED
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import compiled
@@ -31,8 +32,6 @@ from specsim.replaying.table import cost_table, has_own_cost
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 Result = TypeVar("Result")
 
 TOGETHER = 32  # configurations of one task
@@ -98,7 +97,7 @@ class Evaluator:
     def _table_of(self, policy: Policy) -> CostTable:
         return cost_table(self.trace, self.cost, policy) if self.own_cost else self.table
 
-    def seconds(self, policies: Sequence[Policy], which: Indices | None = None) -> Floats:
+    def seconds(self, policies: Sequence[Policy], which: Ints | None = None) -> Floats:
         """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
 
         Infinite for a tree policy that asks for more than the recorded trees hold in a share of
@@ -133,7 +132,7 @@ class Evaluator:
         which, counts = np.zeros(0, dtype=np.int64), np.zeros((0, COUNTS), dtype=np.int64)
         compiled(policy)(self.trace, self.table, self.outcomes[0], which, counts, np.zeros((0, 4)), RoundLog.zeros(0))
 
-    def _replay_all(self, policies: Sequence[Policy], which: Indices, result: Floats, rounds: Indices) -> None:
+    def _replay_all(self, policies: Sequence[Policy], which: Ints, result: Floats, rounds: Ints) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
         cuts = np.unique(np.searchsorted(rows, np.arange(BLOCK_ROWS, rows[-1], BLOCK_ROWS)))
         blocks = np.unique([0, *cuts.tolist(), len(which)]).tolist()
@@ -191,7 +190,7 @@ def evaluate_many(
     train: Trace | None = None,
     seed: int = 0,
     jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Counter | None = None,
 ) -> Evaluated:
     """Replay many configurations of one kind of policy on one trace, in parallel threads.
 

@@ -7,7 +7,6 @@ the lines brings it to where it was.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -21,6 +20,7 @@ import numpy as np
 from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE, CostModel
 from specsim.errors import InputError
+from specsim.files import nested_digest
 from specsim.policy.base import Policy
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
@@ -153,12 +153,12 @@ def describe_job(
     used = ["numpy", "scipy"] + (["optuna"] if search["search"] == "optuna" else [])
     return {
         "policy": kind.name,
-        "policy_source": _digest([_source_of(kind)]),
+        "policy_source": nested_digest(_source_of(kind)),
         "fixed": {key: held[key] for key in sorted(held)},
         **search,
         "trace": trace_digest(trace),
         "cost": cost_digest(trace, cost),
-        "program": _digest(sources),
+        "program": nested_digest(*sources),
         "libraries": {name: version(name) for name in used},
     }
 
@@ -169,7 +169,7 @@ def trace_digest(trace: Trace) -> str:
     for name, value in vars(trace).items():
         if isinstance(value, np.ndarray) and name != "draft_limit":  # which is derived, and not always there
             parts += [name.encode(), _bytes_of(value)]
-    return _digest(parts)
+    return nested_digest(*parts)
 
 
 def cost_digest(trace: Trace, cost: CostModel) -> str:
@@ -183,7 +183,7 @@ def cost_digest(trace: Trace, cost: CostModel) -> str:
                 parts.append(_bytes_of(np.asarray(price(tokens, ends))))
             except InputError:  # not profiled
                 parts.append(b"")
-    return _digest(parts)
+    return nested_digest(*parts)
 
 
 def _source_of(kind: type[Policy]) -> bytes:
@@ -195,10 +195,3 @@ def _bytes_of(value: Any) -> Any:
         array = np.ascontiguousarray(value)
         return f"{array.dtype}{array.shape}".encode() + array.tobytes() if array.dtype.kind == "U" else array.data
     return repr(value).encode()
-
-
-def _digest(parts: Any) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(hashlib.sha256(part).digest())
-    return total.hexdigest()[:16]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from specsim.arrays import Floats, Ints
 from specsim.policy.base import Policy
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import BATCH, Evaluator
@@ -26,9 +26,6 @@ EFFORT = 0.1  # of brute force's work
 FIRST_SHARE = 0.25  # of the race's work, for the first rung
 SURE = 0.999  # one-sided confidence with which the test drops a configuration
 FINALISTS = 2  # at least; the report compares the two best
-
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 
 
 def race(task: SearchContext, points: Sequence[Settings], seed: int) -> None:
@@ -73,7 +70,7 @@ def race(task: SearchContext, points: Sequence[Settings], seed: int) -> None:
 class _Field:
     """Seconds of the points in the race on the sequences seen so far."""
 
-    def __init__(self, evaluator: Evaluator, points: Sequence[Settings], order: Indices) -> None:
+    def __init__(self, evaluator: Evaluator, points: Sequence[Settings], order: Ints) -> None:
         self.evaluator, self.points, self.order = evaluator, points, order
         self.policies: dict[int, Policy] = {}
         self.known: dict[int, Floats] = {}
@@ -105,7 +102,7 @@ class _Field:
         return {"seconds": [row if row is not None and np.isfinite(row).all() else None for row in found]}
 
     def add(
-        self, points: Sequence[int], results: Sequence[list[float] | None], rows: Indices, seen: int, size: int
+        self, points: Sequence[int], results: Sequence[list[float] | None], rows: Ints, seen: int, size: int
     ) -> int:
         """Take in a rung's results; returns the positions replayed again for the sake of carried states."""
         again = 0
@@ -133,7 +130,7 @@ def in_the_race(seconds: Floats, room: int) -> list[int]:
     return order[:room].tolist()
 
 
-def rungs(rows: Indices, first_share: float) -> list[int]:
+def rungs(rows: Ints, first_share: float) -> list[int]:
     """Numbers of sequences per rung: the first share of all positions, then twice as many, up to all.
 
     rows : positions of the first n sequences, [S + 1]
@@ -147,7 +144,7 @@ def rungs(rows: Indices, first_share: float) -> list[int]:
     return [*sizes, sequences]
 
 
-def shuffled(trace: Trace, seed: int) -> Indices:
+def shuffled(trace: Trace, seed: int) -> Ints:
     """All sequences in random order, domains evenly mixed, so that any first few stand for the whole."""
     rng = np.random.default_rng(seed)
     place = np.empty(trace.sequences)

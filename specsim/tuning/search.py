@@ -15,6 +15,7 @@ from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.progress import Counter, no_progress
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Comparison, paired_difference
@@ -26,7 +27,7 @@ from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
 from specsim.tuning.race import race
 from specsim.tuning.space import Settings, Space, search_space
-from specsim.tuning.trials import Progress, SearchContext, SearchState, no_progress
+from specsim.tuning.trials import SearchContext, SearchState
 
 Search = Literal["grid", "race", "optuna"]
 OPTUNA_TRIALS = 500
@@ -121,7 +122,7 @@ def tune(
     jobs: int | None = None,
     storage: Path | None = None,
     compare: bool = True,
-    progress: Progress | None = None,
+    progress: Counter | None = None,
 ) -> TuneResult:
     """Find the settings with the largest predicted speedup on `train`, report on `holdout`.
 
@@ -168,7 +169,7 @@ def find_best(
     seed: int = 0,
     jobs: int | None = None,
     storage: Path | None = None,
-    progress: Progress | None = None,
+    progress: Counter | None = None,
 ) -> SearchResult:
     """Search the policy's space for the fewest seconds on this trace.
 

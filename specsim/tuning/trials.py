@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specsim.progress import Counter, no_progress
 from specsim.tuning.evaluate import Evaluator
 from specsim.tuning.journal import Journal
 from specsim.tuning.space import Settings
-
-Progress = Callable[[int, int], None]  # (done, in all), in units of the search's own
-
-
-def no_progress(done: int, total: int) -> None:
-    """For those who do not want to know."""
 
 
 @dataclass
@@ -37,7 +32,7 @@ class SearchContext:
     evaluator: Evaluator
     journal: Journal
     trials: SearchState
-    progress: Progress = no_progress
+    progress: Counter = no_progress
 
     def totals(self, points: Sequence[Settings]) -> list[float | None]:
         """Speculative seconds of each point on the whole trace; None where it is refused."""

@@ -21,10 +21,11 @@ from realrun.pairs.pair import LAB, LAB_WEIGHTS, LOOKUP, load_pair
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings
 from specsim.cli.console import progress_bar
+from specsim.files import write_text
 from specsim.policy.registry import POLICIES
 from specsim.report import leaderboard_figures
-from specsim.report.markdown import accuracy, interval, markdown_table
-from specsim.report.page import write_whole
+from specsim.report.markdown import accuracy, markdown_table
+from specsim.speedup.intervals import interval_text
 
 HERE = Path(__file__).parent
 Config = Mapping[str, Any]
@@ -67,9 +68,9 @@ def board_table(document: Document) -> list[str]:
             [
                 row["drafter"] + (" (own target)" if row["own_target"] else ""),
                 f"{row['form']}{star}: {row['settings']}",
-                interval(row["speedup"]),
-                interval(behind["difference"]) + tie if behind else "",
-                interval(row["measured"]),
+                interval_text(row["speedup"]),
+                interval_text(behind["difference"]) + tie if behind else "",
+                interval_text(row["measured"]),
                 f"{row['error_percent']:+.1f}",
                 f"{row['tau']:.2f}",
                 *(f"{row[key]:.3f}" for key in ("v_d", "hm")),
@@ -126,8 +127,8 @@ def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
     boards = {run["name"]: board(out, run, config) for run in config["runs"]}
     for name, document in boards.items():
-        write_whole(out / "figures" / f"drafters-{name}.svg", leaderboard_figures.drafters(document["rows"]))
-    write_whole(out / "report.md", report_text(config, boards))
+        write_text(out / "figures" / f"drafters-{name}.svg", leaderboard_figures.drafters(document["rows"]))
+    write_text(out / "report.md", report_text(config, boards))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
 from specsim.errors import InputError
+from specsim.files import write_json, write_text
 from specsim.policy.registry import CHAIN_POLICIES
 from specsim.ranking.document import as_document, write_results
 from specsim.ranking.leaderboard import Board, leaderboard
-from specsim.report.markdown import interval, markdown_table, verdict
-from specsim.speedup.intervals import paired_difference
+from specsim.report.markdown import markdown_table, verdict
+from specsim.speedup.intervals import interval_text, paired_difference
 from specsim.trace.files import read_trace
 
 HERE = Path(__file__).parent
@@ -70,7 +71,7 @@ def board_section(board: Board) -> list[str]:
     rows = [
         [
             r.label,
-            interval(r.prediction.speedup.as_dict()),
+            interval_text(r.prediction.speedup.as_dict()),
             "=" if r.tied else "",
             f"{r.prediction.v_d:.3f}",
             f"{r.prediction.r_d:.3f}",
@@ -80,7 +81,7 @@ def board_section(board: Board) -> list[str]:
         ]
         for r in board.rows
     ]
-    oracle = ["oracle", interval(board.oracle.as_dict()), *[""] * 5, "0.0 %"]
+    oracle = ["oracle", interval_text(board.oracle.as_dict()), *[""] * 5, "0.0 %"]
     columns = ["policy", "speedup", "tied with the first", "v_d", "r_d", "tau", "mean draft", "regret"]
     return [
         *markdown_table(columns, [oracle, *rows]),
@@ -118,8 +119,8 @@ def measured_section(document: Mapping[str, Any]) -> list[str]:
         cells.append(
             [
                 f"{r['label']} ({r['role']})",
-                interval(r["predicted"]),
-                interval(r["measured"]),
+                interval_text(r["predicted"]),
+                interval_text(r["measured"]),
                 f"{r['error_percent']:+.1f}",
                 f"{r['rounds_identical_percent']:.2f}",
                 ahead,
@@ -141,7 +142,7 @@ def main(out: Path) -> None:
     used = out / "config.json"
     if used.is_file() and json.loads(used.read_text()) != config:
         raise InputError(f"{out} holds results of another configuration; give another folder")
-    used.write_text(json.dumps(config, indent=2))
+    write_json(config, used, indent=2)
     pair = load_pair(dtype=config["dtype"], threads=config["threads"])
     prompts = study_prompts(pair.tokenizer, config["prompts"])
     kinds = tuple(kind for name, kind in CHAIN_POLICIES.items() if name not in config["left_out"])
@@ -164,7 +165,7 @@ def main(out: Path) -> None:
                 json.loads(done.read_text()) if done.is_file() else validate(pair, prompts, settings, folder, report)
             )
             boards[run["name"]] = boards_of(folder, config, report)
-        (out / "report.md").write_text(report_text(config, documents, boards))
+        write_text(out / "report.md", report_text(config, documents, boards))
 
 
 def report_text(

@@ -6,7 +6,7 @@ What is there already is read, so that a second start goes on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
+from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 
 Config = Mapping[str, Any]
-Report = Callable[[str, int, int], None]
 Document = dict[str, Any]
 CHAINS_ONLY = ("model", "self-sd")  # as the papers have them
 BASE, NO_DISTILLATION = "base", "no self-distillation"
@@ -68,7 +68,7 @@ def load(drafter: str | Path, config: Config) -> Pair:
     return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
 
 
-def main_jobs(out: Path, run: Config, config: Config, report: Report) -> dict[str, Document]:
+def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding."""
     found = {}
     for drafter in config["drafters"]:
@@ -85,7 +85,7 @@ def validation(
     kinds: tuple[type[Policy], ...],
     run: Config,
     config: Config,
-    report: Report,
+    report: Progress,
     *,
     trees: bool = False,
 ) -> Document:
@@ -109,7 +109,7 @@ def validation(
     return {**json.loads(done.read_text()), "step_ratio": table.step_ratio}
 
 
-def cheap_jobs(out: Path, run: Config, config: Config, report: Report) -> dict[str, Document]:
+def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """Leaderboards of the chain policies on the recorded traces, were a draft step as cheap as config.toml says."""
     found = {}
     for drafter in config["drafters"]:
@@ -131,7 +131,7 @@ def cheap_jobs(out: Path, run: Config, config: Config, report: Report) -> dict[s
     return found
 
 
-def early_exits(out: Path, config: Config, report: Report) -> dict[str, Path]:
+def early_exits(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     """The early exits of the ablation and of the sweeps, trained alike: name -> folder."""
     train, sweep = config["train"], config["sweep"]
     base = EesdSettings(layers=train["layers"])
@@ -164,7 +164,7 @@ class Exits:
     exit_layers: Mapping[int, Document]
 
 
-def early_exit_jobs(out: Path, config: Config, report: Report) -> Exits:
+def early_exit_jobs(out: Path, config: Config, report: Progress) -> Exits:
     """Train the early exits of the ablation and the sweeps and validate them, in the first way of decoding."""
     found, run = {}, config["runs"][0]
     for name, folder in early_exits(out, config, report).items():
@@ -202,7 +202,7 @@ def row_label(document: Document, policy: str, mark: str) -> str:
     return str(max(plain, key=lambda row: row["predicted"]["estimate"])["label"])
 
 
-def typical_job(out: Path, config: Config, report: Report) -> Document:
+def typical_job(out: Path, config: Config, report: Progress) -> Document:
     """Typical acceptance of MEDUSA-1 with its searched sparse tree."""
     done, asked = out / "typical.json", config["typical"]
     if not done.is_file():
@@ -219,7 +219,7 @@ def typical_job(out: Path, config: Config, report: Report) -> Document:
     return dict(json.loads(done.read_text()))
 
 
-def add_predictor(folder: Path, config: Config, report: Report) -> None:
+def add_predictor(folder: Path, config: Config, report: Progress) -> None:
     """Train the drafter's predictor, for Cali-TS, beside it."""
     if (folder / FILE).is_file():
         return

@@ -20,7 +20,7 @@ from jobs import Config, Exits, cheap_jobs, drafter_facts, early_exit_jobs, main
 
 from specsim.cli.console import progress_bar
 from specsim.errors import InputError
-from specsim.report.page import write_whole
+from specsim.files import write_text
 
 HERE = Path(__file__).parent
 
@@ -121,10 +121,10 @@ def write_figures(folder: Path, runs: tables.Runs, exits: Exits, typical: tables
             drafter: {p["policy"]: p["predicted"]["estimate"] for p in points if p["drafter"] == drafter}
             for drafter in documents
         }
-        write_whole(folder / f"speedups-{name}.svg", figures.speedups(points, name))
-        write_whole(folder / f"k-{name}.svg", figures.against_k(documents, lines, name))
-    write_whole(folder / "sweeps.svg", figures.sweeps(exits.layers, exits.exit_layers, tables.best))
-    write_whole(folder / "typical.svg", figures.typical(typical["arms"]))
+        write_text(folder / f"speedups-{name}.svg", figures.speedups(points, name))
+        write_text(folder / f"k-{name}.svg", figures.against_k(documents, lines, name))
+    write_text(folder / "sweeps.svg", figures.sweeps(exits.layers, exits.exit_layers, tables.best))
+    write_text(folder / "typical.svg", figures.typical(typical["arms"]))
 
 
 def main(out: Path, config: Config) -> None:
@@ -133,14 +133,14 @@ def main(out: Path, config: Config) -> None:
     used = out / "config.json"
     if used.is_file() and json.loads(used.read_text()) != config:
         raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_whole(used, json.dumps(config, indent=2) + "\n")
+    write_text(used, json.dumps(config, indent=2) + "\n")
     with progress_bar() as report:
         runs = {run["name"]: main_jobs(out, run, config, report) for run in config["runs"]}
         cheap = {run["name"]: cheap_jobs(out, run, config, report) for run in config["runs"]}
         exits = early_exit_jobs(out, config, report)
         typical = typical_job(out, config, report)
     write_figures(out / "figures", runs, exits, typical)
-    write_whole(out / "report.md", report_text(config, runs, cheap, exits, typical, out))
+    write_text(out / "report.md", report_text(config, runs, cheap, exits, typical, out))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from specsim.policy.registry import TREE_POLICIES
-from specsim.report.markdown import interval, markdown_table, verdict
-from specsim.speedup.intervals import Comparison, paired_difference
+from specsim.report.markdown import markdown_table, verdict
+from specsim.speedup.intervals import Comparison, interval_text, paired_difference
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -53,8 +53,8 @@ def main_table(documents: Mapping[str, Document]) -> list[str]:
                     f"{name}: {row['label']}",
                     *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
                     f"{row['tau']:.2f}",
-                    interval(row["predicted"]),
-                    interval(row["measured"]),
+                    interval_text(row["predicted"]),
+                    interval_text(row["measured"]),
                     f"{row['error_percent']:+.1f}",
                     f"{row['rounds_identical_percent']:.1f}",
                 ]
@@ -87,7 +87,7 @@ def findings(documents: Mapping[str, Document]) -> list[str]:
     counts = ", ".join(f"{words.count(word)} {word}" for word in ("better", "not separated", "worse"))
     return [
         f"- Fastest of the rows below when really run: {drafter} under {name} ({row['label']}), "
-        f"{interval(row['measured'])}.",
+        f"{interval_text(row['measured'])}.",
         f"- Surely above 1 under some policy: {', '.join(pays) or 'none'}; not so: {', '.join(rest) or 'none'}.",
         f"- Thompson sampling against the tuned fixed K, really run, by drafter: {counts}.",
         "",
@@ -113,7 +113,7 @@ def ablation_table(variants: Mapping[str, tuple[Document, str]]) -> list[str]:
     for name, (document, label) in variants.items():
         row = next(row for row in document["rows"] if row["label"] == label)
         cells = (*(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")), f"{row['tau']:.2f}")
-        rows.append([name, label, *cells, interval(row["predicted"]), interval(row["measured"])])
+        rows.append([name, label, *cells, interval_text(row["predicted"]), interval_text(row["measured"])])
     return markdown_table(columns, rows)
 
 
@@ -125,7 +125,7 @@ def sweep_table(what: str, documents: Mapping[int, Document]) -> list[str]:
         for name, row in contenders(document)[:2]:
             constant = document["step_ratio"]
             cells = [f"{row['hm']:.3f}", f"{row['tau']:.2f}", f"{constant:.3f}"]
-            rows.append([str(number), name, *cells, interval(row["predicted"]), interval(row["measured"])])
+            rows.append([str(number), name, *cells, interval_text(row["predicted"]), interval_text(row["measured"])])
     return markdown_table(columns, rows)
 
 
@@ -154,7 +154,7 @@ def cheap_table(boards: Mapping[str, Document]) -> list[str]:
         gain = None
         if sampled is not None:
             gain = paired_difference(board["baseline_s"], sampled["sequence_seconds"], fixed["sequence_seconds"])
-        cells = [f"{interval(found[name]['predicted'])}" if name in found else "" for name in names]
+        cells = [f"{interval_text(found[name]['predicted'])}" if name in found else "" for name in names]
         rows.append([drafter, *cells, verdict(gain)])
     return markdown_table(["drafter", *names, "Thompson sampling less fixed K"], rows)
 
@@ -214,7 +214,7 @@ def typical_table(document: Document) -> list[str]:
     for arm in document["arms"]:
         epsilon = f"{arm['epsilon']:g}" if "epsilon" in arm else ""
         name = arm["arm"] + (", loss-free" if arm["loss_free"] else "")
-        values = (interval(arm["acceleration_rate"]), interval(arm["log_likelihood_nats"]))
+        values = (interval_text(arm["acceleration_rate"]), interval_text(arm["log_likelihood_nats"]))
         rows.append([name, epsilon, *values, f"{arm['distinct_trigram_share']:.3f}"])
     return markdown_table(columns, rows)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
+from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict
@@ -39,7 +40,6 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 Config = Mapping[str, Any]
-Report = Callable[[str, int, int], None]
 Document = dict[str, Any]
 EDD, VDM = "edd", "vdm"
 HERE, PAPER = "this machine's costs", "the paper's costs"
@@ -112,7 +112,7 @@ def load(drafter: str | Path, config: Config) -> Pair:
     return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
 
 
-def trained(out: Path, config: Config, report: Report) -> dict[str, Path]:
+def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     """VDM, and the decoders of the ablation and the sweep: name -> folder."""
     ablation = config["ablation"]
     small, usual = ablation["tokens"], ablation["usual"]
@@ -147,7 +147,7 @@ def record_settings(run: Config, config: Config, tree_nodes: int) -> RecordSetti
     return RecordSettings(config["depth"], config["max_new_tokens"], sampler, tree_nodes, config["tree_width"])
 
 
-def named(report: Report, name: str) -> Report:
+def named(report: Progress, name: str) -> Progress:
     """Progress that says what it is of."""
 
     def show(what: str, done: int, total: int) -> None:
@@ -157,7 +157,7 @@ def named(report: Report, name: str) -> Report:
 
 
 def main_jobs(
-    out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Report
+    out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Progress
 ) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding, the ratio s_d / s_t and what its file says of it.
 
@@ -181,7 +181,7 @@ def main_jobs(
     return found
 
 
-def validated(folder: Path, pair: Pair, run: Config, config: Config, report: Report) -> None:
+def validated(folder: Path, pair: Pair, run: Config, config: Config, report: Progress) -> None:
     """Record, profile, tune, predict and really decode with this drafter; trees with EDD's alone."""
     trees = config["trees"] if folder.name == EDD else []
     chains = [name for name in config["chains"] if name != "fixed_k"]
@@ -203,7 +203,7 @@ def paper_cost(config: Config) -> ConstantCost:
 
 
 def board_of(
-    done: Path, trace: Trace, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Report
+    done: Path, trace: Trace, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress
 ) -> Document:
     """The leaderboard of these policies on the trace at this cost; read where it is there."""
     if not done.is_file():
@@ -221,7 +221,7 @@ def board_of(
     return dict(json.loads(done.read_text()))
 
 
-def tree_boards(out: Path, run: Config, config: Config, report: Report) -> Document:
+def tree_boards(out: Path, run: Config, config: Config, report: Progress) -> Document:
     """All policies of EDD's validation replayed at the paper's costs."""
     folder = out / run["name"] / EDD
     kinds = [POLICIES[name] for name in (*config["chains"], *config["trees"])]
@@ -230,7 +230,9 @@ def tree_boards(out: Path, run: Config, config: Config, report: Report) -> Docum
     )
 
 
-def variants(out: Path, config: Config, folders: Mapping[str, Path], report: Report) -> dict[str, dict[str, Document]]:
+def variants(
+    out: Path, config: Config, folders: Mapping[str, Path], report: Progress
+) -> dict[str, dict[str, Document]]:
     """Boards of every decoder of the ablation and the sweep, greedy, at two costs: name -> costs -> board.
 
     All have EDD's structure, so that its profile prices them; the one without states has fewer rows to attend to.

@@ -22,8 +22,8 @@ from jobs import EDD, Config
 
 from specsim.cli.console import progress_bar
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.report.page import write_whole
 from specsim.report.validation_figures import reliability_diagram
 
 FOLDER = Path(__file__).parent
@@ -41,15 +41,15 @@ def write_figures(folder: Path, config: Config, runs: dict[str, text.Documents],
         for drafter, document in documents.items():
             top = tables.best(document, *tables.chains(document))
             points += [(f"{tables.NAMES[drafter]}, {short(row)}", row) for row in (tables.fixed(document), top)]
-        write_whole(folder / f"drafters-{name}.svg", figures.speedups(points, f"drafters-{name}", "Drafters as chains"))
+        write_text(folder / f"drafters-{name}.svg", figures.speedups(points, f"drafters-{name}", "Drafters as chains"))
         trees = [
             (f"{tables.TREES[row['policy']]}, {row['role']}", row)
             for row in documents[EDD]["rows"]
             if row["policy"] in tables.TREES
         ]
-        write_whole(folder / f"trees-{name}.svg", figures.speedups(trees, f"trees-{name}", "Candidate trees on EDD"))
-        write_whole(folder / f"calibration-{name}.svg", reliability_diagram(documents[EDD]["reliability"]))
-    write_whole(folder / "layers.svg", figures.sweep(text.sweep_rows(variants, config)))
+        write_text(folder / f"trees-{name}.svg", figures.speedups(trees, f"trees-{name}", "Candidate trees on EDD"))
+        write_text(folder / f"calibration-{name}.svg", reliability_diagram(documents[EDD]["reliability"]))
+    write_text(folder / "layers.svg", figures.sweep(text.sweep_rows(variants, config)))
 
 
 def main(out: Path, config: Config) -> None:
@@ -58,14 +58,14 @@ def main(out: Path, config: Config) -> None:
     used = out / "config.json"
     if used.is_file() and json.loads(used.read_text()) != config:
         raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_whole(used, json.dumps(config, indent=2) + "\n")
+    write_text(used, json.dumps(config, indent=2) + "\n")
     with progress_bar() as report:
         folders = jobs.trained(out, config, report)
         runs = {run["name"]: jobs.main_jobs(out, run, config, folders, report) for run in config["runs"]}
         boards = {run["name"]: jobs.tree_boards(out, run, config, report) for run in config["runs"]}
         variants = jobs.variants(out, config, folders, report)
     write_figures(out / "figures", config, runs, variants)
-    write_whole(out / "report.md", text.report_text(config, runs, boards, variants, out))
+    write_text(out / "report.md", text.report_text(config, runs, boards, variants, out))
 
 
 if __name__ == "__main__":

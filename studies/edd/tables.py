@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from specsim.policy.registry import TREE_POLICIES
-from specsim.report.markdown import interval, markdown_table, verdict
-from specsim.speedup.intervals import Comparison, paired_difference, ratio_difference
+from specsim.report.markdown import markdown_table, verdict
+from specsim.speedup.intervals import Comparison, interval_text, paired_difference, ratio_difference
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -58,7 +58,7 @@ def drafters_table(documents: Mapping[str, Document]) -> list[str]:
         for row in (usual, best(document, *chains(document))):
             alpha = f"{row['tau'] / row['params']['k']:.2f}" if row["policy"] == "fixed_k" else ""
             numbers = (alpha, f"{row['v_d']:.3f}", f"{row['tau']:.2f}")
-            cells = (interval(row["predicted"]), interval(row["measured"]), f"{row['error_percent']:+.1f}")
+            cells = (interval_text(row["predicted"]), interval_text(row["measured"]), f"{row['error_percent']:+.1f}")
             rows.append([NAMES[drafter], row["label"], *numbers, *cells])
     return markdown_table(columns, rows)
 
@@ -84,7 +84,7 @@ def trees_table(document: Document, rounds: pd.DataFrame) -> list[str]:
     for name, row in found:
         mine = rounds[rounds["policy"] == row["label"]]
         cells = (f"{row['tau']:.2f}", *(f"{mine[key].mean():.1f}" for key in ("drafted", "verified")))
-        speeds = (interval(row["predicted"]), interval(row["measured"]), f"{row['error_percent']:+.1f}")
+        speeds = (interval_text(row["predicted"]), interval_text(row["measured"]), f"{row['error_percent']:+.1f}")
         rows.append([name, row["label"], *cells, f"{row['v_d']:.3f}", *speeds])
     return markdown_table(columns, rows)
 
@@ -96,7 +96,7 @@ def paper_cost_table(board: Document) -> list[str]:
     for name, row in tops.items():
         gain = verdict(board_difference(board, row, tops["pct"])) if name != "pct" else ""
         cells = (f"{row['tau']:.2f}", f"{row['mean_draft_tokens']:.1f}", f"{100 * row['truncated_share']:.1f}")
-        rows.append([TREES[name], row["label"], *cells, interval(row["speedup"]), gain])
+        rows.append([TREES[name], row["label"], *cells, interval_text(row["speedup"]), gain])
     return markdown_table(["tree", "policy", "tau", "verified", "truncated %", "speedup", "less PCT"], rows)
 
 
@@ -148,7 +148,7 @@ def ablation_table(rows: Mapping[str, Row], board: Document) -> list[str]:
         gain = "" if row is whole else verdict(board_difference(board, row, whole))
         paper = f"{PAPER_ABLATION[name]:.2f}"
         cells = (f"{row['v_d']:.3f}", f"{row['tau']:.2f}", f"{100 * row['truncated_share']:.1f}")
-        table.append([name, *cells, interval(row["speedup"]), gain, paper])
+        table.append([name, *cells, interval_text(row["speedup"]), gain, paper])
     columns = ["variant", "v_d", "tau", "truncated %", "speedup", "less the whole", "the paper's speedup"]
     return markdown_table(columns, table)
 
@@ -160,7 +160,7 @@ def sweep_table(rows: Mapping[int, Mapping[str, Row]], usual: int, board: Docume
         cells = [str(split)]
         for what, row in found.items():
             gain = "" if split == usual else verdict(board_difference(board, row, rows[usual][what]))
-            cells += [f"{row['tau']:.2f}", interval(row["speedup"]), gain]
+            cells += [f"{row['tau']:.2f}", interval_text(row["speedup"]), gain]
         table.append(cells)
     columns = [f"{text}, {name}" for name in rows[usual] for text in ("tau", "speedup", f"less that of {usual}")]
     return markdown_table(["layers below", *columns], table)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.policy.base import Variant
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.registry import POLICIES
+from specsim.progress import Progress
 from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, styled, svg
-from specsim.report.markdown import accuracy, interval, markdown_table
-from specsim.report.page import write_whole
+from specsim.report.markdown import accuracy, markdown_table
+from specsim.speedup.intervals import interval_text
 from specsim.speedup.prediction import predict
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
@@ -48,7 +50,6 @@ PAPER_K = 5  # figure 6
 ALIKE = 0.005  # share of a speedup by which two k may differ and still be alike
 Config = Mapping[str, Any]
 Document = dict[str, Any]
-Report = Callable[[str, int, int], None]
 
 
 class EveryK(SpaceK):
@@ -58,7 +59,7 @@ class EveryK(SpaceK):
     variants = tuple(Variant(f"k = {k}", {"k": k}, tuned=False) for k in range(1, 6))
 
 
-def validation(folder: Path, run: Config, config: Config, report: Report) -> Document:
+def validation(folder: Path, run: Config, config: Config, report: Progress) -> Document:
     """Record, profile, tune, predict and really decode; with the speedups were a pass of any size one step."""
     done = folder / "validation.json"
     if not done.is_file():
@@ -84,7 +85,7 @@ def free_passes(folder: Path, config: Config) -> dict[int, Mapping[str, float]]:
     return {k: predict(trace.select(holdout), SpaceK(k), cost).speedup.as_dict() for k in range(1, config["masks"] + 1)}
 
 
-def plain_tuning(out: Path, config: Config, report: Report) -> tuple[Document, Document]:
+def plain_tuning(out: Path, config: Config, report: Progress) -> tuple[Document, Document]:
     """Facts of the lab's SAR-SFT, and of a plain fine-tuning with the same text, steps and rates."""
     ours = read_drafter(LAB_WEIGHTS / DRAFTER).facts
     pair = load_target(dtype=config["sft"]["dtype"], threads=config["threads"])
@@ -136,9 +137,9 @@ def k_table(document: Document, rounds: pd.DataFrame, free: Mapping[int, Mapping
         k = row["params"]["k"] if row["policy"] == "space_k" else None
         verified = rounds.loc[rounds["policy"] == row["label"], "drafted"]
         fed = f"{(masks + 1) * (verified.mean() + 1):.1f}" if k is None else str((k + 1) ** 2)
-        speeds = (interval(row["predicted"]), interval(row["measured"]), f"{row['error_percent']:+.1f}")
+        speeds = (interval_text(row["predicted"]), interval_text(row["measured"]), f"{row['error_percent']:+.1f}")
         rows.append(
-            [row["label"], f"{row['tau']:.2f}", f"{row['v_d']:.3f}", fed, *speeds, interval(free[k]) if k else ""]
+            [row["label"], f"{row['tau']:.2f}", f"{row['v_d']:.3f}", fed, *speeds, interval_text(free[k]) if k else ""]
         )
     return markdown_table(columns, rows)
 
@@ -261,12 +262,12 @@ def main(out: Path, config: Config) -> None:
     used = out / "config.json"
     if used.is_file() and json.loads(used.read_text()) != config:
         raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_whole(used, json.dumps(config, indent=2) + "\n")
+    write_text(used, json.dumps(config, indent=2) + "\n")
     with progress_bar() as report:
         runs = {run["name"]: validation(out / run["name"], run, config, report) for run in config["runs"]}
         tuned = plain_tuning(out, config, report)
-    write_whole(out / "figures" / "k.svg", against_k(runs))
-    write_whole(out / "report.md", report_text(config, runs, out, tuned))
+    write_text(out / "figures" / "k.svg", against_k(runs))
+    write_text(out / "report.md", report_text(config, runs, out, tuned))
 
 
 if __name__ == "__main__":

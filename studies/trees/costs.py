@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.model import ConstantCost, CostModel, Seconds
+from specsim.arrays import Seconds
+from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
 
 MEASURED, PAPER, KNEE = "measured costs", "paper's costs", "knee"

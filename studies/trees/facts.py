@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Bools, Floats, Ints
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.table import CostTable
@@ -44,7 +45,7 @@ class Rounds:
     """A policy's rounds on a trace. nodes : verified beside the pending token, of every round [R]"""
 
     replayed: Replay
-    nodes: npt.NDArray[np.int64]
+    nodes: Ints
 
     @property
     def tau(self) -> Estimate:
@@ -67,7 +68,7 @@ class Rounds:
         cut = self.replayed.truncated
         return 0.0 if cut is None else float(cut.sum() / self.replayed.num_rounds.sum())
 
-    def of(self, sequences: npt.NDArray[np.bool_]) -> tuple[float, npt.NDArray[np.int64]]:
+    def of(self, sequences: Bools) -> tuple[float, Ints]:
         """Acceptance length and verified nodes of every round, of these sequences [S]."""
         assert self.replayed.rounds is not None
         tau = self.replayed.output_tokens[sequences].sum() / self.replayed.num_rounds[sequences].sum()
@@ -136,7 +137,7 @@ def opponents(board: Document, document: Document) -> list[tuple[str, Row | None
     return found
 
 
-def baseline_s(trace: Trace, cost: CostModel) -> npt.NDArray[np.float64]:
+def baseline_s(trace: Trace, cost: CostModel) -> Floats:
     """Autoregressive seconds per sequence [S]."""
     return autoregressive_seconds(trace, cost_table(trace, cost))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,19 @@ from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.fitting.tree_calibration import compare
 from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
+from specsim.progress import Progress
 from specsim.ranking.document import as_document, write_results
 from specsim.ranking.leaderboard import leaderboard
 from specsim.report import tree_figures
-from specsim.report.page import write_whole
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 
 HERE = Path(__file__).parent
 SHOWN = 6  # one dense tree in so many is drawn
-Report = Callable[[str, int, int], None]
 
 
 def kinds_run(config: Mapping[str, Any]) -> tuple[type[Policy], ...]:
@@ -64,7 +64,7 @@ def kinds_run(config: Mapping[str, Any]) -> tuple[type[Policy], ...]:
 
 
 def boards_of(
-    folder: Path, trace: Trace, costs: Mapping[str, CostModel], config: Mapping[str, Any], report: Report
+    folder: Path, trace: Trace, costs: Mapping[str, CostModel], config: Mapping[str, Any], report: Progress
 ) -> dict[str, dict[str, Any]]:
     """The board of every cost as a plain document; those that are there already are read."""
     found = {}
@@ -126,7 +126,7 @@ def write_figures(folder: Path, name: str, run: Run) -> None:
         "reliability": tree_figures.reliability(run.bins, name),
     }
     for kind, figure in figures.items():
-        write_whole(folder / f"{name}-{kind}.svg", figure)
+        write_text(folder / f"{name}-{kind}.svg", figure)
 
 
 def main(out: Path, config: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ def main(out: Path, config: Mapping[str, Any]) -> None:
     used = out / "config.json"
     if used.is_file() and json.loads(used.read_text()) != config:
         raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_whole(used, json.dumps(config, indent=2) + "\n")
+    write_text(used, json.dumps(config, indent=2) + "\n")
     pair = load_pair(dtype=config["dtype"], threads=config["threads"])
     prompts = study_prompts(pair.tokenizer, config["prompts"])
     runs: dict[str, Run] = {}
@@ -161,7 +161,7 @@ def main(out: Path, config: Mapping[str, Any]) -> None:
             boards = boards_of(folder, trace, costs, config, report)
         runs[name] = facts_of(trace, document, boards, costs, config)
         write_figures(out / "figures", name, runs[name])
-        write_whole(out / "report.md", report_text(config, runs))
+        write_text(out / "report.md", report_text(config, runs))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from facts import (
 )
 
 from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
-from specsim.report.markdown import interval, markdown_table, verdict
-from specsim.speedup.intervals import Estimate
+from specsim.report.markdown import markdown_table, verdict
+from specsim.speedup.intervals import Estimate, interval_text
 
 TARGET_PERCENT = 5.0  # median error of predictions
 ABOUT_HALF = (0.4, 0.6)  # of the nodes
@@ -168,14 +168,14 @@ def differences(run: Run, cost: str | None) -> list[tuple[str, str]]:
 def leader_answer(cost: str) -> Callable[[Run], str]:
     def answer(run: Run) -> str:
         row = run.boards[cost]["rows"][0]
-        return f"{row['label']}: {interval(row['speedup'])}"
+        return f"{row['label']}: {interval_text(row['speedup'])}"
 
     return answer
 
 
 def fastest_answer(run: Run) -> str:
     row = run.document["rows"][0]
-    return f"{row['label']}: {interval(row['measured'])}"
+    return f"{row['label']}: {interval_text(row['measured'])}"
 
 
 def calibration_answer(run: Run) -> str:
@@ -211,8 +211,8 @@ def measured_section(run: Run) -> list[str]:
     cells = [
         [
             f"{r['label']} ({r['role']})",
-            interval(r["predicted"]),
-            interval(r["measured"]),
+            interval_text(r["predicted"]),
+            interval_text(r["measured"]),
             f"{r['error_percent']:+.1f}",
             f"{r['rounds_identical_percent']:.2f}",
             f"{100 * rounds.truncated:.2f}" if r["policy"] in TREE_POLICIES else "",
@@ -297,7 +297,7 @@ def board_section(name: str, run: Run, cost: str) -> list[str]:
     rows = [
         [
             row["label"],
-            interval(row["speedup"]),
+            interval_text(row["speedup"]),
             "=" if row["tied_with_leader"] else "",
             f"{row['tau']:.2f}",
             f"{rounds.verified.estimate:.1f}",
@@ -307,7 +307,7 @@ def board_section(name: str, run: Run, cost: str) -> list[str]:
         ]
         for row, rounds in zip(board["rows"], run.rounds[cost], strict=True)
     ]
-    oracle = ["oracle", interval(board["oracle"]), *[""] * 4, "0.0 %", ""]
+    oracle = ["oracle", interval_text(board["oracle"]), *[""] * 4, "0.0 %", ""]
     columns = ["policy", "speedup", "tied with the first", "tau", "nodes verified", "draft passes", "regret"]
     skipped = "; ".join(f"{one['policy']}: {one['reason']}" for one in board["skipped"])
     return [

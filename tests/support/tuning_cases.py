@@ -9,9 +9,9 @@ import numpy as np
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.progress import Counter
 from specsim.trace.trace import Trace
 from specsim.tuning.search import Search, SearchResult, find_best
-from specsim.tuning.trials import Progress
 from tests.support.reference import RampCost, build_trace
 
 DEPTH = 8
@@ -38,7 +38,7 @@ def stretchy_trace(sequences: int, tokens: int, seed: int = 0) -> Trace:
     )
 
 
-def run_case(search: Search, seed: int, storage: Path | None = None, progress: Progress | None = None) -> SearchResult:
+def run_case(search: Search, seed: int, storage: Path | None = None, progress: Counter | None = None) -> SearchResult:
     """One of the searches that are interrupted, killed and repeated."""
     kind, trials = CASES[search]
     trace = stretchy_trace(40, 150)

@@ -7,7 +7,6 @@ tokens of a text greedily and samples the rest. Drafters here must serve both wa
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,9 +18,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
-from realrun.training.common.loop import Progress, Tokens, text_digest
+from realrun.training.common.loop import Tokens, text_digest
 from realrun.training.common.text import Corpus, load_corpus, save_tokens
 from specsim.errors import InputError
+from specsim.files import digest
+from specsim.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def written_text(
         )
     check_length(pair.target, settings.prompt_tokens + settings.new_tokens, "prompt and new text")
     decisive = [weights_digest(pair.target), str(pair.dtype), text_digest(corpus.train), asdict(settings)]
-    folder = cache / f"generated-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}"
+    folder = cache / f"generated-{digest(repr(decisive))}"
     parts: list[Tokens] = []
     written = 0
     while written < tokens:

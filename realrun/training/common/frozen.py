@@ -11,7 +11,8 @@ from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from realrun.training.common.distill import check_length, training_text
-from realrun.training.common.loop import Job, LoopSettings, Progress, refuse_another, run_facts, run_loop
+from realrun.training.common.loop import Job, LoopSettings, refuse_another, run_facts, run_loop
+from specsim.progress import Progress
 
 
 def train_on_frozen_target(

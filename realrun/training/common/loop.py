@@ -7,12 +7,10 @@ the same loss curve, and on a CPU with bit-identical weights.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from specsim.errors import InputError
+from specsim.files import digest, replacing, write_json
+from specsim.progress import Progress
 
 PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
 HELD_OUT_WINDOWS = 32
@@ -35,7 +35,6 @@ Tokens = npt.NDArray[np.int32]
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
 Tensors = dict[str, torch.Tensor]
 Row = dict[str, Any]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -244,13 +243,9 @@ class _Run:
         for index, slots in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
         facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
-        temporary = self.folder / f".{CHECKPOINT}.tmp"
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-            temporary,
-            metadata={"run": json.dumps(facts)},
-        )
-        os.replace(temporary, self.folder / CHECKPOINT)
+        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        with replacing(self.folder / CHECKPOINT) as temporary:
+            save_file(whole, temporary, metadata={"run": json.dumps(facts)})
 
     def _resume(self) -> None:
         path = self.folder / CHECKPOINT
@@ -309,7 +304,7 @@ def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, se
 
 def text_digest(tokens: Tokens) -> str:
     """A short hash of all tokens."""
-    return hashlib.sha256(np.ascontiguousarray(tokens, dtype=np.int32).tobytes()).hexdigest()[:16]
+    return digest(np.ascontiguousarray(tokens, dtype=np.int32).tobytes())
 
 
 def claim(folder: Path, plan: Mapping[str, Any]) -> None:
@@ -317,10 +312,7 @@ def claim(folder: Path, plan: Mapping[str, Any]) -> None:
     refuse_another(folder, plan, whole=True)
     path = folder / PLAN
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(plan, indent=1) + "\n")
-        os.replace(temporary, path)
+        write_json(plan, path)
 
 
 def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False) -> None:

@@ -6,9 +6,7 @@ text is of other files than training text; for the lab the split is that of its 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from realrun.pairs.library_text import library_files
 from realrun.training.common.loop import Tokens
 from specsim.errors import InputError
+from specsim.files import digest, replacing
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 HELD_OUT_EVERY = 10  # one document in ten is held out
@@ -93,10 +92,8 @@ def _encoded(
     tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str], cache: Path
 ) -> Tokens:
     """All documents as one array."""
-    digest = hashlib.sha256(f"{tokenizer_digest(tokenizer)} {eos_token_id}".encode())
-    for document in documents:
-        digest.update(hashlib.sha256(document.encode(errors="surrogatepass")).digest())
-    path = cache / f"corpus-{digest.hexdigest()[:16]}.npy"
+    texts = (bytes.fromhex(digest(document.encode(errors="surrogatepass"), length=64)) for document in documents)
+    path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
     if not path.exists():
         arrays = [np.zeros(0, np.int32)]
         for begin in range(0, len(documents), BATCH_DOCUMENTS):
@@ -114,13 +111,10 @@ def _encoded(
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A short hash of the vocabulary."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+    return digest(vocabulary)
 
 
 def save_tokens(tokens: Tokens, path: Path) -> None:
     """Write a token array, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
+    with replacing(path) as temporary, temporary.open("wb") as handle:
         np.save(handle, tokens)
-    os.replace(temporary, path)

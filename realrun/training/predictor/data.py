@@ -8,8 +8,7 @@ that the pass would have scored, whatever they depend on in a drafter of this ki
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +24,13 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.open import DensePass, open_dense
 from specsim.errors import InputError
+from specsim.files import replacing
+from specsim.progress import Progress
 
 SHARD_PROMPTS = 16  # prompts whose states lie in one file
 PARTS = 10  # of the sequences, drawn at random: one is held out, one chooses the epoch, the others train
 
 Tensors = dict[str, torch.Tensor]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,5 @@ def joined(sequences: Sequence[Tensors]) -> Samples:
 
 def save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
-    temporary = path.with_suffix(".tmp")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=metadata)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=metadata)

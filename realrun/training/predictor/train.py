@@ -7,7 +7,6 @@ The product is taken from the left, W_p W^i first, which changes no value.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -23,20 +22,21 @@ from safetensors.torch import load_file
 
 from realrun.drafters.acceptance_predictor import FILE, MAX_MATRICES, Predictor, save_predictor
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.provenance import provenance
 from realrun.training.common.loop import claim
 from realrun.training.predictor.data import (
     PARTS,
     PredictorSettings,
-    Progress,
     Samples,
     Tensors,
     collect_all,
     joined,
     save_tensors,
 )
+from specsim.arrays import Floats
 from specsim.errors import InputError
+from specsim.progress import Progress
 from specsim.speedup.formulas import reliability
 
 CHECKPOINT, COLLECTED = "checkpoint.safetensors", "collected"
@@ -208,7 +208,7 @@ def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> d
     """The quality of the predictor, of confidence alone (Platt scaling, fitted to train), and of the base rate."""
     from sklearn.linear_model import LogisticRegression
 
-    def features(indices: torch.Tensor) -> npt.NDArray[np.float64]:
+    def features(indices: torch.Tensor) -> Floats:
         confidence = samples.confidence[indices].double().clamp(1e-6, 1 - 1e-6)
         return np.asarray(torch.logit(confidence)[:, None].numpy())
 
@@ -267,13 +267,12 @@ def train_predictor(
 
 def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) -> dict[str, Any]:
     """All that decides the result."""
-    tokens = json.dumps([prompt.tokens for prompt in prompts]).encode()
     plan = {
         "weights": pair.fingerprint,
         "drafter_kind": pair.kind,
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
-        "prompts": hashlib.sha256(tokens).hexdigest()[:16],
+        "prompts": prompt_digest(prompts),
         **asdict(settings),
     }
     return dict(json.loads(json.dumps(plan)))  # tuples become lists, as in the file

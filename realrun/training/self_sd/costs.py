@@ -8,7 +8,6 @@ would differ by what else ran; so all are run in turn, in shuffled order, within
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from realrun.pairs.pair import Pair
 from realrun.profiling.profile import AUTOREGRESSIVE_BURST, WARMUP_ROUNDS
 from realrun.profiling.rounds import ScriptedVerifier, _measure_round
 from realrun.profiling.trees import Samples
+from specsim.progress import Progress
 
 Line = dict[str, Any]
-Progress = Callable[[str, int, int], None]
 
 
 @torch.inference_mode()

@@ -12,9 +12,7 @@ the machine disturbs; Optuna's tree-structured Parzen estimator, made for choice
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -31,7 +29,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.provenance import provenance
 from realrun.recording.target_cache import shared_columns
 from realrun.training.self_sd.costs import measure_costs
@@ -40,6 +38,7 @@ from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.progress import Progress
 from specsim.speedup.prediction import predict
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import evaluate_many
@@ -47,7 +46,6 @@ from specsim.tuning.journal import Journal
 
 JOURNAL, REPORT = "search.jsonl", "search.json"
 LEAST_REPEATS = 2
-Progress = Callable[[str, int, int], None]
 Line = dict[str, Any]
 Objective = Literal["predicted", "measured"]
 
@@ -277,14 +275,13 @@ def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettin
 
 def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Mapping[str, Any]:
     """All that decides a trial, beside the clock; a search may be asked for more trials later."""
-    tokens = json.dumps([prompt.tokens for prompt in prompts]).encode()
     return {
         "search": "self-sd",
         "target": describe_target(pair.target, pair.target_name),
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
         "eos_token_ids": list(pair.eos_token_ids),
-        "prompts": hashlib.sha256(tokens).hexdigest()[:16],
+        "prompts": prompt_digest(prompts),
         **{name: value for name, value in asdict(settings).items() if name != "trials"},
         "libraries": {"optuna": version("optuna")},
     }

@@ -29,6 +29,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from specsim.arrays import Floats
 from specsim.policy.base import Policy
 
 UNKNOWN = -1.0  # path and prob of a drafted node that the trace does not hold; in replays only
@@ -48,7 +49,7 @@ class Tree(NamedTuple):
     parent: npt.NDArray[np.int32]
     rank: npt.NDArray[np.int32]
     depth: npt.NDArray[np.int32]
-    value: npt.NDArray[np.float64]
+    value: Floats
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specsim.errors import InputError
-from specsim.trace.files import checksum, pack_trace, read_trace, write_trace
+from specsim.files import file_digest
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
 from tests.support.reference import small_trace
 
@@ -44,7 +45,7 @@ def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def edit(folder: Path, name: str, change: Callable[[Table], Table]) -> None:
     """Rewrite a table and its checksum, so that only the content is wrong."""
     pq.write_table(change(pq.read_table(folder / name)), folder / name)
-    edit_meta(folder, lambda meta: meta["checksums"].update({name: checksum(folder / name)}))
+    edit_meta(folder, lambda meta: meta["checksums"].update({name: file_digest(folder / name)}))
 
 
 def with_column(table: Table, name: str, values: Any) -> Table:
@@ -165,7 +166,7 @@ def test_damaged_bytes_are_noticed(folder: Path, name: str) -> None:
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[:-100])
     assert "truncated or altered" in refusal(folder, name)
-    edit_meta(folder, lambda meta: meta["checksums"].update({name: checksum(folder / name)}))
+    edit_meta(folder, lambda meta: meta["checksums"].update({name: file_digest(folder / name)}))
     assert "no readable Parquet file" in refusal(folder, name)
     middle = len(data) // 2
     (folder / name).write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.errors import InputError
-from specsim.trace.files import checksum, pack_trace, read_trace, write_trace
+from specsim.files import file_digest
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
 from tests.support.reference import small_trace
@@ -225,7 +226,7 @@ def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def edit(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     """Rewrite the trees and their checksum, so that only the content is wrong."""
     pq.write_table(change(pq.read_table(folder / TREES)), folder / TREES)
-    edit_meta(folder, lambda meta: meta["checksums"].update({TREES: checksum(folder / TREES)}))
+    edit_meta(folder, lambda meta: meta["checksums"].update({TREES: file_digest(folder / TREES)}))
 
 
 def with_value(name: str, change: Callable[[Any], Any], kind: pa.DataType | None = None) -> Callable[..., pa.Table]:
@@ -256,7 +257,7 @@ def test_damaged_bytes_are_noticed(folder: Path) -> None:
     data = (folder / TREES).read_bytes()
     (folder / TREES).write_bytes(data[:-100])
     assert "truncated or altered" in refusal(folder, TREES)
-    edit_meta(folder, lambda meta: meta["checksums"].update({TREES: checksum(folder / TREES)}))
+    edit_meta(folder, lambda meta: meta["checksums"].update({TREES: file_digest(folder / TREES)}))
     assert "no readable Parquet file" in refusal(folder, TREES)
     (folder / TREES).unlink()
     assert "is missing" in refusal(folder, TREES)

@@ -1,0 +1,16 @@
+"""Names of array types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.floating[Any]]  # of any width
+IntArray = npt.NDArray[np.integer[Any]]
+Seconds = Floats
