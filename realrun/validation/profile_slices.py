@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.profiling.trees import Samples
 from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.progress import Counter
 
 SLICE_REPEATS = 10  # of every measured size, in one slice
 NUM_CONTEXTS = 4
@@ -37,7 +37,7 @@ class ProfileSlices:
         seed: int,
         tree_tokens: int,
         slices: int,
-        progress: Callable[[int, int], None],
+        progress: Counter,
     ):
         self.contexts = profile_contexts(*context_range)
         self.pair, self.depth, self.sampler, self.seed, self.tree_tokens = pair, depth, sampler, seed, tree_tokens

@@ -16,6 +16,8 @@ from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings
 from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
+from specsim.files import write_text
+from specsim.speedup.intervals import interval_text
 
 HERE = Path(__file__).parent
 
@@ -38,9 +40,7 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
             "|---|---|---|---|---|---|",
         ]
         for row in document["rows"]:
-            predicted, measured = (
-                f"{v['estimate']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in (row["predicted"], row["measured"])
-            )
+            predicted, measured = (interval_text(v) for v in (row["predicted"], row["measured"]))
             lines.append(
                 f"| {row['label']} | {row['role']} | {predicted} | {measured} | {row['error_percent']:+.1f} "
                 f"| {row['rounds_identical_percent']:.2f} |"
@@ -70,7 +70,7 @@ def main(out: Path) -> None:
         )
         with progress_bar() as report:
             documents[run["name"]] = validate(pair, prompts, settings, out / run["name"], report)
-    (out / "summary.md").write_text(summary(documents))
+    write_text(out / "summary.md", summary(documents))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def test_costs_without_trees_leave_trees_out(trace: Trace) -> None:
     kinds = [POLICIES[name] for name in ("fixed_k", "vct", "pct")]
     found = leaderboard({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4, sensitivity=False)[0]
     assert {row.policy.name for row in found.rows} == {"fixed_k"}
-    assert {name for name, _ in found.skipped} == {"vct", "pct"} and "tree-tokens" in found.skipped[0][1]
+    assert {name for name, _ in found.skipped} == {"vct", "pct"} and "tree-nodes" in found.skipped[0][1]
 
 
 def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear(trace: Trace) -> None:
