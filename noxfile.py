@@ -7,6 +7,9 @@ import nox
 nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
+PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more tests takes some of another's
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
 
 def install(session: nox.Session, *extras: str) -> None:
     """The package with these extras, at the exact versions of constraints.txt."""
@@ -22,20 +25,16 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default tests: a process per core, then alone those that measure time."""
+    """The default tests, in a process per core."""
     install(session, "real", "dev")
-    one_thread = {"OMP_NUM_THREADS": "1"}
-    together = ("-n", "auto", "--dist", "loadfile", "-m", "not slow and not alone")
-    session.run("pytest", *together, *session.posargs, env=one_thread)
-    alone = ("-m", "alone and not slow")
-    session.run("pytest", *alone, *session.posargs, env=one_thread, success_codes=[0, 5])  # 5: none was selected
+    session.run("pytest", *PROCESSES, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """The long tests that the default run leaves out."""
+    """The long tests that the default run leaves out, in two processes."""
     install(session, "real", "dev")
-    session.run("pytest", "-m", "slow", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "worksteal", "-m", "slow", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
@@ -50,6 +49,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmarks of the simulator, with the ratio to a plain reference, and of the kernels."""
+    """What measures time, one test after another: ratios to plain references, and benchmarks of the kernels."""
     install(session, "real", "dev")
-    session.run("pytest", "tests", "kernels/benchmarks", "--benchmark-only", "-s", *session.posargs)
+    session.run("pytest", "-m", "bench", "-s", *session.posargs, env=ONE_THREAD)
+    session.run("pytest", "kernels/benchmarks", "--benchmark-only", "-s", *session.posargs)

@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,23 @@ from speckernels.runtime import build, dispatch
 from tests.support.mutants import Mutant
 
 KERNELS = Path(speckernels.__file__).parents[1]
-CASES = [
-    pytest.param(operation, mutant, id=f"{operation}-{mutant.why.replace(' ', '_')}")
-    for operation in sorted(dispatch.OPERATIONS)
-    for mutant in importlib.import_module(f"tests.kernels.ops.test_{operation}").MUTANTS
-]
+MUTANTS = {name: importlib.import_module(f"tests.kernels.ops.test_{name}").MUTANTS for name in dispatch.OPERATIONS}
 
 
-def test_every_operation_has_mutants() -> None:
-    assert {case.values[0] for case in CASES} == set(dispatch.OPERATIONS)
+def cases() -> Iterator[Any]:
+    """Every broken kernel; all but the first in CUDA and the first in Triton of each operation are slow."""
+    for operation, mutants in sorted(MUTANTS.items()):
+        languages = set()
+        for mutant in mutants:
+            language = Path(mutant.file).suffix
+            marks = [pytest.mark.slow] if language in languages else []
+            languages.add(language)
+            yield pytest.param(operation, mutant, id=f"{operation}-{mutant.why.replace(' ', '_')}", marks=marks)
+
+
+def test_every_operation_has_mutants_of_both_languages() -> None:
+    languages = {name: {Path(mutant.file).suffix for mutant in mutants} for name, mutants in MUTANTS.items()}
+    assert languages == {name: {".cu", ".py"} for name in dispatch.OPERATIONS}
 
 
 @pytest.fixture
@@ -46,7 +55,7 @@ def mutated(mutant: Mutant) -> str:
     return text.replace(mutant.find, mutant.replace)
 
 
-@pytest.mark.parametrize(("operation", "mutant"), CASES)
+@pytest.mark.parametrize(("operation", "mutant"), [*cases()])
 def test_caught(
     operation: str, mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_libraries: None
 ) -> None:

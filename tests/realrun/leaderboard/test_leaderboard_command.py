@@ -281,7 +281,7 @@ def test_the_command_ranks_drafters_of_any_target(home: Path, tmp_path: Path, qu
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.bench
 def test_the_labs_drafters_on_one_board(tmp_path: Path) -> None:
     options = ["--drafters", f"model,medusa-1,medusa-2,{LOOKUP}", "--num-prompts", 24]
     options += ["--max-new-tokens", 64, "--max-draft-tokens", 6]

@@ -75,7 +75,7 @@ def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
         assert len(sizes) == replayed.num_rounds[number]
 
 
-@pytest.mark.alone
+@pytest.mark.bench
 @pytest.mark.filterwarnings("ignore")
 def test_at_least_one_and_a_half_times_its_speed(lab_pair32: Pair, prompts: list[Prompt]) -> None:
     policy = make_policy("fixed_k", {"k": 4})

@@ -270,7 +270,7 @@ def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompt
     return ratios
 
 
-@pytest.mark.alone
+@pytest.mark.bench
 def test_the_parts_add_up_to_rounds_of_other_trees() -> None:
     """Loosely, as the machine is shared: a part that was forgotten or counted twice shows all the same."""
     prompt = np.random.default_rng(1).integers(1, VOCAB, 20).tolist()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
+from tests.specsim.replaying.test_speed import DEPTH, best_median_s, realistic_trace
 
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.base import ChainPolicy, Step
@@ -25,7 +26,6 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.rng import split, uniform
 from specsim.trace.trace import Trace
-from tests.specsim.replaying.test_speed import DEPTH, best_median_s, realistic_trace
 from tests.support.reference import RampCost, build_trace, small_trace
 
 OPTIONS = list(product(("exact", "printed"), ("per_token", "per_round")))

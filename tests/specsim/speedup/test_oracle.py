@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -165,24 +164,3 @@ def test_a_trace_of_rejection_sampling_sums_over_its_outcomes() -> None:
         assert (bound <= found.speculative_s * (1 + 1e-12)).all()
         assert bound.sum() > 0.2 * found.speculative_s.sum()  # of as many outcomes
     assert chain_oracle_seconds(drawn, table, seed=4).tolist() != bound.tolist()
-
-
-def test_time_is_linear_in_positions_and_a_million_take_less_than_a_second() -> None:
-    rng = np.random.default_rng(0)
-    positions, cost = 1_000_000, ConstantCost(1e-3, 1e-2)
-    trace = build_trace(rng, rng.random((positions, 8)) < 0.8, [1000] * (positions // 1000))
-    part = trace.select(range(100))
-    table = cost_table(trace, cost)
-
-    def best_s(which: Trace) -> float:
-        times = []
-        for _ in range(5):
-            begun = time.perf_counter()
-            chain_oracle_seconds(which, table)
-            times.append(time.perf_counter() - begun)
-        return min(times)
-
-    chain_oracle_seconds(part, table), trace.draft_limit  # compile, and fill what the trace keeps
-    whole_s = best_s(trace)
-    assert whole_s < 1.0
-    assert whole_s < 10 * 3 * best_s(part)

@@ -24,7 +24,7 @@ from specsim.tuning.evaluate import Evaluator, evaluate_many
 from specsim.tuning.race import EFFORT, in_the_race, rungs, shuffled
 from specsim.tuning.search import find_best, held_settings
 from specsim.tuning.space import search_space
-from tests.specsim.replaying.test_speed import realistic_trace
+from tests.bench.test_replay_speed import realistic_trace
 from tests.support.reference import RampCost, small_trace
 from tests.support.tuning_cases import carrying, stretchy_trace
 

@@ -144,13 +144,12 @@ run_case({search!r}, {seed}, Path({path!r}))
 """
 
 
-def killed(search: Search, seed: int, path: Path, after_s: float) -> bool:
-    """Run a search in a process, kill it some seconds after its journal appears; whether it was still running."""
+def killed(search: Search, seed: int, path: Path, lines: int) -> bool:
+    """Run a search in a process, kill it when its journal has so many lines; whether it was still running."""
     code = PROCESS.format(search=search, seed=seed, path=str(path))
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    while not path.exists() and process.poll() is None:
-        time.sleep(0.005)
-    time.sleep(after_s)
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
+        time.sleep(0.001)
     running = process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() in (0, -signal.SIGKILL)
@@ -158,10 +157,9 @@ def killed(search: Search, seed: int, path: Path, after_s: float) -> bool:
 
 
 def kill_and_resume(search: Search, seed: int, path: Path, rng: np.random.Generator) -> bool:
-    start = time.perf_counter()
-    answer = run_case(search, seed)
-    whole_s = time.perf_counter() - start
-    running = killed(search, seed, path, float(rng.uniform(0, whole_s)))
+    whole = path.with_name(f"whole-{path.name}")
+    answer = run_case(search, seed, whole)
+    running = killed(search, seed, path, int(rng.integers(len(whole.read_bytes().splitlines()))))
     assert run_case(search, seed, path) == answer
     lines = path.read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines)

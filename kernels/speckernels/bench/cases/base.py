@@ -112,7 +112,7 @@ class Operation:
 
     def run(self, *args: Any) -> Any:
         """The public function, with the backend that is in force."""
-        function = self.public or getattr(importlib.import_module(f"speckernels.{self.name}"), self.name)
+        function = self.public or getattr(importlib.import_module(f"speckernels.ops.{self.name}"), self.name)
         result = function(*args)
         return args if self.in_place else result
 

@@ -1,29 +1,22 @@
-"""Speed of the replay, never without its result; and compiled code kept across processes."""
+"""Speed of the replay, never without its result."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-import specsim
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
-from tests.support.reference import Decoder, RampCost, Threshold, build_trace, entropy_score, small_trace
+from tests.support.reference import Decoder, RampCost, Threshold, build_trace, entropy_score
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.bench
 
 POSITIONS, SEQUENCE_TOKENS, DEPTH = 1_000_000, 1000, 16
 MIN_STEPS_PER_S = 100e6  # drafted tokens per second of one core
@@ -124,52 +117,3 @@ def test_replay_time_is_linear_in_trace_length() -> None:
             replay(traces[i], policy, tables[i])
             best[i] = min(best[i], time.perf_counter() - start)
     assert best[1] / best[0] == pytest.approx(4, rel=0.25)
-
-
-FRESH_PROCESS = """
-import json, sys
-from specsim.cost.model import ConstantCost
-from specsim.policy.chain.adaedl import AdaEDL
-from specsim.replaying.chain import specialise
-from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
-from specsim.trace.files import read_trace
-
-trace = read_trace(sys.argv[1])
-policy, table = AdaEDL(max_draft=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
-whole = replay(trace, policy, table)
-part = replay(trace.select([2, 0]), policy, table)
-kernel = specialise(AdaEDL)
-print(json.dumps({
-    "hits": sum(kernel.stats.cache_hits.values()),
-    "misses": sum(kernel.stats.cache_misses.values()),
-    "compiled_for": len(kernel.signatures),
-    "rounds": whole.num_rounds.tolist(),
-    "part_rounds": part.num_rounds.tolist(),
-}))
-"""
-
-
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    """Nor does a selection of a trace that was read: its arrays have the same types."""
-    trace = small_trace()
-    write_trace(trace, tmp_path / "trace")
-    found = []
-    for _ in range(2):
-        out = subprocess.run(
-            [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "trace")],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(specsim.__file__).parents[1],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
-        )
-        found.append(json.loads(out.stdout))
-    first, second = found
-    assert (first["hits"], first["misses"]) == (0, 1)
-    assert (second["hits"], second["misses"]) == (1, 0)
-    assert first["compiled_for"] == second["compiled_for"] == 1
-    assert first["rounds"] == second["rounds"]
-    policy, cost = AdaEDL(max_draft=6), RampCost()
-    assert second["rounds"] == replay(trace, policy, cost_table(trace, cost)).num_rounds.tolist()
-    assert second["part_rounds"] == [second["rounds"][2], second["rounds"][0]]

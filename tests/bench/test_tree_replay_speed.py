@@ -16,7 +16,7 @@ from specsim.trace.trace import Trace
 from tests.support.tree_traces import tree_trace
 
 NODES, SEQUENCE_TOKENS = 64, 250
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.bench
 
 MIN_POSITIONS_PER_S = 2e6  # of one core
 CALLS = range(4, 60)  # fewest and most; the best counts, as other work may hold the machine for a while

@@ -1,0 +1,64 @@
+"""Compiled code is kept across processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.files import write_trace
+from tests.support import ROOT
+from tests.support.reference import RampCost, small_trace
+
+FRESH_PROCESS = """
+import json, sys
+from specsim.cost.model import ConstantCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.replaying.chain import specialise
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.files import read_trace
+
+trace = read_trace(sys.argv[1])
+policy, table = AdaEDL(max_draft=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
+whole = replay(trace, policy, table)
+part = replay(trace.select([2, 0]), policy, table)
+kernel = specialise(AdaEDL)
+print(json.dumps({
+    "hits": sum(kernel.stats.cache_hits.values()),
+    "misses": sum(kernel.stats.cache_misses.values()),
+    "compiled_for": len(kernel.signatures),
+    "rounds": whole.num_rounds.tolist(),
+    "part_rounds": part.num_rounds.tolist(),
+}))
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    """Nor does a selection of a trace that was read: its arrays have the same types."""
+    trace = small_trace()
+    write_trace(trace, tmp_path / "trace")
+    found = []
+    for _ in range(2):
+        out = subprocess.run(
+            [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "trace")],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        )
+        found.append(json.loads(out.stdout))
+    first, second = found
+    assert (first["hits"], first["misses"]) == (0, 1)
+    assert (second["hits"], second["misses"]) == (1, 0)
+    assert first["compiled_for"] == second["compiled_for"] == 1
+    assert first["rounds"] == second["rounds"]
+    policy, cost = AdaEDL(max_draft=6), RampCost()
+    assert second["rounds"] == replay(trace, policy, cost_table(trace, cost)).num_rounds.tolist()
+    assert second["part_rounds"] == [second["rounds"][2], second["rounds"][0]]
