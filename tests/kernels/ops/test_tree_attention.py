@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import speckernels
 from speckernels import Unsupported
-from speckernels.ops import tree_metadata
 from speckernels.ops.tree_attention import reference, tree_attention
 from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, split_count
+from speckernels.ops.tree_metadata import tree_metadata
 from tests.support.kernel_trees import BACKENDS, GPU, SHAPES, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
