@@ -46,7 +46,7 @@ import realrun.cli.main
 
 # IMPORTS of the project: all that this file takes from it.
 import realrun.leaderboard.costs as board_costs
-import realrun.validation.run as validation_run
+import realrun.validation.profile_slices as profile_slices
 import specsim.cli.main
 from realrun.drafters.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
@@ -60,7 +60,7 @@ from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 
 # Where `realrun validate` and `realrun leaderboard` look up the function `profile`, which measures.
-PROFILE_USERS = (validation_run, board_costs)
+PROFILE_USERS = (profile_slices, board_costs)
 MAINS: dict[str, Callable[[], None]] = {"specsim": specsim.cli.main.main, "realrun": realrun.cli.main.main}
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
