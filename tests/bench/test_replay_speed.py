@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.registry import POLICIES
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.bench
 
 POSITIONS, SEQUENCE_TOKENS, DEPTH = 1_000_000, 1000, 16
 MIN_STEPS_PER_S = 100e6  # drafted tokens per second of one core
+MIN_THOMPSON_STEPS_PER_S = 30e6  # of policies that draw from a posterior
 CALLS = 7  # per block, of which the median counts
 BLOCKS = range(10, 100)  # fewest and most; the best counts, as other work may hold the machine for a while
 
@@ -44,6 +47,13 @@ def realistic_trace() -> Trace:
         confidence=accept_prob,
         entropy_nats=entropy_nats,
     )
+
+
+@pytest.fixture(scope="module")
+def million() -> Trace:
+    """The million positions with a predictor that knows the chance of acceptance."""
+    trace = realistic_trace()
+    return replace(trace, score=trace.confidence)
 
 
 def best_median_s(call: Callable[[], object], enough_s: float) -> float:
@@ -117,3 +127,16 @@ def test_replay_time_is_linear_in_trace_length() -> None:
             replay(traces[i], policy, tables[i])
             best[i] = min(best[i], time.perf_counter() - start)
     assert best[1] / best[0] == pytest.approx(4, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["beta_ts", "cali_ts"])
+@pytest.mark.parametrize("theta", ["per_token", "per_round"])
+def test_thompson_policies_replay_30_million_draft_steps_per_second(
+    name: str, theta: str, million: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, table = POLICIES[name](theta=theta, max_draft=DEPTH), cost_table(million, RampCost())  # type: ignore[call-arg]
+    drafted = int(replay(million, policy, table).drafted.sum())
+    replay_s = best_median_s(lambda: replay(million, policy, table), enough_s=drafted / MIN_THOMPSON_STEPS_PER_S)
+    with capsys.disabled():
+        print(f"\nreplay speed: {name} {theta}, draft steps {drafted}, per second {drafted / replay_s:.4g}")
+    assert drafted / replay_s >= MIN_THOMPSON_STEPS_PER_S

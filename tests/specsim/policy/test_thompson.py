@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, product
 from operator import mul
 from typing import Any
@@ -14,14 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
-from tests.specsim.replaying.test_speed import DEPTH, best_median_s, realistic_trace
 
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS, clamped_mean, posterior, threshold
 from specsim.policy.estimates.counts import count_round
-from specsim.policy.registry import POLICIES
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.rng import split, uniform
@@ -296,26 +294,3 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
         wanted, abs=4 * error
     )
     assert 4 * error < 0.015 < 0.7 * (accept_prob - fixed_point)  # the two rules are told apart
-
-
-MIN_STEPS_PER_S = 30e6
-
-
-@pytest.mark.parametrize("name", ["beta_ts", "cali_ts"])
-@pytest.mark.parametrize("theta", ["per_token", "per_round"])
-def test_thompson_policies_replay_30_million_draft_steps_per_second(
-    name: str, theta: str, million: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy, table = POLICIES[name](theta=theta, max_draft=DEPTH), cost_table(million, RampCost())  # type: ignore[call-arg]
-    drafted = int(replay(million, policy, table).drafted.sum())
-    replay_s = best_median_s(lambda: replay(million, policy, table), enough_s=drafted / MIN_STEPS_PER_S)
-    with capsys.disabled():
-        print(f"\nreplay speed: {name} {theta}, draft steps {drafted}, per second {drafted / replay_s:.4g}")
-    assert drafted / replay_s >= MIN_STEPS_PER_S
-
-
-@pytest.fixture(scope="module")
-def million() -> Trace:
-    """The million positions of the speed test, with a predictor that knows the chance of acceptance."""
-    trace = realistic_trace()
-    return replace(trace, score=trace.confidence)
