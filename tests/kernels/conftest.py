@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import speckernels
 from speckernels.runtime import dispatch
 
 
@@ -48,3 +49,10 @@ def _one_thread() -> None:
 def record_compiled(kernels_ran: set[tuple[str, str, str]]) -> Callable[[str, str, str], None]:
     """Note that an operation's backend compiled for an architecture."""
     return lambda name, backend, architecture: kernels_ran.add((name, backend, f"compiled for {architecture}"))
+
+
+@pytest.fixture(params=speckernels.BACKENDS)
+def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each backend in turn."""
+    with speckernels.use_backend(request.param):
+        yield

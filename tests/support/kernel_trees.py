@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import speckernels
 from speckernels.runtime import launch
 from speckernels.runtime.triton_runtime import INTERPRETED
 
+# Arguments that an operation takes, and changes of them with the message that each earns.
+Refusals = tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]
 NO_GPU = not torch.cuda.is_available()
 GPU = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")]
 BACKENDS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import speckernels
 from speckernels.ops.chain_rejection import MAX_VOCABULARY, ChainVerified, chain_rejection
 from speckernels.ops.chain_rejection.reference import weights
 from tests.support.exact_law import BELOW_ONE, Path, distance, dyadic_rows, outcomes, say_on
-from tests.support.kernel_trees import BACKENDS, assert_same, thread_orders
+from tests.support.kernel_trees import Refusals, assert_same, thread_orders
 from tests.support.mutants import Mutant
 
 LAW_TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights are multiples of 2^-40
@@ -91,18 +92,6 @@ def check(device: str) -> None:
                 got = chain_rejection(*(tensor.to(device) for tensor in case))
                 what = f"batch {batch}, {drafts} drafts, vocabulary {vocabulary}, spoilt {spoilt}, order {order}"
                 assert_same(ChainVerified(*(t.cpu() for t in got)), wanted, what)
-
-
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_agrees_with_the_reference(backend: str, device: str) -> None:
-    with speckernels.use_backend(backend):
-        check(device)
-
-
-@pytest.fixture(params=speckernels.BACKENDS)
-def _backend(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    with speckernels.use_backend(request.param):
-        yield
 
 
 def emitted_law(draft: torch.Tensor, target: torch.Tensor, paths: dict[Path, int]) -> dict[Path, float]:
@@ -288,28 +277,18 @@ def test_reference_emits_only_what_the_target_can_say(
             assert possible[place, token] if token >= 0 else place == count and not possible[place].any()
 
 
-def test_strided_arguments() -> None:
-    case = random_case(3, 4, 9, 0, False)
-    apart = [tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in case]
-    assert not apart[1].is_contiguous()
-    assert_same(chain_rejection(*apart), chain_rejection(*case), "transposed storage")
+def samples() -> list[tuple[Any, ...]]:
+    return [random_case(3, 4, 9, 0, False)]
 
 
-def test_registration() -> None:
-    torch.library.opcheck(torch.ops.speckernels.chain_rejection.default, random_case(3, 4, 9, 0, False))
-
-
-def test_errors_say_what_to_give() -> None:
+def refusals() -> Refusals:
     tokens, draft, target, uniforms = random_case(2, 3, 5, 0, False)
-    with pytest.raises(ValueError, match=r"draft_tokens is int32 \[2, 3\]; give int64 \[B, k\]"):
-        chain_rejection(tokens.int(), draft, target, uniforms)
-    with pytest.raises(ValueError, match=r"target_probs is float32 \[2, 3, 5\]; give float32 \[2, 4, any\]"):
-        chain_rejection(tokens, draft, draft, uniforms)
-    with pytest.raises(ValueError, match=r"draft_probs is float64 \[2, 3, 5\]; give float32 \[2, 3, 5\]"):
-        chain_rejection(tokens, draft.double(), target, uniforms)
-    with pytest.raises(ValueError, match=r"uniforms is float32 \[2, 4\]; give float64 \[2, 4\]"):
-        chain_rejection(tokens, draft, target, uniforms.float())
-    with pytest.raises(ValueError, match="give a vocabulary of 1 to 4194304 tokens"):
-        chain_rejection(tokens, draft[..., :0], target[..., :0], uniforms)
-    with pytest.raises(ValueError, match="uniforms is on meta; move it to cpu"):
-        chain_rejection(tokens, draft, target, uniforms.to("meta"))
+    good = {"draft_tokens": tokens, "draft_probs": draft, "target_probs": target, "uniforms": uniforms}
+    return good, [
+        (r"draft_tokens is int32 \[2, 3\]; give int64 \[B, k\]", {"draft_tokens": tokens.int()}),
+        (r"target_probs is float32 \[2, 3, 5\]; give float32 \[2, 4, any\]", {"target_probs": draft}),
+        (r"draft_probs is float64 \[2, 3, 5\]; give float32 \[2, 3, 5\]", {"draft_probs": draft.double()}),
+        (r"uniforms is float32 \[2, 4\]; give float64 \[2, 4\]", {"uniforms": uniforms.float()}),
+        ("a vocabulary of 1 to 4194304 tokens", {"draft_probs": draft[..., :0], "target_probs": target[..., :0]}),
+        ("uniforms is on meta; move it to cpu", {"uniforms": uniforms.to("meta")}),
+    ]

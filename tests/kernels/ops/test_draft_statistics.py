@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.draft_statistics import DraftStatistics, cuda, draft_statistics, result_type, split
 from speckernels.runtime import counters as counters_module
-from tests.support.kernel_trees import BACKENDS, GPU, thread_orders
+from tests.support.kernel_trees import BACKENDS, GPU, Refusals, thread_orders
 from tests.support.mutants import Mutant
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -213,12 +214,6 @@ def check_large_offsets(device: str) -> None:
 
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # missing in Python 3.11; the value is Linux's
-
-
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_agrees_with_the_reference(backend: str, device: str) -> None:
-    with speckernels.use_backend(backend):
-        check(device)
 
 
 def test_order_of_threads_does_not_matter() -> None:
@@ -426,34 +421,21 @@ def test_offsets_beyond_32_bits(backend: str) -> None:
     assert torch.allclose(got.prob, torch.full_like(got.prob, math.exp(9) / total), rtol=1e-5)
 
 
-def test_registration() -> None:
+def samples() -> list[tuple[Any, ...]]:
     logits = rows_of(3, 40, torch.float16, 0)
-    for args in (
-        (logits, None, 1.0, None, 0),
-        (logits, gumbel_like(logits, 0), 0.5, torch.tensor([1, 2, 3]), 4),
-    ):
-        torch.library.opcheck(torch.ops.speckernels.draft_statistics.default, args)
+    return [(logits, None, 1.0, None, 0), (logits, gumbel_like(logits, 0), 0.5, torch.tensor([1, 2, 3]), 4)]
 
 
-def test_errors_say_what_to_give() -> None:
+def refusals() -> Refusals:
     good = torch.zeros(2, 9)
-    with pytest.raises(ValueError, match=r"logits is int64 \[2, 9\]; give float16 or bfloat16 or float32 or float64"):
-        draft_statistics(good.long())
-    with pytest.raises(ValueError, match=r"logits is float32 \[9\]; give"):
-        draft_statistics(good[0])
-    with pytest.raises(ValueError, match="logits has 0 columns; give 1 to 16777216"):
-        draft_statistics(good[:, :0])
-    with pytest.raises(ValueError, match="logits has 16777217 columns"):
-        draft_statistics(torch.zeros(1, 1).expand(1, (1 << 24) + 1))
-    with pytest.raises(ValueError, match=r"noise is float16 \[2, 9\]; give float32 \[2, 9\]"):
-        draft_statistics(good.half(), noise=good.half())
-    with pytest.raises(ValueError, match=r"noise is float32 \[2, 8\]; give float32 \[2, 9\]"):
-        draft_statistics(good, noise=good[:, 1:])
-    with pytest.raises(ValueError, match=r"token_ids is int32 \[2\]; give int64 \[2\]"):
-        draft_statistics(good, token_ids=torch.zeros(2, dtype=torch.int32))
-    for temperature in (0.0, -1.0, math.nan, math.inf, 1e-40):
-        with pytest.raises(ValueError, match="temperature is .*; give 1e-30 to 1e"):
-            draft_statistics(good, temperature=temperature)
-    for top_k in (-1, 33):
-        with pytest.raises(ValueError, match=f"top_k is {top_k}; give 0 to 32"):
-            draft_statistics(good, top_k=top_k)
+    return {"logits": good}, [
+        (r"logits is int64 \[2, 9\]; give float16 or bfloat16 or float32 or float64", {"logits": good.long()}),
+        (r"logits is float32 \[9\]; give", {"logits": good[0]}),
+        ("logits has 0 columns; give 1 to 16777216", {"logits": good[:, :0]}),
+        ("logits has 16777217 columns", {"logits": torch.zeros(1, 1).expand(1, (1 << 24) + 1)}),
+        (r"noise is float16 \[2, 9\]; give float32 \[2, 9\]", {"logits": good.half(), "noise": good.half()}),
+        (r"noise is float32 \[2, 8\]; give float32 \[2, 9\]", {"noise": good[:, 1:]}),
+        (r"token_ids is int32 \[2\]; give int64 \[2\]", {"token_ids": torch.zeros(2, dtype=torch.int32)}),
+        *(("temperature is .*; give 1e-30 to 1e", {"temperature": t}) for t in (0.0, -1.0, math.nan, math.inf, 1e-40)),
+        *((f"top_k is {top_k}; give 0 to 32", {"top_k": top_k}) for top_k in (-1, 33)),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.greedy_verify import greedy_verify
 from speckernels.ops.results import Verified
-from tests.support.kernel_trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
+from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 VOCABULARY = 4  # few tokens, so that siblings repeat and paths tie
@@ -67,18 +68,6 @@ def check(device: str) -> None:
             for order in thread_orders("tree_verify", device):
                 got = greedy_verify(these.to(device), parents.to(device), chosen.to(device))
                 assert_same(Verified(*(t.cpu() for t in got)), wanted, f"case {case}, {nodes} nodes, order {order}")
-
-
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_agrees_with_the_reference(backend: str, device: str) -> None:
-    with speckernels.use_backend(backend):
-        check(device)
-
-
-@pytest.fixture(params=speckernels.BACKENDS)
-def _backend(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    with speckernels.use_backend(request.param):
-        yield
 
 
 def verify(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[list[int], list[int]]:
@@ -155,27 +144,17 @@ def test_largest_tree() -> None:
     assert_same(results[1], results[0], "1024 nodes")
 
 
-def test_strided_arguments() -> None:
-    parents = forest(SHAPES, 9, seed=2)
-    tokens, choices = likely_accepted(parents, seed=2)
-    apart = [t.T.contiguous().T for t in (tokens, parents, choices)]
-    assert_same(greedy_verify(*apart), greedy_verify(tokens, parents, choices), "transposed storage")
-
-
-def test_registration() -> None:
+def samples() -> list[tuple[Any, ...]]:
     parents = forest(SHAPES, 33, seed=0)
     tokens, choices = likely_accepted(parents, seed=0)
-    torch.library.opcheck(torch.ops.speckernels.greedy_verify.default, (tokens, parents, choices))
+    return [(tokens, parents, choices)]
 
 
-def test_errors_say_what_to_give() -> None:
-    parents = torch.zeros(2, 3, dtype=torch.int32)
-    tokens = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"parents is int64 \[2, 3\]; give int32 \[B, n\] with 1 to 1024 nodes"):
-        greedy_verify(tokens, parents.long(), tokens)
-    with pytest.raises(ValueError, match=r"tokens is int32 \[2, 3\]; give int64 \[2, 3\]"):
-        greedy_verify(parents, parents, tokens)
-    with pytest.raises(ValueError, match=r"choices is int64 \[2, 2\]; give int64 \[2, 3\]"):
-        greedy_verify(tokens, parents, tokens[:, :2])
-    with pytest.raises(ValueError, match="choices is on meta; move it to cpu"):
-        greedy_verify(tokens, parents, tokens.to("meta"))
+def refusals() -> Refusals:
+    parents, tokens = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int64)
+    return {"tokens": tokens, "parents": parents, "choices": tokens}, [
+        (r"parents is int64 \[2, 3\]; give int32 \[B, n\] with 1 to 1024 nodes", {"parents": parents.long()}),
+        (r"tokens is int32 \[2, 3\]; give int64 \[2, 3\]", {"tokens": parents}),
+        (r"choices is int64 \[2, 2\]; give int64 \[2, 3\]", {"choices": tokens[:, :2]}),
+        ("choices is on meta; move it to cpu", {"choices": tokens.to("meta")}),
+    ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import speckernels
 from speckernels.ops.space_layout import SpaceLayout, space_layout
 from speckernels.ops.tree_metadata import tree_metadata
-from tests.support.kernel_trees import BACKENDS, assert_same, thread_orders
+from tests.support.kernel_trees import Refusals, assert_same, thread_orders
 from tests.support.mutants import Mutant
 
 MUTANTS = [
@@ -29,12 +31,6 @@ def check(device: str) -> None:
         for order in thread_orders("space_layout", device):
             got = SpaceLayout(*(t.cpu() for t in space_layout(candidates, device)))
             assert_same(got, wanted, f"{candidates} candidates, threads in order {order}")
-
-
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_agrees_with_the_reference(backend: str, device: str) -> None:
-    with speckernels.use_backend(backend):
-        check(device)
 
 
 def paper_tokens(context: int, k: int) -> tuple[list[int | None], list[int]]:
@@ -115,12 +111,10 @@ def test_an_accepted_path_lies_in_a_row(accepted: int) -> None:
     assert parents[: accepted + 1] == list(range(-1, accepted))
 
 
-def test_registration() -> None:
+def samples() -> list[tuple[Any, ...]]:
     like = torch.empty(0, dtype=torch.int32)
-    torch.library.opcheck(torch.ops.speckernels.space_layout.default, (like, 3))
+    return [(like, 3)]
 
 
-def test_errors_say_what_to_give() -> None:
-    for candidates in (-1, 32):
-        with pytest.raises(ValueError, match=f"candidates is {candidates}; give 0 to 31"):
-            space_layout(candidates, "cpu")
+def refusals() -> Refusals:
+    return {"device": "cpu"}, [(f"candidates is {k}; give 0 to 31", {"candidates": k}) for k in (-1, 32)]

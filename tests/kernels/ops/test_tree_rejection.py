@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from speckernels.ops.results import Verified
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.tree_rejection.reference import shares
 from tests.support.exact_law import BELOW_ONE, Path, distance, dyadic_rows, outcomes, say_on
-from tests.support.kernel_trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
+from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 LAW_TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights and rests are multiples of 2^-40
@@ -126,18 +127,6 @@ def check(device: str) -> None:
         for order in thread_orders("rejection", device):
             got = tree_rejection(*(None if tensor is None else tensor.to(device) for tensor in case), kind)
             assert_same(Verified(*(t.cpu() for t in got)), wanted, f"{kind.name}, {what}, order {order}")
-
-
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_agrees_with_the_reference(backend: str, device: str) -> None:
-    with speckernels.use_backend(backend):
-        check(device)
-
-
-@pytest.fixture(params=speckernels.BACKENDS)
-def _backend(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    with speckernels.use_backend(request.param):
-        yield
 
 
 # The law, by enumeration in fractions: no code shared with the operation, not even its integers.
@@ -543,33 +532,28 @@ def test_reference_emits_only_what_the_target_can_say(
         assert possible[place, token] if token >= 0 else place == count and not possible[place].any()
 
 
-def test_strided_arguments() -> None:
-    case = random_case(forest(SHAPES, 9, 2), 7, SiblingKind.iid, 0, False)
-    apart = [tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in case if tensor is not None]
-    assert_same(tree_rejection(*apart, SiblingKind.iid), tree_rejection(*case, SiblingKind.iid), "transposed storage")
+def samples() -> list[tuple[Any, ...]]:
+    return [(*random_case(forest(SHAPES, 9, 2), 7, SiblingKind.iid, 0, False), int(SiblingKind.iid))]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_registration(kind: SiblingKind) -> None:
+@pytest.mark.parametrize("kind", set(KINDS) - {SiblingKind.iid})
+def test_registration_of_other_kinds(kind: SiblingKind) -> None:
+    """All but the slow check, with torch.compile."""
     case = random_case(forest(SHAPES, 9, 2), 7, kind, 0, False)
-    # Every check of opcheck but the slow one of torch.compile is repeated for each kind.
-    utilities = ["test_schema", "test_faketensor"] + ["test_aot_dispatch_dynamic"] * (kind == SiblingKind.iid)
+    utilities = ["test_schema", "test_faketensor"]
     torch.library.opcheck(torch.ops.speckernels.tree_rejection.default, (*case, int(kind)), test_utils=utilities)
 
 
-def test_errors_say_what_to_give() -> None:
+def refusals() -> Refusals:
     tokens, parents, draft, target, uniforms = random_case(forest(("chain",) * 2, 3, 0), 5, SiblingKind.iid, 0, False)
-    with pytest.raises(ValueError, match="draft_probs must be None for siblings of kind top_k; give the kind"):
-        tree_rejection(tokens, parents, draft, target, uniforms, SiblingKind.top_k)
-    with pytest.raises(ValueError, match="draft_probs is needed for siblings of kind iid; give the kind"):
-        tree_rejection(tokens, parents, None, target, uniforms, SiblingKind.iid)
-    with pytest.raises(ValueError, match="7 is not a valid SiblingKind"):
-        tree_rejection(tokens, parents, draft, target, uniforms, 7)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"tokens is int64 \[2, 2\]; give int64 \[2, 3\]"):
-        tree_rejection(tokens[:, :2], parents, draft, target, uniforms, SiblingKind.iid)
-    with pytest.raises(ValueError, match=r"target_probs is float64 \[2, 3, 5\]; give float32 \[2, 3, any\]"):
-        tree_rejection(tokens, parents, draft, target.double(), uniforms, SiblingKind.iid)
-    with pytest.raises(ValueError, match=r"draft_probs is float32 \[2, 3, 4\]; give float32 \[2, 3, 5\]"):
-        tree_rejection(tokens, parents, draft[..., :4], target, uniforms, SiblingKind.iid)
-    with pytest.raises(ValueError, match=r"uniforms is float64 \[2, 3\]; give float64 \[2, 4\]"):
-        tree_rejection(tokens, parents, draft, target, uniforms[:, 1:], SiblingKind.iid)
+    assert draft is not None
+    good = {"tokens": tokens, "parents": parents, "draft_probs": draft, "target_probs": target, "uniforms": uniforms}
+    return good | {"kind": SiblingKind.iid}, [
+        ("draft_probs must be None for siblings of kind top_k; give the kind", {"kind": SiblingKind.top_k}),
+        ("draft_probs is needed for siblings of kind iid; give the kind", {"draft_probs": None}),
+        ("7 is not a valid SiblingKind", {"kind": 7}),
+        (r"tokens is int64 \[2, 2\]; give int64 \[2, 3\]", {"tokens": tokens[:, :2]}),
+        (r"target_probs is float64 \[2, 3, 5\]; give float32 \[2, 3, any\]", {"target_probs": target.double()}),
+        (r"draft_probs is float32 \[2, 3, 4\]; give float32 \[2, 3, 5\]", {"draft_probs": draft[..., :4]}),
+        (r"uniforms is float64 \[2, 3\]; give float64 \[2, 4\]", {"uniforms": uniforms[:, 1:]}),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.results import Verified
 from speckernels.ops.typical_acceptance import LOGITS_TYPES, log_threshold, typical_acceptance
-from tests.support.kernel_trees import BACKENDS, SHAPES, assert_same, forest, path_to_root, thread_orders
+from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 VOCABULARY = 7
@@ -119,12 +120,6 @@ def verify_alike(
         assert_same(Verified(*(t.cpu() for t in got)), wanted, what)
 
 
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_agrees_with_the_reference(backend: str, device: str) -> None:
-    with speckernels.use_backend(backend):
-        check(device)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SHAPES), st.integers(1, 40), st.integers(0, 1000), st.floats(0.01, 0.9), st.floats(0.01, 2.0))
 def test_reference_is_the_papers_rule(shape: str, nodes: int, seed: int, epsilon: float, delta: float) -> None:
@@ -148,12 +143,6 @@ def test_reference_is_the_papers_rule(shape: str, nodes: int, seed: int, epsilon
         assert result.path[0, : count + 1].tolist() == longest
         assert result.emitted[0, :count].tolist() == tokens[0, longest[1:]].tolist()
         assert result.emitted[0, count] == choices[0, longest[-1]]
-
-
-@pytest.fixture(params=speckernels.BACKENDS)
-def _backend(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    with speckernels.use_backend(request.param):
-        yield
 
 
 def accepted(token: int, logits: list[float], epsilon: float, delta: float, **replaced: float) -> int:
@@ -242,21 +231,20 @@ def test_offsets_beyond_32_bits(backend: str) -> None:
     assert result.accepted.item() == nodes - 2
 
 
-def test_registration() -> None:
+def samples() -> list[tuple[Any, ...]]:
     parents = forest(SHAPES, 33, seed=0)
     tokens, *rest = inputs(parents, torch.float32, seed=0)
-    arguments = (tokens, parents, *rest, 0.3, 0.5)
-    torch.library.opcheck(torch.ops.speckernels.typical_acceptance.default, arguments)
+    return [(tokens, parents, *rest, 0.3, 0.5)]
 
 
-def test_errors_say_what_to_give() -> None:
+def refusals() -> Refusals:
     parents = forest(("chain",), 3, seed=0)
-    tokens, *rest = inputs(parents, torch.float32, seed=0)
-    with pytest.raises(ValueError, match=r"logits is float32 \[1, 3\]; give float16 or .* or float64 \[1, 3, any\]"):
-        typical_acceptance(tokens, parents, rest[0][..., 0], *rest[1:], 0.1, 0.1)
-    with pytest.raises(ValueError, match=r"logsumexp is float64 \[1, 3\]; give float32 \[1, 3\]"):
-        typical_acceptance(tokens, parents, rest[0], rest[1].double(), *rest[2:], 0.1, 0.1)
-    with pytest.raises(ValueError, match="epsilon is nan; give a finite threshold of at least 0"):
-        typical_acceptance(tokens, parents, *rest, math.nan, 0.1)
-    with pytest.raises(ValueError, match=r"delta is -1\.0; give"):
-        typical_acceptance(tokens, parents, *rest, 0.1, -1.0)
+    names = ("tokens", "logits", "logsumexp", "entropy_nats", "choices")
+    good = dict(zip(names, inputs(parents, torch.float32, seed=0), strict=True))
+    logits, logsumexp = good["logits"], good["logsumexp"]
+    return good | {"parents": parents, "epsilon": 0.1, "delta": 0.1}, [
+        (r"logits is float32 \[1, 3\]; give float16 or .* or float64 \[1, 3, any\]", {"logits": logits[..., 0]}),
+        (r"logsumexp is float64 \[1, 3\]; give float32 \[1, 3\]", {"logsumexp": logsumexp.double()}),
+        ("epsilon is nan; give a finite threshold of at least 0", {"epsilon": math.nan}),
+        (r"delta is -1\.0; give", {"delta": -1.0}),
+    ]

@@ -1,0 +1,122 @@
+"""What every operation promises.
+
+Its own file test_NAME.py has `check`, which compares the backend in force with the reference; `MUTANTS`, kernels broken
+on purpose, which `check` must catch; `samples` of arguments; and `refusals`, arguments and what one is told about them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import speckernels
+from speckernels.runtime import build, dispatch
+from tests.support.kernel_trees import BACKENDS, assert_same
+from tests.support.mutants import Mutant
+
+KERNELS = Path(speckernels.__file__).parents[1]
+OPERATIONS = {name: importlib.import_module(f"tests.kernels.ops.test_{name}") for name in sorted(dispatch.OPERATIONS)}
+STRIDED = ("chain_rejection", "greedy_verify", "tree_metadata", "tree_rejection")  # take tensors of any strides
+
+
+@pytest.mark.parametrize(("backend", "device"), BACKENDS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_agrees_with_the_reference(name: str, backend: str, device: str) -> None:
+    with speckernels.use_backend(backend):
+        OPERATIONS[name].check(device)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_registration(name: str) -> None:
+    """Schema, fake implementation and tracing."""
+    for sample in OPERATIONS[name].samples():
+        torch.library.opcheck(getattr(torch.ops.speckernels, name).default, sample)
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strided_arguments(name: str) -> None:
+    operation = getattr(importlib.import_module(f"speckernels.ops.{name}"), name)
+    for sample in OPERATIONS[name].samples():
+        apart = [x.mT.contiguous().mT if isinstance(x, torch.Tensor) and x.ndim > 1 else x for x in sample]
+        assert any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in apart)
+        assert_same(operation(*apart), operation(*sample), "transposed storage")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_errors_say_what_to_give(name: str) -> None:
+    operation = getattr(importlib.import_module(f"speckernels.ops.{name}"), name)
+    good, refusals = OPERATIONS[name].refusals()
+    assert refusals
+    for message, changes in refusals:
+        with pytest.raises(ValueError, match=message):
+            operation(**(good | changes))
+
+
+def broken_kernels() -> Iterator[Any]:
+    """All but the first in CUDA and the first in Triton of each operation are slow."""
+    for name, module in OPERATIONS.items():
+        languages = set()
+        for mutant in module.MUTANTS:
+            language = Path(mutant.file).suffix
+            marks = [pytest.mark.slow] if language in languages else []
+            languages.add(language)
+            yield pytest.param(name, mutant, id=f"{name}-{mutant.why.replace(' ', '_')}", marks=marks)
+        assert languages == {".cu", ".py"}, name
+
+
+@pytest.fixture
+def fresh_libraries() -> Iterator[None]:
+    """Compiled code is looked up anew, before and after."""
+    from speckernels.runtime import launch
+
+    caches = (build.load, launch._entry)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def mutated(mutant: Mutant) -> str:
+    folder = KERNELS if mutant.file.startswith("csrc/") else KERNELS / "speckernels"
+    text = (folder / mutant.file).read_text()
+    assert text.count(mutant.find) == 1, f"{mutant.file} holds {mutant.find!r} {text.count(mutant.find)} times"
+    return text.replace(mutant.find, mutant.replace)
+
+
+@pytest.mark.parametrize(("operation", "mutant"), [*broken_kernels()])
+def test_a_broken_kernel_is_caught(
+    operation: str, mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_libraries: None
+) -> None:
+    check = OPERATIONS[operation].check
+    text = mutated(mutant)
+    if mutant.file.startswith("csrc/"):
+        shutil.copytree(KERNELS / "csrc", tmp_path / "csrc")
+        (tmp_path / mutant.file).write_text(text)
+        monkeypatch.setattr(build, "source_folder", lambda: tmp_path / "csrc")
+        monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path / "cache"))
+        backend = "cuda"
+    else:
+        broken = tmp_path / Path(mutant.file).name
+        broken.write_text(text)
+        spec = importlib.util.spec_from_file_location(f"mutant_{operation}", broken)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        original = dispatch.implementation
+
+        def implementation(name: str, backend: str) -> object:
+            return getattr(module, name) if name == operation and backend == "triton" else original(name, backend)
+
+        monkeypatch.setattr(dispatch, "implementation", implementation)
+        backend = "triton"
+    with speckernels.use_backend(backend), pytest.raises((AssertionError, RuntimeError)) as caught:
+        check("cpu")
+    assert "does not compile" not in str(caught.value)
