@@ -132,7 +132,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """The tiny pair on disk, prompts, and what `record` and `profile` make of them."""
     folder = tmp_path_factory.mktemp("cli")
     pair = tiny_pair()
-    for name, model in (("target", pair.target), ("draft", pair.draft)):
+    for name, model in (("target", pair.target), ("draft", pair.drafter.model)):
         model.save_pretrained(folder / name)
         pair.tokenizer.save_pretrained(folder / name)
     models = [

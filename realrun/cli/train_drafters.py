@@ -268,7 +268,7 @@ def _joint(
     """MEDUSA-2 in one stage or two."""
     from dataclasses import asdict
 
-    from realrun.drafters.medusa import MedusaHeads
+    from realrun.drafters.medusa import MedusaHeads, MedusaKind
     from realrun.pairs.drafter_files import FILE, describe_target, load_drafter
     from realrun.training.common.distill import training_text
     from realrun.training.common.loop import refuse_another
@@ -289,10 +289,10 @@ def _joint(
             if heads_from is None:
                 heads_from = out / "heads"
                 train_medusa(pair, settings, loops[0], heads_from, report, cache=cache, dtype=stored)
-            start = load_drafter(heads_from, pair.target)
-            if start.kind != "medusa" or start.target is not pair.target:
+            tuned, start = load_drafter(heads_from, pair.target)
+            if not isinstance(start, MedusaKind) or tuned is not pair.target:
                 raise InputError(f"{heads_from} holds no MEDUSA-1 drafter; train one with `realrun train medusa`")
-            heads = start.draft
+            heads = start.heads
         text = training_text(pair, settings.text, cache, report)
         facts = train_medusa2(
             pair.target,

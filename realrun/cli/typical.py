@@ -61,7 +61,7 @@ def typical(
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed)
     (kind,) = find_policies([policy]).values()
     pair = load(target, draft_model, device, dtype, threads, "none", drafter)
-    cut: dict[str, Any] = cap_depth(kind, pair.deepest) if pair.deepest else {}
+    cut: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
     chosen = build_policy(kind, {**cut, **parse_settings(set_)})
     with progress_bar() as report:
         document = compare_typical(

@@ -27,7 +27,6 @@ from specsim.rng import uniform
 class Drafter(Protocol):
     """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
 
-    kind: str
     # Whether `begin` and `commit` are to be given the target's last state [d_T] at the position
     # that produced the newest output token (None before there is one); `prepare` decides.
     wants_target_hidden: bool

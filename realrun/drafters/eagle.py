@@ -9,16 +9,24 @@ zeros, and the rows of drafted tokens with what the drafter itself has put out b
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import one_layer_model
+from realrun.drafters.kind import DrafterKind
 from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
+from realrun.proposals.recorder import Recorder
+from realrun.proposals.target_cache import target_cache_recorder
 
 
 class Eagle(torch.nn.Module):
@@ -138,3 +146,34 @@ def parents_and_levels(lineage: np.ndarray[Any, Any], before: int) -> tuple[np.n
         if parent[node] >= before:
             level[node] = level[parent[node] - before] + 1
     return parent, level
+
+
+@dataclass(frozen=True, eq=False)
+class EagleKind(DrafterKind):
+    """Its file holds the state of `Eagle`."""
+
+    eagle: Eagle
+
+    name: ClassVar[str] = "eagle"
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        eagle = Eagle(target)
+        eagle.load_state_dict(tensors)
+        return target, cls(eagle.eval())
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        split, lm = self._passes(target)
+        return split, DraftModel(lm, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        return target_cache_recorder(*self._passes(target), sampler)
+
+    def _passes(self, target: Any) -> tuple[SplitTarget, EagleLM]:
+        split = SplitTarget(target, int(target.config.num_hidden_layers))
+        return split, EagleLM(split, self.eagle)
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.eagle,)

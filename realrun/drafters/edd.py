@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedModel
 
+from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.kind import DrafterKind, Origin
 from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
+from realrun.proposals.recorder import Recorder
+from realrun.proposals.target_cache import target_cache_recorder
 from specsim.errors import InputError
 
 LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the embeddings: 29 of 32 layers below it
@@ -104,3 +113,55 @@ class EffectiveDraftDecoderLM(StateDrafterLM):
         if self.keep_hidden:
             self.hidden = hidden
         return self.pieces.logits(hidden, self.head)
+
+
+@dataclass(frozen=True, eq=False)
+class EDDKind(DrafterKind):
+    """The decoder as a model, and how many of the target's layers lie below the states that it reads.
+
+    Its file holds `own_state` of the decoder; fact "states_after", that number.
+    """
+
+    decoder: Any
+    split: int
+
+    name: ClassVar[str] = "edd"
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        decoder = one_layer_model(target)
+        load_own_state(decoder, tensors)
+        check_split(target, facts["states_after"])
+        return target, cls(decoder, facts["states_after"])
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        split, lm = self._passes(target)
+        return split, DraftModel(lm, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        return target_cache_recorder(*self._passes(target), sampler)
+
+    def _passes(self, target: Any) -> tuple[SplitTarget, EffectiveDraftDecoderLM]:
+        split = SplitTarget(target, self.split)
+        return split, EffectiveDraftDecoderLM(split, self.decoder)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"states_after": self.split}
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.decoder,)
+
+
+class VDMKind(IndependentKind):
+    """The same decoder trained without states: an independent model, which its file holds as EDD's does."""
+
+    origin: ClassVar[Origin] = "file"
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        decoder = one_layer_model(target)
+        load_own_state(decoder, tensors)
+        return target, cls(decoder)

@@ -10,18 +10,22 @@ a cache of its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedModel
 
+from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import Predictor
-from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
+from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 from specsim.policy.tree.base import TreePolicy
 
@@ -141,3 +145,39 @@ class EarlyExitDrafter(DraftModel):
         draft, state = super().propose_tree(tokens, limit, policy, state, uniforms, sampler, sequence, position)
         self.target.row_nodes = self._grower.slot[draft.nodes].tolist()
         return draft, state
+
+
+@dataclass(frozen=True, eq=False)
+class EESDKind(DrafterKind):
+    """An early exit as a model (`as_model`), and N, the target's layers that it shares.
+
+    Its file holds the state of `EarlyExit`; facts "layers" (N) and "exit_layers" (E).
+    """
+
+    model: Any
+    split: int
+
+    name: ClassVar[str] = "eesd"
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"])
+        early_exit.load_state_dict(tensors)
+        return target, cls(as_model(target, early_exit.eval()), early_exit.split)
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        split = SplitTarget(target, self.split)
+        return split, EarlyExitDrafter(split, self.model, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        """An early exit proposes what an independent model of its layers would."""
+        return IndependentKind(self.model).make_recorder(target, sampler)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"layers": self.split, "exit_layers": int(self.model.config.num_hidden_layers) - self.split}
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.model,)

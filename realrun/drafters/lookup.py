@@ -13,18 +13,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
+from realrun.decode.acceptance_predictor import Predictor, Scorer
 from realrun.decode.draft import Draft, KeepDrafting
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
+from realrun.proposals.recorder import Columns, Recorder
+from realrun.proposals.trees import TreeSize
 from specsim.errors import InputError
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import TreePolicy
+from specsim.trace.trace import NO_TOKEN, STEP_LISTS
 
 MAX_NGRAM = 3  # tokens
 
@@ -151,3 +160,73 @@ class LookupDrafter(DraftModel):
 
     def prepare_tree(self, policy: TreePolicy, length: int) -> None:
         raise InputError(f"policy {policy.name} drafts trees, prompt lookup chains only; choose another policy")
+
+
+def lookup_columns(
+    vocabulary: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    sampler: Sampler,
+    sequence: int,
+    scorer: Scorer | None = None,
+    tree: TreeSize | None = None,
+) -> Columns:
+    """What is proposed at every position, a `Recorder` once the vocabulary's size is given.
+
+    Where nothing is, draft_token holds NO_TOKEN. There are no ranks of true tokens, since lookup orders none.
+    """
+    assert tree is None, "prompt lookup drafts chains"
+    total = len(output)
+    columns: Columns = {name: np.zeros((total, depth), dtype) for name, dtype in STEP_LISTS.items()}
+    columns["draft_token"][:] = NO_TOKEN
+    match_len = np.zeros(total, np.uint8)
+    index = NgramIndex(vocabulary)
+    index.extend(prompt)
+    for t, token in enumerate(output):
+        if index.matched:
+            drafted = [index.token(i) for i in range(1, depth + 1)]
+            steps = [index.step(i) for i in range(1, depth + 1)]
+            columns["draft_token"][t] = drafted
+            for name in ("prob", "confidence", "entropy_nats"):
+                columns[name][t] = [getattr(step, name) for step in steps]
+            correct = [a == b for a, b in zip(drafted, output[t : t + depth], strict=False)]
+            match_len[t] = correct.index(False) if False in correct else len(correct)
+        index.extend([token])
+    return {"token": np.asarray(output, dtype=np.int32), "match_len": match_len, **columns}
+
+
+@dataclass(frozen=True, eq=False)
+class LookupKind(DrafterKind):
+    """Any target has it."""
+
+    name: ClassVar[str] = "lookup"
+    origin: ClassVar[Origin] = "target"
+    trees: ClassVar[bool] = False
+    has_states: ClassVar[bool] = False
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        return target, cls()
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        lm = open_lm(target)
+        return lm, LookupDrafter(lm, eos_token_ids)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        if sampler.mode == "rejection":
+            raise InputError("prompt lookup is recorded in greedy and Gumbel mode only; choose one of them")
+        return partial(lookup_columns, int(target.config.vocab_size))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"longest_ngram": MAX_NGRAM}
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (target,)
+
+    def profiling_text(self, tokens: list[int]) -> list[int]:
+        """It drafts only what the text repeats."""
+        return tokens[:1] * len(tokens)

@@ -10,15 +10,24 @@ draft step; the further ones cost next to nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.acceptance_predictor import Predictor
-from realrun.drafters.draft_model import DraftModel
+from realrun.decode.acceptance_predictor import Predictor, Scorer, pending_token_states
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
+from realrun.lm.tuned_weights import ADAPTER, tuned_target
+from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.recorder import Columns, Recorder
+from realrun.proposals.trees import TreeSize
 from specsim.errors import InputError
 
 
@@ -114,7 +123,7 @@ class MedusaDrafter(DraftModel):
     def __init__(self, target: CachedLM, heads: MedusaHeads, eos_token_ids: Sequence[int], predictor: Predictor | None):
         super().__init__(MedusaLM(target, heads), eos_token_ids, predictor)
         self.wants_target_hidden = True
-        self.deepest = len(heads)
+        self.max_depth = len(heads)
 
     def enable_scores(self, scoring: bool) -> None:
         self.scoring = self.lm.keep_hidden = scoring
@@ -122,3 +131,78 @@ class MedusaDrafter(DraftModel):
     def take_hidden(self, target_hidden: torch.Tensor | None) -> None:
         super().take_hidden(target_hidden)
         self.lm.source = target_hidden  # type: ignore[attr-defined]
+
+
+class HeadProposals:
+    """What the heads propose by states [T, d] of the target; a `realrun.proposals.positionwise.Positionwise`."""
+
+    def __init__(self, heads: MedusaHeads, hidden: torch.Tensor):
+        self.heads, self.hidden = heads, hidden
+
+    def states(self, step: int) -> torch.Tensor:
+        return self.heads.state(step, self.hidden)
+
+    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        return self.heads.logits(step, states)
+
+
+@torch.inference_mode()
+def head_columns(
+    target: Any,
+    heads: MedusaHeads,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    sampler: Sampler,
+    sequence: int,
+    scorer: Scorer | None = None,
+    tree: TreeSize | None = None,
+) -> Columns:
+    """What the heads propose at every position, a `Recorder` once target and heads are given.
+
+    Those at (t, i) are of head i at the state that produced the pending token of round t.
+    """
+    if depth > len(heads):
+        raise InputError(f"{len(heads)} MEDUSA heads draft at most {len(heads)} tokens, not {depth}; lower the depth")
+    proposed = HeadProposals(heads, pending_token_states(target, prompt, output))
+    return positionwise_columns(target, proposed, prompt, output, depth, sampler, sequence, scorer, tree)
+
+
+@dataclass(frozen=True, eq=False)
+class MedusaKind(DrafterKind):
+    """Heads on a target, which MEDUSA-2 has tuned.
+
+    Its file holds the state of `MedusaHeads`, fact "heads" (K), and MEDUSA-2's low-rank updates of its target as
+    `realrun.lm.tuned_weights` reads them.
+    """
+
+    heads: MedusaHeads
+
+    name: ClassVar[str] = "medusa"
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        tuned = tuned_target(target, tensors, facts)
+        heads = MedusaHeads(tuned, facts["heads"])
+        heads.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(ADAPTER)})
+        return tuned, cls(heads.eval())
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        lm = open_lm(target)
+        return lm, MedusaDrafter(lm, self.heads, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        return partial(head_columns, target, self.heads)
+
+    @property
+    def max_depth(self) -> int:
+        return len(self.heads)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"heads": len(self.heads)}
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.heads,)

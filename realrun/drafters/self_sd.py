@@ -6,13 +6,21 @@ token and of what it drafts behind them, and verification overwrites these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 
+from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
-from realrun.lm.skipped_layers import SkippedSublayers
+from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
+from realrun.proposals.recorder import Recorder
+from realrun.proposals.target_cache import target_cache_recorder
 
 
 class SkippingLM(CachedLM):
@@ -85,3 +93,36 @@ class SkippingLM(CachedLM):
 
     def _check_trees(self) -> None:
         """As the target."""
+
+
+@dataclass(frozen=True, eq=False)
+class SelfSDKind(DrafterKind):
+    """What the target passes over. Its file holds no tensors; facts "attention" and "mlp", the skipped sublayers."""
+
+    skips: SkippedSublayers = NOTHING
+
+    name: ClassVar[str] = "self-sd"
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        return target, cls(SkippedSublayers(frozenset(facts["attention"]), frozenset(facts["mlp"])))
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        split, lm = self._passes(target)
+        return split, DraftModel(lm, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        return target_cache_recorder(*self._passes(target), sampler)
+
+    def _passes(self, target: Any) -> tuple[SplitTarget, SkippingLM]:
+        split = SplitTarget(target, 0)
+        return split, SkippingLM(split, self.skips)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.skips.in_order
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (target,)

@@ -12,37 +12,32 @@ The mask token is one row more of the embedding and has no place in the head: it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
+from realrun.decode.acceptance_predictor import Predictor, Scorer
 from realrun.decode.draft import layout
-from realrun.drafters.acceptance_predictor import Predictor
-from realrun.drafters.draft_model import DraftModel
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import open_lm
+from realrun.lm.tuned_weights import tuned_target
+from realrun.proposals.chain import CHUNK
+from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.recorder import Columns, Recorder
+from realrun.proposals.trees import TreeSize
 from specsim.arrays import Ints
 from specsim.errors import InputError
 from specsim.policy.tree.base import TreePolicy
 
 MAX_MASKS = 16
 CHAINS_ONLY = "SPACE drafts chains only; choose a policy that does not draft trees"
-
-
-class Masks(torch.nn.Module):
-    """What stands for the drafter beside a target that has a mask token: how many masks it was trained with."""
-
-    def __init__(self, target: Any, masks: int):
-        super().__init__()
-        if not 1 <= masks <= MAX_MASKS:
-            raise InputError(f"{masks} masks of SPACE; choose 1 to {MAX_MASKS}")
-        self.config, self.masks = copy.deepcopy(target.config), masks
-
-    def __len__(self) -> int:
-        return self.masks
 
 
 def with_mask(target: Any, mask: torch.Tensor) -> Any:
@@ -215,10 +210,10 @@ class SpaceDrafter(DraftModel):
     """Drafts what the masks of the target's last pass said."""
 
     def __init__(
-        self, target: MaskedTarget, masks: Masks, eos_token_ids: Sequence[int], predictor: Predictor | None = None
+        self, target: MaskedTarget, masks: int, eos_token_ids: Sequence[int], predictor: Predictor | None = None
     ):
         super().__init__(SpaceLM(target), eos_token_ids, predictor)
-        self.target, self.deepest = target, len(masks)
+        self.target, self.max_depth = target, masks
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         super().begin(context, target_hidden)
@@ -227,3 +222,102 @@ class SpaceDrafter(DraftModel):
 
     def prepare_tree(self, policy: TreePolicy, length: int) -> None:
         raise InputError(CHAINS_ONLY)
+
+
+class MaskProposals:
+    """What the masks propose by their states [T, D, d]; a `realrun.proposals.positionwise.Positionwise`."""
+
+    def __init__(self, head: Any, hidden: torch.Tensor):
+        self.head, self.hidden = head, hidden
+
+    def states(self, step: int) -> torch.Tensor:
+        return self.hidden[:, step]
+
+    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(states)
+        return logits
+
+
+@torch.inference_mode()
+def mask_columns(
+    target: Any,
+    masks: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    sampler: Sampler,
+    sequence: int,
+    scorer: Scorer | None = None,
+    tree: TreeSize | None = None,
+) -> Columns:
+    """What the masks propose at every position, a `Recorder` once target and masks are given; no trees."""
+    assert tree is None, "SPACE drafts chains"
+    if depth > masks:
+        raise InputError(f"{masks} masks of SPACE draft at most {masks} tokens, not {depth}; lower the depth")
+    proposed = MaskProposals(target.get_output_embeddings(), mask_states(target, prompt, output, depth))
+    return positionwise_columns(target, proposed, prompt, output, depth, sampler, sequence, scorer)
+
+
+def mask_states(target: Any, prompt: Sequence[int], output: Sequence[int], depth: int) -> torch.Tensor:
+    """States [T, D, d] of D masks behind prompt + output[:t - 1], for t = 0 .. T - 1; at t = 0 behind prompt[:-1].
+
+    A round at output position t drafts what the masks behind the text without the pending token proposed. So one
+    pass feeds the text, and behind it every position has a group of masks of its own, which sees that prefix and
+    itself.
+    """
+    lm, total, before = CachedLM(target), len(output), len(prompt) - 1
+    lm.keep_hidden = True
+    lm.prefill([*prompt, *output][: before + total - 1])
+    own = torch.ones(depth, depth, dtype=torch.bool).tril()
+    states = []
+    for rows in torch.arange(total).split(max(CHUNK // depth, 1)):
+        ends = (before + rows).repeat_interleave(depth)  # tokens before each group
+        prefix = torch.arange(lm.length) < ends[:, None]
+        seen = torch.cat([prefix, torch.block_diag(*[own] * len(rows)).bool()], dim=1)
+        positions = ends + torch.arange(depth).repeat(len(rows))
+        lm.append_rows([mask_token(target)] * len(positions), positions.tolist(), seen)
+        assert lm.hidden is not None
+        states.append(lm.hidden.unflatten(0, (len(rows), depth)))
+        lm.truncate(lm.length)
+    return torch.cat(states)
+
+
+@dataclass(frozen=True, eq=False)
+class SpaceKind(DrafterKind):
+    """How many masks a target that has a mask token was trained with.
+
+    Its file holds `mask` [d], the mask token's embedding, and what was tuned of the target
+    (`realrun.lm.tuned_weights`); fact "masks" (k).
+    """
+
+    masks: int
+
+    name: ClassVar[str] = "space"
+    trees: ClassVar[bool] = False
+    mask_groups: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.masks <= MAX_MASKS:
+            raise InputError(f"{self.masks} masks of SPACE; choose 1 to {MAX_MASKS}")
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        masked = with_mask(tuned_target(target, tensors, facts), tensors["mask"])
+        return masked, cls(facts["masks"])
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        masked = MaskedTarget(target, self.masks)
+        return masked, SpaceDrafter(masked, self.masks, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        return partial(mask_columns, target, self.masks)
+
+    @property
+    def max_depth(self) -> int:
+        return self.masks
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"masks": self.masks}

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from realrun.decode.sampling import Sampler
-from realrun.drafters.space import Masks, mask_token, pass_layout
+from realrun.drafters.space import mask_token, pass_layout
 from specsim.arrays import Ints
 from specsim.errors import InputError
 
@@ -49,7 +49,7 @@ class Row:
 @torch.inference_mode()
 def decode_batch(
     target: PreTrainedModel,
-    masks: Masks,
+    masks: int,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampler: Sampler,
@@ -63,8 +63,8 @@ def decode_batch(
 
     Raises InputError for rejection sampling, an empty prompt, or too long an output.
     """
-    k = len(masks) if k is None else k
-    _check(target, prompts, max_new_tokens, sampler, k, len(masks))
+    k = masks if k is None else k
+    _check(target, prompts, max_new_tokens, sampler, k, masks)
     rows = [Row(number, len(prompt), list(prompt)) for number, prompt in enumerate(prompts)]
     batch = _Batch(target, [len(prompt) - 1 for prompt in prompts])
     batch.prefill([row.tokens[:-1] for row in rows])

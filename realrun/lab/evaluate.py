@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from realrun.drafters.independent import IndependentKind
 from realrun.pairs.library_text import library_files
 from realrun.pairs.pair import Pair
 
@@ -21,12 +22,13 @@ def evaluate(pair: Pair, windows: int = 128) -> dict[str, float]:
     parts = [np.asarray(pair.tokenizer(f.text, verbose=False)["input_ids"]) for f in library_files("held_out")]
     tokens = np.concatenate(parts)
     starts = np.linspace(0, len(tokens) - WINDOW_TOKENS - 1, windows).astype(int)
+    assert isinstance(pair.drafter, IndependentKind)
     nats = {"target": 0.0, "draft": 0.0}
     agree = 0.0
     for start in starts.tolist():
         window = torch.from_numpy(tokens[start : start + WINDOW_TOKENS + 1]).to(pair.device)
         top = []
-        for name, model in (("target", pair.target), ("draft", pair.draft)):
+        for name, model in (("target", pair.target), ("draft", pair.drafter.model)):
             logits = model(input_ids=window[None, :-1], use_cache=False).logits[0].float()
             nats[name] += float(F.cross_entropy(logits, window[1:])) / windows
             top.append(logits.argmax(-1))

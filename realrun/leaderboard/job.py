@@ -155,7 +155,7 @@ def run_leaderboard(
 
 def _within(pair: Pair, settings: RecordSettings) -> RecordSettings:
     """What this drafter can be recorded with."""
-    return settings if pair.trees else dataclasses.replace(settings, tree_nodes=0)
+    return settings if pair.drafter.trees else dataclasses.replace(settings, tree_nodes=0)
 
 
 def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Settings) -> dict[str, Any]:

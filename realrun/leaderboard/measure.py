@@ -13,7 +13,6 @@ import numpy as np
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.validation.timing import Arm, Timings, decoding, take_turns
@@ -73,7 +72,7 @@ def measure(
     if not all(path.is_file() for path in done):
         sampler = Sampler(**held.meta["decoding"])
         decoders = {
-            name: Decoder(*open_drafter(pairs[name]), pairs[name].eos_token_ids, sampler)
+            name: Decoder(*pairs[name].make_drafter(), pairs[name].eos_token_ids, sampler)
             for name in dict.fromkeys(one.drafter for one in contenders)
         }
         arms = [Arm(one.label, one.policy, decoders[one.drafter]) for one in contenders]

@@ -153,8 +153,8 @@ def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace],
         "drafters": [
             {
                 "name": name,
-                "kind": pair.kind,
-                "facts": pair.drafter_facts,
+                "kind": pair.drafter.name,
+                "facts": pair.drafter.facts,
                 "trees": holdouts[name].tree is not None,
                 "own_target": has_own_target(pair, plain),
                 "depth": holdouts[name].depth,

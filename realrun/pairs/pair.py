@@ -11,17 +11,23 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from realrun.drafters.acceptance_predictor import FILE, Predictor, load_predictor
-from realrun.drafters.lookup import MAX_NGRAM
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
+from realrun.decode.acceptance_predictor import FILE, Predictor, load_predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.kind import DrafterKind
+from realrun.drafters.registry import DRAFTERS
+from realrun.drafters.self_sd import SelfSDKind
+from realrun.lm.cached import CachedLM
 from realrun.pairs.drafter_files import load_drafter, weights_digest
+from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 
 LAB = "lab"
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
-LOOKUP = "prompt-lookup"  # any target has it
+LOOKUP = "prompt-lookup"  # the drafter that any target has
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -32,26 +38,15 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its drafter, the tokenizer they share, and perhaps a predictor of acceptance trained on them.
-
-    draft : of kind "model" an independent model, of "eesd" the early exit as a model
-        (`drafters.eesd.as_model`), of "medusa" its `MedusaHeads`, of "self-sd" the target itself, of "edd" the
-        decoder as a model, of "eagle" its `Eagle`, of "space" `Masks`, beside a target that has a mask token; of
-        "lookup", which has no model, the target itself
-    split : of kind "eesd", the target's layers that it shares; of "edd" and "eagle", those below the states it reads
-    skips : of kind "self-sd", what it passes over
-    """
+    """A target, its drafter, the tokenizer they share, and perhaps a predictor of acceptance trained on them."""
 
     target: PreTrainedModel
-    draft: Any
+    drafter: DrafterKind
     tokenizer: PreTrainedTokenizerBase
     target_name: str
     draft_name: str
     eos_token_ids: tuple[int, ...]
     predictor: Predictor | None = None
-    kind: str = "model"
-    split: int = 0
-    skips: SkippedSublayers = NOTHING
 
     @property
     def device(self) -> torch.device:
@@ -62,40 +57,29 @@ class Pair:
         return self.target.dtype
 
     @property
-    def deepest(self) -> int | None:
-        """Tokens that the drafter can draft in a round, None for no limit."""
-        return len(self.draft) if self.kind in ("medusa", "space") else None
+    def draft_config(self) -> Any:
+        """The configuration that has the sizes of the drafter's vocabulary and states."""
+        return self.drafter.config(self.target)
 
-    @property
-    def trees(self) -> bool:
-        """Whether the drafter can draft trees."""
-        return self.kind not in ("lookup", "space")
+    def make_drafter(self, eos_token_ids: Sequence[int] | None = None) -> tuple[CachedLM, DraftModel]:
+        """The target's pass and the drafter that decodes with it; drafts end at eos tokens, the pair's unless given."""
+        eos = self.eos_token_ids if eos_token_ids is None else eos_token_ids
+        return self.drafter.make_drafter(self.target, eos, self.predictor)
 
-    @property
-    def drafter_facts(self) -> dict[str, Any]:
-        """What a drafter inside the target is made of; nothing of an independent model."""
-        if self.kind == "eesd":
-            return {"layers": self.split, "exit_layers": int(self.draft.config.num_hidden_layers) - self.split}
-        if self.kind == "medusa":
-            return {"heads": len(self.draft)}
-        if self.kind == "space":
-            return {"masks": len(self.draft)}
-        if self.kind == "edd":
-            return {"states_after": self.split}
-        if self.kind == "lookup":
-            return {"longest_ngram": MAX_NGRAM}
-        return self.skips.in_order if self.kind == "self-sd" else {}
+    def make_recorder(self, sampler: Sampler) -> Recorder:
+        """The pass that records the drafter at every position in this mode."""
+        return self.drafter.make_recorder(self.target, sampler)
 
     @cached_property
     def fingerprint(self) -> str:
         """A short hash that tells this pair's weights from others: of a few rows of each model."""
-        facts = [str(self.drafter_facts)] if self.drafter_facts else []
-        return weights_digest(self.target, self.draft, *facts)
+        facts = [str(self.drafter.facts)] if self.drafter.facts else []
+        return weights_digest(self.target, *self.drafter.weights(self.target), *facts)
 
 
 def load_pair(
     target: str = LAB,
-    draft: str = LAB,
+    draft_model: str = LAB,
     *,
     device: str = "cpu",
     dtype: str = "float32",
@@ -107,7 +91,7 @@ def load_pair(
     """Load two models by local folder or hub id; "lab" names the embedded pair.
 
     drafter : "model" for the independent draft model, "prompt-lookup", the name of one of the lab's
-    drafters inside its target (`LAB_DRAFTERS`), or a folder made by `realrun train`; then draft is ignored.
+    drafters inside its target (`LAB_DRAFTERS`), or a folder made by `realrun train`; then draft_model is ignored.
     predictor : a file made by `realrun train predictor` or its folder, "lab" for the embedded
     pair's, None or "none" for none, or "auto": the lab's, or what lies in the drafter's folder, where
     it was trained on this very pair.
@@ -117,16 +101,19 @@ def load_pair(
     No remote code is run. Raises InputError when a model cannot be loaded, the device or
     dtype is unknown, the tokenizers differ, or drafter or predictor belongs to another target.
     """
-    if drafter != "model":
+    kind = DRAFTERS.get(drafter)
+    if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
     number_type = find_dtype(dtype)
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    paths = [_resolve(target, "target"), _resolve(draft, "draft")]
+    paths = [_resolve(target, "target"), _resolve(draft_model, "draft")]
     tokenizers = [_load(AutoTokenizer, path) for path in paths]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
-        raise InputError(f"target {target} and draft {draft} have different tokenizers; choose a pair that shares one")
+        raise InputError(
+            f"target {target} and draft {draft_model} have different tokenizers; choose a pair that shares one"
+        )
     try:
         wanted = paths if beside is None else paths[1:]
         models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in wanted]
@@ -135,21 +122,21 @@ def load_pair(
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     pair = Pair(
         target=models[0],
-        draft=models[1],
+        drafter=IndependentKind(models[1]),
         tokenizer=tokenizers[0],
         target_name=_public_name(target, "target"),
-        draft_name=_public_name(draft, "draft"),
+        draft_name=_public_name(draft_model, "draft"),
         eos_token_ids=_eos_token_ids(models[0]),
     )
     if predictor == "auto":  # only the embedded pair has one of its own; another number type may be another pair
-        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if target == draft == LAB else pair
+        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if target == draft_model == LAB else pair
     if predictor is None or predictor == "none":
         return pair
     return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
 
 
 def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> Pair:
-    """Load a target alone; it stands as its own drafter, of kind "self-sd", which skips nothing.
+    """Load a target alone; it is its own drafter, by Self-SD that skips nothing.
 
     Raises InputError as `load_pair` does.
     """
@@ -163,7 +150,7 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     name = _public_name(target, "target")
-    return Pair(model, model, _load(AutoTokenizer, folder), name, name, _eos_token_ids(model), kind="self-sd")
+    return Pair(model, SelfSDKind(), _load(AutoTokenizer, folder), name, name, _eos_token_ids(model))
 
 
 def _load_inside(
@@ -175,34 +162,28 @@ def _load_inside(
     predictor: str | None,
     beside: Pair | None,
 ) -> Pair:
-    """`load_pair` of a drafter that lives in the target."""
-    if drafter == LOOKUP:
-        if predictor not in (None, "none", "auto"):
-            raise InputError(
-                f"drafter {LOOKUP} has no states that a predictor reads; leave --predictor {predictor} out"
-            )
-        alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
-        return replace(alone, draft=alone.target, draft_name=LOOKUP, kind="lookup")
-    if drafter not in LAB_DRAFTERS and not Path(drafter).exists():
+    """`load_pair` of a drafter that any target has or that was trained for it."""
+    if drafter not in DRAFTERS and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
+        known = [name for name, kind in DRAFTERS.items() if kind.origin != "file"]
         raise InputError(
-            f"drafter {drafter} is neither model, {LOOKUP} nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a "
+            f"drafter {drafter} is neither {', '.join(known)} nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a "
             "folder; make one with `realrun train`"
         )
-    path = LAB_WEIGHTS / drafter if drafter in LAB_DRAFTERS else Path(drafter)
-    if not path.exists():
+    kind, path = DRAFTERS.get(drafter), LAB_WEIGHTS / drafter if drafter in LAB_DRAFTERS else Path(drafter)
+    free = kind is not None and kind.origin == "target"
+    if not free and not path.exists():
         raise InputError(f"the lab has no drafter {drafter}; make one with `realrun train` and give its folder")
+    if kind is not None and not kind.has_states and predictor not in (None, "none", "auto"):
+        raise InputError(f"drafter {drafter} has no states that a predictor reads; leave --predictor {predictor} out")
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
-    loaded = load_drafter(path, alone.target)
+    if kind is not None and free:
+        model, loaded = kind.load(alone.target, {}, {})
+        pair = replace(alone, target=model, drafter=loaded, draft_name=drafter)
+        return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
+    model, loaded = load_drafter(path, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
-    pair = replace(
-        alone,
-        target=loaded.target,
-        draft=loaded.draft,
-        draft_name=f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name,
-        kind=loaded.kind,
-        split=loaded.split,
-        skips=loaded.skips,
-    )
+    name = f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name
+    pair = replace(alone, target=model, drafter=loaded, draft_name=name)
     if predictor is None or predictor == "none":
         return pair
     its_own = predictor in ("auto", LAB)
@@ -213,7 +194,7 @@ def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:
     """The pair with this predictor; if it does not fit, InputError where strict, else the pair as it is."""
     try:
         predictor = load_predictor(path)
-        predictor.check(pair.target, pair.draft, pair.fingerprint)
+        predictor.check(pair.target.config, pair.draft_config, pair.fingerprint)
     except InputError:
         if strict:
             raise

@@ -6,6 +6,7 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from realrun.drafters.independent import IndependentKind
 from realrun.pairs.pair import Pair, find_dtype
 from realrun.pairs.shapes import random_model, shape_config
 from specsim.errors import InputError
@@ -23,7 +24,7 @@ class _Vocabulary:
 
 def vocabulary(pair: Pair) -> int:
     """The pair's common vocabulary size."""
-    sizes = [int(model.config.vocab_size) for model in (pair.target, pair.draft)]
+    sizes = [int(config.vocab_size) for config in (pair.target.config, pair.draft_config)]
     if sizes[0] != sizes[1]:
         raise InputError(
             f"{pair.target_name} has {sizes[0]} tokens in its vocabulary, {pair.draft_name} has {sizes[1]}; "
@@ -50,4 +51,4 @@ def random_pair(
     models = [random_model(c, device, find_dtype(dtype), seed + number) for number, c in enumerate(configs)]
     tokenizer = cast(PreTrainedTokenizerBase, _Vocabulary(configs[0].vocab_size))
     suffix = " (reduced)" if smoke else ""
-    return Pair(models[0], models[1], tokenizer, target + suffix, draft + suffix, ())
+    return Pair(models[0], IndependentKind(models[1]), tokenizer, target + suffix, draft + suffix, ())

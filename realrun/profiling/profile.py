@@ -15,7 +15,6 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.masks import masked_passes, masked_table
 from realrun.profiling.rounds import ScriptedVerifier, _measure_round, _measure_score
@@ -62,25 +61,23 @@ def profile(
     spread over a job tell more than one long measurement. Raises InputError for contexts that
     do not fit the models.
     """
-    target, drafter = open_drafter(pair, ())
+    target, drafter = pair.make_drafter(())
     decoder = Decoder(target, drafter, (), sampler or Sampler(), ScriptedVerifier(), ScriptedTreeVerifier())
     target.keep_hidden = drafter.wants_target_hidden
-    depth = min(depth, drafter.deepest or depth)
+    depth = min(depth, drafter.max_depth or depth)
     if repeats < 2:
         raise InputError(f"repeats={repeats}; give at least 2")
-    sizes = tree_sizes(tree_tokens if pair.trees else 0)
-    deepest = max(depth, min(PASSES, drafter.deepest or PASSES)) if sizes else depth
-    _check(contexts, deepest, min(decoder.target.max_positions, drafter.lm.max_positions))
-    longest = contexts[-1] + deepest + 2
-    drafter.prepare(longest, decoder.sampler, 0, deepest + 1)
+    sizes = tree_sizes(tree_tokens if pair.drafter.trees else 0)
+    longest_draft = max(depth, min(PASSES, drafter.max_depth or PASSES)) if sizes else depth
+    _check(contexts, longest_draft, min(decoder.target.max_positions, drafter.lm.max_positions))
+    longest = contexts[-1] + longest_draft + 2
+    drafter.prepare(longest, decoder.sampler, 0, longest_draft + 1)
     warm_trees(decoder, sizes, range(1, depth + 2), longest)
     rng = np.random.default_rng(seed)
-    vocab = min(int(pair.target.config.vocab_size), int(pair.draft.config.vocab_size), len(pair.tokenizer))
+    vocab = min(int(pair.target.config.vocab_size), int(pair.draft_config.vocab_size), len(pair.tokenizer))
     samples = defaultdict(list) if samples is None else samples
     for done, context in enumerate(contexts):
-        tokens = rng.integers(1, vocab, context + 1).tolist()
-        if pair.kind == "lookup":  # it drafts only what the text repeats
-            tokens = tokens[:1] * len(tokens)
+        tokens = pair.drafter.profiling_text(rng.integers(1, vocab, context + 1).tolist())
         decoder.target.reset()
         decoder.target.prefill(tokens[:-1])
         drafter.begin(tokens[:-1], decoder.produced_by(-1))
@@ -89,7 +86,7 @@ def profile(
             kept = samples if repeat >= WARMUP_ROUNDS else thrown_away
             # Of a tree: nodes of its draft passes, and tokens verified.
             trees = [*zip(sizes, rng.permutation(sizes).tolist(), strict=True)]
-            masked = masked_passes(depth) if pair.kind == "space" else []
+            masked = masked_passes(depth) if pair.drafter.mask_groups else []
             # Each is run twice, the first for warmth: a decoding run seldom changes size as wildly as this one.
             for job in rng.permutation(depth + 1 + len(trees) + len(masked)).tolist():
                 size = job - len(trees)
@@ -113,7 +110,7 @@ def profile(
         if progress:
             progress(done + 1, len(contexts))
     decoding = decoder.sampler.as_dict()
-    return _document(samples, list(contexts), depth, drafter.deepest, sizes, repeats, pair, seed, decoding)
+    return _document(samples, list(contexts), depth, drafter.max_depth, sizes, repeats, pair, seed, decoding)
 
 
 def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
@@ -129,7 +126,7 @@ def _document(
     samples: Samples,
     contexts: list[int],
     depth: int,
-    deepest: int | None,
+    max_depth: int | None,
     sizes: list[int],
     repeats: int,
     pair: Pair,
@@ -142,8 +139,8 @@ def _document(
 
         first = over_contexts("draft", 0, 1)
         behind = over_contexts("draft", 1, 1) if samples["draft", 1, 1, contexts[0]] else first
-        trees = {"tree": tree_table(samples, contexts, sizes, depth, q, deepest)} if sizes else {}
-        if pair.kind == "space":
+        trees = {"tree": tree_table(samples, contexts, sizes, depth, q, max_depth)} if sizes else {}
+        if pair.drafter.mask_groups:
             trees = {"tree": masked_table(samples, contexts, depth, q)}
         return {
             "draft_step": [over_contexts("draft", 0, place).tolist() for place in range(1, depth + 1)],
@@ -163,8 +160,8 @@ def _document(
         "version": PROFILE_VERSION,
         "target": pair.target_name,
         "drafter": pair.draft_name,
-        "drafter_kind": pair.kind,
-        "drafter_facts": pair.drafter_facts,
+        "drafter_kind": pair.drafter.name,
+        "drafter_facts": pair.drafter.facts,
         "decoding": decoding,
         "kernels": backend_for(pair.device),
         "contexts": contexts,

@@ -10,9 +10,9 @@ import torch
 from realrun.decode.chain_verify import verifier_for
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.profiling.masks import pass_tokens, set_masks
 from realrun.profiling.trees import Samples, fall_behind
 from specsim.policy.registry import make_policy

@@ -17,10 +17,10 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, tree_verifier_for
-from realrun.drafters.draft_model import DraftModel
 from specsim.errors import InputError
 from specsim.policy.base import setting
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
@@ -137,10 +137,10 @@ def tree_sizes(tree_tokens: int) -> list[int]:
     return [size for size in sorted({*range(1, EVERY_SIZE + 1), *doubled}) if size < tree_tokens] + [tree_tokens]
 
 
-def passes(level_nodes: int, deepest: int | None = None) -> int:
-    """Draft passes of a measured tree; deepest : the most that the drafter can make, None for no limit."""
+def passes(level_nodes: int, max_depth: int | None = None) -> int:
+    """Draft passes of a measured tree; max_depth : the most that the drafter can make, None for no limit."""
     wanted = PASSES if level_nodes < WIDE else min(WIDE_PASSES, MAX_DRAFTED // level_nodes)
-    return wanted if deepest is None else min(wanted, deepest)
+    return wanted if max_depth is None else min(wanted, max_depth)
 
 
 def warm_trees(decoder: Decoder, sizes: Sequence[int], chain_tokens: Sequence[int], length: int) -> None:
@@ -165,7 +165,7 @@ def measure_tree_round(
     """One round of draft passes over level_nodes nodes each, with `size` tokens verified; both caches are put back."""
     drafter, verifier = decoder.drafter, decoder.tree_verifier
     assert isinstance(drafter, DraftModel) and isinstance(verifier, ScriptedTreeVerifier)
-    levels = passes(level_nodes, drafter.deepest)
+    levels = passes(level_nodes, drafter.max_depth)
     policy = MeasuredTree(level_nodes, size - 1, levels)
     verifier.accept = int(rng.integers(-1, size - 1))
     if drafter.lm.reads_target_states:
@@ -196,11 +196,11 @@ def tree_table(
     sizes: Sequence[int],
     depth: int,
     q: float,
-    deepest: int | None = None,
+    max_depth: int | None = None,
 ) -> dict[str, Any]:
     """The q-quantiles, as `specsim.cost.profile` reads them.
 
-    depth : places at which chains' steps were measured; deepest : as in `passes`
+    depth : places at which chains' steps were measured; max_depth : as in `passes`
     """
 
     def wider(nodes: int, context: int) -> float:
@@ -208,7 +208,7 @@ def tree_table(
         extra = [
             np.quantile(samples["tree draft", nodes, place, context], q)
             - np.median(samples["draft", 0, min(place, depth), context])
-            for place in range(1 if nodes == 1 else 2, passes(nodes, deepest) + 1)
+            for place in range(1 if nodes == 1 else 2, passes(nodes, max_depth) + 1)
         ]
         return max(0.0, float(np.mean(extra))) if extra else 0.0  # by noise it may be negative, a time may not
 

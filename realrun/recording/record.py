@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import pending_token_states
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from realrun.proposals.recorder import Columns
+from realrun.proposals.trees import Trees, TreeSize
 from realrun.provenance import provenance
-from realrun.recording.chain import Columns
-from realrun.recording.open import open_dense
-from realrun.recording.trees import Trees, TreeSize
 from speckernels import backend_for
 from specsim.arrays import Ints
 from specsim.errors import InputError
@@ -74,14 +72,14 @@ def record(
     """Decode every prompt with the target alone and record the drafter densely, with trees if asked for.
 
     The depth is cut to what the drafter can draft. In rejection mode the target judges the
-    drafts as well (`realrun.recording.rejection`).
+    drafts as well (`realrun.proposals.rejection`).
     """
-    if settings.tree is not None and not pair.trees:
+    if settings.tree is not None and not pair.drafter.trees:
         raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
-    target, drafter = open_drafter(pair)
+    target, drafter = pair.make_drafter()
     decoder = Decoder(target, drafter, pair.eos_token_ids, settings.sampler)
-    settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
-    dense = open_dense(pair, settings.sampler)
+    settings = replace(settings, depth=min(settings.depth, pair.drafter.max_depth or settings.depth))
+    recorder = pair.make_recorder(settings.sampler)
     room = min(target.max_positions, drafter.lm.max_positions)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
     if longest > room:
@@ -100,7 +98,7 @@ def record(
         if predictor is not None:
             scorer = predictor.after(pending_token_states(pair.target, prompt.tokens, decoded.tokens))
         columns.append(
-            dense(prompt.tokens, decoded.tokens, settings.depth, settings.sampler, sequence, scorer, settings.tree)
+            recorder(prompt.tokens, decoded.tokens, settings.depth, settings.sampler, sequence, scorer, settings.tree)
         )
         dense_s += decoder.clock() - generated
         generate_s += generated - start
@@ -115,8 +113,8 @@ def record(
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,
-        "drafter_kind": pair.kind,
-        "drafter_facts": pair.drafter_facts,
+        "drafter_kind": pair.drafter.name,
+        "drafter_facts": pair.drafter.facts,
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.sampler.as_dict(),

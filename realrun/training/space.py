@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.space import MAX_MASKS
-from realrun.pairs.drafter_files import TUNED, describe_target, save_drafter
+from realrun.lm.tuned_weights import TUNED
+from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.provenance import provenance
 from realrun.training.common.distill import check_length
 from realrun.training.common.loop import LoopSettings, Tensors, Text, Tokens, run_facts, run_loop, wide

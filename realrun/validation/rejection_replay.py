@@ -16,7 +16,6 @@ import numpy as np
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.arrays import Floats
@@ -114,8 +113,8 @@ def measure_approximation(
     for number, policy in enumerate(policies):
         runs: list[list[Decoded]] = [[] for _ in prompts]
         for done, seed in enumerate(seeds):
-            drafter = DraftModel(pair.draft, pair.eos_token_ids, pair.predictor)
-            decoder = Decoder(pair.target, drafter, pair.eos_token_ids, replace(sampler, seed=seed))
+            target, drafter = pair.make_drafter()
+            decoder = Decoder(target, drafter, pair.eos_token_ids, replace(sampler, seed=seed))
             for index, prompt in enumerate(prompts):
                 budget, sequence = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
                 runs[index].append(decoder.decode(prompt.tokens, budget, policy, sequence=sequence, seed=seed))

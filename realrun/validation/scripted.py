@@ -134,7 +134,7 @@ def scripted_validation(
         "drafter": pair.draft_name,
         "shapes": {
             "target": describe(pair.target.config, pair.dtype),
-            "drafter": describe(pair.draft.config, pair.dtype),
+            "drafter": describe(pair.draft_config, pair.dtype),
         },
         "trace": {key: trace.meta.get(key) for key in ("target", "drafter", "decoding", "depth")},
         "decoding": sampler.as_dict(),

@@ -16,7 +16,6 @@ from realrun.decode.decoder import Decoder, Drafter
 from realrun.decode.draft import Draft, KeepDrafting
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import vocabulary
@@ -50,7 +49,7 @@ class ScriptedDrafter:
     """Drafts for real; the policy sees, and the draft ends, what and where the trace says."""
 
     def __init__(self, drafter: Drafter, script: Script):
-        self.drafter, self.script, self.kind = drafter, script, drafter.kind
+        self.drafter, self.script = drafter, script
         self.wants_target_hidden = False  # scores come from the trace
 
     def prepare(
@@ -101,9 +100,9 @@ class ScriptedDecoder:
 
     def __init__(self, pair: Pair, trace: Trace, sampler: Sampler, seed: int):
         script = Script(trace)
-        draft = DraftModel(pair.draft, ())
+        target, draft = pair.make_drafter(())
         self.trace, self.seed, self.draft_lm = trace, seed, draft.lm
-        self.decoder = Decoder(pair.target, ScriptedDrafter(draft, script), (), sampler, TraceVerifier(script))
+        self.decoder = Decoder(target, ScriptedDrafter(draft, script), (), sampler, TraceVerifier(script))
         longest = int((trace.prompt_tokens + trace.output_tokens).max())
         self._tokens: list[int] = np.random.default_rng(seed).integers(1, vocabulary(pair), longest).tolist()
 

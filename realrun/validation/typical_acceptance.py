@@ -26,7 +26,6 @@ from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, TypicalAcceptance, match_tree
 from realrun.lm.cached import CachedLM
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
@@ -90,13 +89,14 @@ def compare_typical(
     settings = settings or TypicalSettings()
     if not isinstance(policy, TreePolicy):
         raise InputError(f"policy {policy.name} drafts chains, typical acceptance judges trees; choose for example vct")
-    if pair.deepest is not None and policy.deepest > pair.deepest:
+    if pair.drafter.max_depth is not None and policy.deepest > pair.drafter.max_depth:
         raise InputError(
-            f"policy {policy} drafts up to {policy.deepest} tokens, the drafter at most {pair.deepest}; lower its limit"
+            f"policy {policy} drafts up to {policy.deepest} tokens, the drafter at most {pair.drafter.max_depth}; "
+            "lower its limit"
         )
     if not prompts:
         raise InputError("typical acceptance is compared on prompts; give at least one")
-    target, drafter = open_drafter(pair)
+    target, drafter = pair.make_drafter()
     arms, rows = settings.arms, []
     for number, (name, sampler, verifier) in enumerate(arms):
         decoder = Decoder(target, drafter, pair.eos_token_ids, sampler, tree_verifier=verifier)

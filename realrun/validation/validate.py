@@ -11,7 +11,6 @@ import numpy as np
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
@@ -165,7 +164,7 @@ def predict_and_measure(
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
     chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     arms = [Arm("autoregressive", None, decoder), *(Arm(str(c.policy), c.policy, decoder) for c in chosen)]
     step = decoding(arms, [prompts[sequence] for sequence in held.tolist()], holdout, seed)
     timings, order, turns = Timings(len(arms)), np.random.default_rng(seed), len(held) * len(arms)

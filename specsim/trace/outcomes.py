@@ -14,7 +14,7 @@ average. So it is at the end: a sequence always ends where the recorded one does
 budget or at its end-of-text token (nothing beyond it is accepted, accept_prob is 0 there).
 
 The recorded drafts and match_len of such a trace are drawn together with the output
-(`realrun.recording.rejection`), so `as_recorded` gives a trace whose replay follows a real run's law
+(`realrun.proposals.rejection`), so `as_recorded` gives a trace whose replay follows a real run's law
 exactly, from one outcome per position.
 """
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from realrun.decode.acceptance_predictor import FILE, load_predictor
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import FILE, load_predictor
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair
 from realrun.pairs.prompts import lab_prompts, study_prompts

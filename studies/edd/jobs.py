@@ -187,7 +187,7 @@ def validated(folder: Path, pair: Pair, run: Config, config: Config, report: Pro
     chains = [name for name in config["chains"] if name != "fixed_k"]
     settings = ValidationSettings(
         record=record_settings(run, config, config["tree_nodes"] if trees else 0),
-        kinds=(PaperK if pair.deepest is None else HeadsK, *(POLICIES[name] for name in (*chains, *trees))),
+        kinds=(PaperK if pair.drafter.max_depth is None else HeadsK, *(POLICIES[name] for name in (*chains, *trees))),
         trials=config["trials"],
         repeats=config["repeats"],
         tuning_share=config["tuning_share"],

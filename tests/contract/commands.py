@@ -48,7 +48,7 @@ import realrun.cli.main
 import realrun.leaderboard.costs as board_costs
 import realrun.validation.profile_slices as profile_slices
 import specsim.cli.main
-from realrun.drafters.acceptance_predictor import Predictor, save_predictor
+from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
@@ -827,7 +827,7 @@ def fixed_profile(
     pair: Any, *, contexts: Sequence[int], depth: int, tree_tokens: int = 0, **how: Any
 ) -> dict[str, Any]:
     """What `realrun validate` is told that it measured: the same seconds in every run."""
-    return profile_of(contexts, min(depth, pair.deepest or depth), tree_tokens if pair.trees else 0)
+    return profile_of(contexts, min(depth, pair.drafter.max_depth or depth), tree_tokens if pair.drafter.trees else 0)
 
 
 def grid_of(model: str, scale: float) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
@@ -38,7 +38,7 @@ def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, sampler: Samp
     trace = record(cuda_pair, prompts, RecordSettings(16, 64, sampler))
     policy = make_policy("adaedl", {"lambda0": -0.1})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), log=True)
-    drafter = DraftModel(cuda_pair.draft, cuda_pair.eos_token_ids)
+    drafter = DraftModel(cuda_pair.drafter.model, cuda_pair.eos_token_ids)
     decoder = Decoder(cuda_pair.target, drafter, cuda_pair.eos_token_ids, sampler)
     runs = [decoder.decode(p.tokens, 64, policy, sequence=i) for i, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == 1.0
@@ -55,7 +55,7 @@ def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: S
     policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft": 6})
     runs = []
     for graphs in (True, False):
-        drafter = DraftModel(low_pair.draft, low_pair.eos_token_ids)
+        drafter = DraftModel(low_pair.drafter.model, low_pair.eos_token_ids)
         decoder = Decoder(low_pair.target, drafter, low_pair.eos_token_ids, sampler)
         for lm in (decoder.target, drafter.lm):
             assert isinstance(lm, StaticLlama) and lm._graphs is not None
@@ -70,7 +70,7 @@ def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: S
 
 
 def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
-    drafter = DraftModel(low_pair.draft, ())
+    drafter = DraftModel(low_pair.drafter.model, ())
     decoder = Decoder(low_pair.target, drafter, (), Sampler())
     (prompt,) = lab_prompts(low_pair.tokenizer, 1)
     policy = make_policy("fixed_k", {"k": 5})
@@ -83,7 +83,7 @@ def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
 @pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 @torch.inference_mode()
 def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sampler: Sampler) -> None:
-    drafter = DraftModel(low_pair.draft, ())
+    drafter = DraftModel(low_pair.drafter.model, ())
     decoder = Decoder(low_pair.target, drafter, (), sampler)
     policy = make_policy("fixed_k", {"k": 6})
     (prompt,) = lab_prompts(low_pair.tokenizer, 1)

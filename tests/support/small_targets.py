@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from realrun.drafters.self_sd import SelfSDKind
 from realrun.pairs.pair import Pair
 from tests.support.tiny import POSITIONS, VOCAB, tiny_tokenizer
 
@@ -51,7 +52,7 @@ def small_target(architecture: str = "llama", dtype: torch.dtype = torch.float64
 
 def alone(target: Any, eos_token_ids: tuple[int, ...] = ()) -> Pair:
     """A target as `load_target` gives it."""
-    return Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/target", eos_token_ids, kind="self-sd")
+    return Pair(target, SelfSDKind(), tiny_tokenizer(), "tiny/target", "tiny/target", eos_token_ids)
 
 
 LINES = "a drafter proposes, the target disposes; what is accepted stays. "

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from realrun.drafters.independent import IndependentKind
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 
@@ -50,7 +51,7 @@ def tiny_pair(eos_token_ids: tuple[int, ...] = ()) -> Pair:
     """A pair that agrees about as often as not: the draft has the target's embeddings and first layer."""
     target, draft = tiny_model(2, seed=1), tiny_model(1, seed=2)
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if ".layers.1." not in k})
-    return Pair(target, draft, tiny_tokenizer(), "tiny/target", "tiny/draft", eos_token_ids)
+    return Pair(target, IndependentKind(draft), tiny_tokenizer(), "tiny/target", "tiny/draft", eos_token_ids)
 
 
 def random_prompts(count: int, seed: int = 0, lengths: tuple[int, int] = (3, 20)) -> list[list[int]]:

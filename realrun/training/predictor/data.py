@@ -1,6 +1,6 @@
 """What the acceptance predictor learns from: states and judged tokens of recorded runs.
 
-The target decodes prompts, and the drafter's dense pass tells what rounds from every position
+The target decodes prompts, and the drafter's recorder tells what rounds from every position
 would draft. Every drafted token that the target would have judged, all before it being right,
 becomes a sample: (H^T, H^D, depth, whether the target's token equals it). The states are those
 that the pass would have scored, whatever they depend on in a drafter of this kind.
@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import pending_token_states
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.open import DensePass, open_dense
+from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 from specsim.files import replacing
 from specsim.progress import Progress
@@ -78,13 +77,13 @@ class StateKeeper:
 
 @torch.inference_mode()
 def collect(
-    pair: Pair, decoder: Decoder, dense: DensePass, prompt: Prompt, settings: PredictorSettings, sequence: int
+    pair: Pair, decoder: Decoder, recorder: Recorder, prompt: Prompt, settings: PredictorSettings, sequence: int
 ) -> Tensors:
     """Samples of one decoded sequence of T tokens: the fields of `Samples` less `sequence`, rounds from its start."""
     decoder.sampler = settings.sampler(sequence)
     output = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence).tokens
     keeper = StateKeeper(len(output), settings.depth)
-    columns = dense(prompt.tokens, output, settings.depth, decoder.sampler, sequence, keeper)
+    columns = recorder(prompt.tokens, output, settings.depth, decoder.sampler, sequence, keeper)
     right = columns["match_len"].astype(np.int64)
     depths = np.arange(settings.depth)  # tokens drafted before
     inside = np.arange(len(output))[:, None] + depths < len(output)
@@ -103,8 +102,8 @@ def collect_all(
     pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, folder: Path, progress: Progress
 ) -> list[Tensors]:
     """`collect` of every prompt, a file per SHARD_PROMPTS of them; files that are there are read."""
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
-    dense = open_dense(pair, Sampler())  # greedy and Gumbel mode have the same pass
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
+    recorder = pair.make_recorder(Sampler())  # greedy and Gumbel mode have the same pass
     folder.mkdir(parents=True, exist_ok=True)
     sequences: list[Tensors] = []
     for begin in range(0, len(prompts), SHARD_PROMPTS):
@@ -113,7 +112,7 @@ def collect_all(
         if not path.exists():
             shard: Tensors = {}
             for number in numbers:
-                found = collect(pair, decoder, dense, prompts[number], settings, number)
+                found = collect(pair, decoder, recorder, prompts[number], settings, number)
                 shard |= {f"{number}.{name}": value.contiguous() for name, value in found.items()}
                 progress("decode", number + 1, len(prompts))
             save_tensors(shard, path)

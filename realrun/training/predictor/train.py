@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from realrun.drafters.acceptance_predictor import FILE, MAX_MATRICES, Predictor, save_predictor
+from realrun.decode.acceptance_predictor import FILE, MAX_MATRICES, Predictor, save_predictor
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.provenance import provenance
@@ -242,7 +242,7 @@ def train_predictor(
     """
     if len(prompts) < PARTS:
         raise InputError(f"{len(prompts)} prompts are too few to hold some out; give at least {PARTS}")
-    settings = replace(settings, depth=min(settings.depth, pair.deepest or settings.depth))
+    settings = replace(settings, depth=min(settings.depth, pair.drafter.max_depth or settings.depth))
     claim(out, _plan(pair, prompts, settings))
     samples = joined(collect_all(pair, prompts, settings, out / COLLECTED, progress))
     trainer = Trainer(samples, settings, out / CHECKPOINT, pair.device)
@@ -251,7 +251,7 @@ def train_predictor(
         "fingerprint": pair.fingerprint,
         "target": pair.target_name,
         "drafter": pair.draft_name,
-        "drafter_kind": pair.kind,
+        "drafter_kind": pair.drafter.name,
         "settings": asdict(settings),
         "sequences": len(prompts),
         "samples": len(samples.label),
@@ -269,7 +269,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) ->
     """All that decides the result."""
     plan = {
         "weights": pair.fingerprint,
-        "drafter_kind": pair.kind,
+        "drafter_kind": pair.drafter.name,
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
         "prompts": prompt_digest(prompts),

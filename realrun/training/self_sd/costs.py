@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.drafters.self_sd import SkippingLM
 from realrun.lm.skipped_layers import SkippedSublayers
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import AUTOREGRESSIVE_BURST, WARMUP_ROUNDS
 from realrun.profiling.rounds import ScriptedVerifier, _measure_round
@@ -37,7 +36,7 @@ def measure_costs(
     draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention
         is skipped, second: all MLPs; rounds : all other costs, as in a cost profile
     """
-    target, drafter = open_drafter(pair, ())
+    target, drafter = pair.make_drafter(())
     assert isinstance(drafter, DraftModel) and isinstance(drafter.lm, SkippingLM)
     decoder = Decoder(target, drafter, (), sampler, ScriptedVerifier())
     everything, nothing = frozenset(range(len(pair.target.model.layers))), frozenset[int]()

@@ -23,15 +23,14 @@ import numpy as np
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.drafters.self_sd import SkippingLM
+from realrun.drafters.self_sd import SelfSDKind, SkippingLM
 from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, save_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
+from realrun.proposals.target_cache import target_cache_columns
 from realrun.provenance import provenance
-from realrun.recording.target_cache import shared_columns
 from realrun.training.self_sd.costs import measure_costs
 from realrun.training.self_sd.suggest import Sublayer, sublayers, suggest
 from specsim.cost.profile import ProfileCost, profile_from_json
@@ -100,7 +99,7 @@ def train_self_sd(
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give a folder as --out")
-    pair = replace(pair, draft=pair.target, kind="self-sd", split=0, predictor=None)
+    pair = replace(pair, drafter=SelfSDKind(), predictor=None)
     choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
     _check_lengths(pair, prompts, settings)
     journal = Journal(out / JOURNAL, _plan(pair, prompts, settings))
@@ -159,7 +158,9 @@ class Search:
         """The dense trace of this candidate."""
         settings, lm = self.settings, SkippingLM(self.split, skips)
         recorded = [
-            shared_columns(lm, prompt, output, settings.depth, settings.sampler, sequence, ranks=False)
+            target_cache_columns(
+                self.split, lm, prompt, output, settings.depth, settings.sampler, sequence, ranks=False
+            )
             for sequence, (prompt, output) in enumerate(self.texts)
         ]
         columns: dict[str, Any] = {name: np.concatenate([c[name] for c in recorded]) for name in recorded[0]}
@@ -215,8 +216,8 @@ class Search:
 
     def tokens_per_s(self, skips: SkippedSublayers, k: int) -> float:
         """Of really decoding all texts with this draft length."""
-        pair, settings = replace(self.pair, skips=skips), self.settings
-        decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.sampler)
+        pair, settings = replace(self.pair, drafter=SelfSDKind(skips)), self.settings
+        decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
         decoder.decode(self.texts[0][0], min(8, settings.max_new_tokens), FixedK(k))  # for warmth
         runs = [
             decoder.decode(prompt, settings.max_new_tokens, FixedK(k), sequence=sequence)
@@ -249,7 +250,7 @@ def _calibration(
     pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, journal: Journal, progress: Progress
 ) -> list[tuple[list[int], list[int]]]:
     """(prompt, what the target writes after it)."""
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, settings.sampler)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
     texts = []
     for sequence, prompt in enumerate(prompts):
 

@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 
 import realrun.pairs.pair
 from realrun.cli.main import app
-from realrun.drafters.acceptance_predictor import FILE as PREDICTOR_FILE
-from realrun.drafters.acceptance_predictor import load_predictor, save_predictor
+from realrun.decode.acceptance_predictor import FILE as PREDICTOR_FILE
+from realrun.decode.acceptance_predictor import load_predictor, save_predictor
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
-from realrun.drafters.medusa import MedusaHeads
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
 from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
@@ -119,15 +120,16 @@ def command(*words: object) -> str:
 def test_a_drafter_is_loaded_by_its_folder(kind: str, home: Path) -> None:
     pairs = {dtype: load(home, kind, dtype) for dtype in ("float64", "float32", "bfloat16")}
     for dtype, pair in pairs.items():
-        assert pair.kind == pair.draft_name == kind and pair.target_name == "target" and pair.predictor is None
-        assert pair.drafter_facts == FACTS[kind] and pair.eos_token_ids == (0,)
-        assert {str(p.dtype) for p in (*pair.draft.parameters(), *pair.target.parameters())} == {f"torch.{dtype}"}
-        assert not pair.draft.training
+        assert pair.drafter.name == pair.draft_name == kind and pair.target_name == "target" and pair.predictor is None
+        assert pair.drafter.facts == FACTS[kind] and pair.eos_token_ids == (0,)
+        (module,) = pair.drafter.weights(pair.target)
+        assert {str(p.dtype) for p in (*module.parameters(), *pair.target.parameters())} == {f"torch.{dtype}"}
+        assert not module.training
     assert len({pair.fingerprint for pair in pairs.values()}) == 1
     by_file = load(home, f"{kind}/{FILE}")
     assert by_file.draft_name == kind and by_file.fingerprint == pairs["float64"].fingerprint
     plain = load_pair(str(home / "llama" / "target"), str(home / "llama" / "target"), dtype="float64")
-    assert plain.kind == "model" and plain.drafter_facts == {} and plain.fingerprint != by_file.fingerprint
+    assert plain.drafter.name == "model" and plain.drafter.facts == {} and plain.fingerprint != by_file.fingerprint
 
 
 @inside
@@ -209,14 +211,14 @@ def test_fingerprints_tell_drafters_apart() -> None:
     target = target_of()
 
     def medusa(heads: MedusaHeads) -> Pair:
-        return Pair(target, heads, tiny_tokenizer(), "t", "d", (), kind="medusa")
+        return Pair(target, MedusaKind(heads), tiny_tokenizer(), "t", "d", ())
 
     other_head, other_exit = MedusaHeads(target, 2), early_exit_pair(target)
     with torch.no_grad():
         other_head.vocabulary[1] += 1
-        other_exit.draft.lm_head.weight += 1
+        other_exit.drafter.model.lm_head.weight += 1
     pairs = [
-        Pair(target, target, tiny_tokenizer(), "t", "d", ()),
+        Pair(target, IndependentKind(target), tiny_tokenizer(), "t", "d", ()),
         early_exit_pair(target),
         early_exit_pair(target, layers=2),
         early_exit_pair(target, exit_layers=2),
@@ -334,5 +336,5 @@ def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) ->
 
 
 def test_pairs_in_memory_say_what_they_are() -> None:
-    assert pair_of("model").drafter_facts == {} and pair_of("eesd").drafter_facts == FACTS["eesd"]
-    assert pair_of("self-sd").drafter_facts == FACTS["self-sd"]
+    assert pair_of("model").drafter.facts == {} and pair_of("eesd").drafter.facts == FACTS["eesd"]
+    assert pair_of("self-sd").drafter.facts == FACTS["self-sd"]

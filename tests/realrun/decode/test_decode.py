@@ -13,9 +13,9 @@ import torch
 from realrun.decode.chain_verify import match_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.llama import FusedLlama
 from realrun.recording.record import RecordSettings, record
@@ -96,7 +96,7 @@ policies = pytest.mark.parametrize("policy", ARMS, ids=str)
 
 def decoder(sampler: Sampler, eos: Sequence[int] = (), **options: object) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.draft, eos), eos, sampler, **options)  # type: ignore[arg-type]
+    return Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler, **options)  # type: ignore[arg-type]
 
 
 @torch.inference_mode()
@@ -189,7 +189,7 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
     pair = replace(tiny_pair(), eos_token_ids=eos)
     trace = record(pair, prompts, RecordSettings(DEPTH, 30, sampler))
     table = cost_table(trace, ConstantCost(1e-3, 1e-2))
-    real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, sampler)
+    real = Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler)
     for policy in (*ARMS, Coin()):
         replayed = replay(trace, policy, table, seed=9, log=True)
         log, state = [], None
@@ -264,7 +264,7 @@ def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler) -> Non
 
 def test_a_draft_describes_every_token_it_holds() -> None:
     (prompt,) = random_prompts(1, seed=3)
-    drafter = DraftModel(tiny_pair().draft, ())
+    drafter = DraftModel(tiny_pair().drafter.model, ())
     with torch.inference_mode():
         drafter.begin(prompt[:-1])
         asked: list[int] = []

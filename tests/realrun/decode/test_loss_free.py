@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.recording.record import RecordSettings, elapsed_ratio, record
@@ -83,7 +83,7 @@ def test_every_round_and_every_output_is_identical(
     table = cost_table(recorded.trace, ConstantCost(1e-3, 5e-3))
     policy = fit(CHAIN_POLICIES[name], settings, recorded.trace, table)
     replayed = replay(recorded.trace, policy, table, seed=3, log=True)
-    drafter = DraftModel(lab_pair64.draft, lab_pair64.eos_token_ids, lab_pair64.predictor)
+    drafter = DraftModel(lab_pair64.drafter.model, lab_pair64.eos_token_ids, lab_pair64.predictor)
     decoder = Decoder(lab_pair64.target, drafter, lab_pair64.eos_token_ids, recorded.sampler)
     runs, state = [], None
     for number, prompt in enumerate(recorded.prompts):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
@@ -25,7 +25,7 @@ def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     trace = record(pair, prompts, RecordSettings(5, 24, sampler))
     policy = make_policy(str(path), {"floor": 0.05, "max_draft": 5})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True)
-    decoder = Decoder(pair.target, DraftModel(pair.draft, pair.eos_token_ids), pair.eos_token_ids, sampler)
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, pair.eos_token_ids), pair.eos_token_ids, sampler)
     assert replayed.rounds is not None
     lengths = set()
     for index, prompt in enumerate(prompts):

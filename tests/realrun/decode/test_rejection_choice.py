@@ -11,8 +11,8 @@ from scipy import stats
 
 from realrun.decode.chain_verify import verify_by_kernel, verify_chain
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler, Stream, draw, nucleus
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.kernels import use_kernels
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.validate import output_identical, rounds_identical
@@ -36,7 +36,7 @@ def test_a_draw_has_the_law_of_its_weights() -> None:
 
 @torch.inference_mode()
 def test_drafts_carry_their_distributions_in_rejection_mode_only() -> None:
-    drafter = DraftModel(tiny_pair().draft, ())
+    drafter = DraftModel(tiny_pair().drafter.model, ())
     (prompt,) = random_prompts(1)
     for sampler in (Sampler("rejection", 0.7, top_p=0.9), Sampler("gumbel", 0.7), Sampler()):
         drafter.prepare(len(prompt) + 5, sampler, 0, 6)
@@ -87,7 +87,7 @@ def test_named_kernels_decode_the_same_tokens() -> None:
     (prompt,) = random_prompts(1)
 
     def decoded() -> tuple[list[int], list[tuple[int, int, int]]]:
-        run = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler).decode(prompt, 20, policy)
+        run = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler).decode(prompt, 20, policy)
         return run.tokens, run.log()
 
     fused = decoded()
@@ -143,7 +143,7 @@ def test_gumbel_replay_stays_exact_with_top_p() -> None:
     assert Sampler(**trace.meta["decoding"]) == sampler
     policy = make_policy("max_confidence", {"lambda0": 0.4, "max_draft": 5})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
     runs = [decoder.decode(p.tokens, 24, policy, sequence=n, seed=3) for n, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
 

@@ -17,10 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Siblings, layout
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
@@ -169,7 +169,7 @@ policies = pytest.mark.parametrize("policy", OWN, ids=str)
 
 def decoder(sampler: Sampler, eos: Sequence[int] = (), verifier: TreeVerifier | None = None, **options: Any) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.draft, eos, **options), eos, sampler, tree_verifier=verifier)
+    return Decoder(pair.target, DraftModel(pair.drafter.model, eos, **options), eos, sampler, tree_verifier=verifier)
 
 
 @cache
@@ -247,7 +247,7 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
     pair, prompts, trace = recorded(sampler, eos)
     assert (trace.output_tokens < 24).any() == eos_from_output
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
-    real = Decoder(pair.target, DraftModel(pair.draft, eos), eos, sampler)
+    real = Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler)
     log, state = [], None
     for index, prompt in enumerate(prompts):
         decoded = real.decode(prompt.tokens, 24, policy, sequence=index, seed=9, state=state)
@@ -261,7 +261,7 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
 @torch.inference_mode()
 def plain_siblings(tokens: Sequence[int], sampler: Sampler, position: int, width: int) -> tuple[Any, Any]:
     """Of the draft model alone, without a cache: the first siblings after these tokens and their probs."""
-    logits = tiny_pair().draft(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
+    logits = tiny_pair().drafter.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
     found, probs = sampler.candidates(logits, 0, [position], width)
     return found[0].tolist(), np.float32(probs[0].double().numpy())
 
@@ -537,7 +537,7 @@ def test_the_lab_replays_every_round(lab_pair64: Pair, prompts: list[Prompt], sa
     trace = record(lab_pair64, chosen, RecordSettings(8, 48, sampler, 250, 8))
     table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     eos = lab_pair64.eos_token_ids
-    real = Decoder(lab_pair64.target, DraftModel(lab_pair64.draft, eos), eos, sampler)
+    real = Decoder(lab_pair64.target, DraftModel(lab_pair64.drafter.model, eos), eos, sampler)
     compared = 0
     for policy in ARMS:
         replayed = replay(trace, policy, table, seed=2, log=True)

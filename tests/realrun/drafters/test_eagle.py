@@ -10,16 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import realrun.recording.target_cache
-import realrun.recording.trees
+import realrun.proposals.target_cache
+import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle, EagleLM, parents_and_levels
-from realrun.lm.split_target import SplitTarget
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
-from realrun.recording.target_cache import shared_columns
-from realrun.recording.trees import Trees, TreeSize
+from realrun.proposals.target_cache import target_cache_columns
+from realrun.proposals.trees import Trees, TreeSize
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from tests.realrun.decode.test_tree_decode import CoinTree, KeepNone
@@ -40,7 +38,7 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: 
     The row of a token is made of its embedding and the feature before it: none for the first, the target's
     up to the pending token, and the drafter's own behind it. true : how many features are the target's
     """
-    inner, eagle, known = pair.target.model, pair.draft, len(context) - 1 if true is None else true
+    inner, eagle, known = pair.target.model, pair.drafter.eagle, len(context) - 1 if true is None else true
     tokens = [*context, *drafted]
     embedded = inner.embed_tokens(torch.tensor(tokens))
     before = torch.zeros(1, embedded.shape[1], dtype=embedded.dtype)
@@ -66,7 +64,7 @@ def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy:
     """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
     pair = state_pair("eagle", name)
     for prompt in PROMPTS[:2]:
-        target, drafter = open_drafter(pair)
+        target, drafter = pair.make_drafter()
         assert isinstance(drafter.lm, EagleLM)
         seen = watch(drafter.lm)
         done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
@@ -94,13 +92,14 @@ def test_a_feature_more_or_less_of_the_target_would_be_seen() -> None:
 def test_columns_and_ranks_are_what_the_library_says(
     sampler: Sampler, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
-    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
     pair, depth, count = state_pair("eagle", name), 3, 8
-    lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
+    split, drafter = pair.make_drafter()
+    lm = drafter.lm
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = Decoder(*open_drafter(pair), (), sampler).decode(prompt, count, None, sequence=sequence).tokens
-        dense = shared_columns(lm, prompt, output, depth, sampler, sequence)
+        output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, count, None, sequence=sequence).tokens
+        dense = target_cache_columns(split, lm, prompt, output, depth, sampler, sequence)
         assert lm.nodes == 0 and len(lm.features) == 0
         for t in range(count):
             context, drafted = [*prompt, *output[:t]], list[int]()
@@ -124,13 +123,14 @@ def test_columns_and_ranks_are_what_the_library_says(
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 60)  # of three positions
-    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
+    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 60)  # of three positions
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
     pair, depth, size = state_pair("eagle"), 4, TreeSize(20, 4)
     (prompt,) = random_prompts(1, seed=8)
-    output = Decoder(*open_drafter(pair), (), sampler).decode(prompt, 5, None, sequence=2).tokens
-    lm = EagleLM(SplitTarget(pair.target, pair.split), pair.draft)
-    columns = shared_columns(lm, prompt, output, depth, sampler, 2, tree=size)
+    output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, 5, None, sequence=2).tokens
+    split, drafter = pair.make_drafter()
+    lm = drafter.lm
+    columns = target_cache_columns(split, lm, prompt, output, depth, sampler, 2, tree=size)
     trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
     recorded = as_record(trees, size.width)
     for t in range(len(output)):
@@ -167,7 +167,7 @@ def test_parents_and_levels_are_read_from_who_sees_whom(drawn: list[int], before
 def test_a_drafter_is_a_fusing_projection_and_one_layer() -> None:
     pair = state_pair("eagle")
     size, layer = 32, sum(p.numel() for p in pair.target.model.layers[0].parameters())
-    assert sum(p.numel() for p in pair.draft.parameters()) == 2 * size * size + size + layer
+    assert sum(p.numel() for p in pair.drafter.eagle.parameters()) == 2 * size * size + size + layer
     one, same, other = (Eagle(pair.target, seed) for seed in (1, 1, 2))
     assert torch.equal(one.fuse.weight, same.fuse.weight) and not torch.equal(one.fuse.weight, other.fuse.weight)
     x, y = torch.randn(2, 3, 32, dtype=torch.float64)

@@ -13,7 +13,6 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import EffectiveDraftDecoderLM, one_layer_model, own_state
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
@@ -35,13 +34,13 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int]) -> tor
     Row by row: the target's states of all tokens of the context but the pending one, then the embeddings of
     that one and of what was drafted, all at the positions of their tokens.
     """
-    inner, known = pair.draft.model, len(context) - 1
+    inner, known = pair.drafter.decoder.model, len(context) - 1
     rows = inner.embed_tokens(torch.tensor([*context[known:], *drafted]))
     if known:
         told = pair.target(input_ids=torch.tensor([context[:known]]), use_cache=False, output_hidden_states=True)
-        rows = torch.cat([told.hidden_states[pair.split][0], rows])
+        rows = torch.cat([told.hidden_states[pair.drafter.split][0], rows])
     out = layer_alone(inner.layers[0], inner.rotary_emb, rows)
-    logits: torch.Tensor = pair.draft.get_output_embeddings()(inner.norm(out[-1:]))[0]
+    logits: torch.Tensor = pair.drafter.decoder.get_output_embeddings()(inner.norm(out[-1:]))[0]
     return logits
 
 
@@ -55,7 +54,7 @@ def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy:
     """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
     pair = state_pair("edd", name)
     for prompt in PROMPTS[:2]:
-        target, drafter = open_drafter(pair)
+        target, drafter = pair.make_drafter()
         assert isinstance(drafter.lm, EffectiveDraftDecoderLM)
         seen = watch(drafter.lm)
         done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
@@ -71,12 +70,12 @@ def test_the_states_and_only_those_of_verified_tokens_decide() -> None:
     pair = state_pair("edd")
     text = PROMPTS[2].tokens
     whole, states = reference(pair, text, []), text[:-1]
-    inner = pair.draft.model
+    inner = pair.drafter.decoder.model
     told = pair.target(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
     own = inner.embed_tokens(torch.tensor(text[-1:]))
     for given in (told.hidden_states[2][0], told.hidden_states[2][0, 1:-1], told.hidden_states[1][0, :-1]):
         out = layer_alone(inner.layers[0], inner.rotary_emb, torch.cat([given, own]))
-        logits = pair.draft.get_output_embeddings()(inner.norm(out[-1:]))[0]
+        logits = pair.drafter.decoder.get_output_embeddings()(inner.norm(out[-1:]))[0]
         assert float((logits - whole).abs().max()) > 1e-2
     assert len(states) > 3
 
@@ -141,8 +140,8 @@ def test_rows_of_a_round_end_with_it() -> None:
     """Fed on after a truncation, at whatever length, the pass says what a new one does."""
     pair = state_pair("edd")
     (text,) = random_prompts(1, seed=4, lengths=(30, 31))
-    target = SplitTarget(pair.target, pair.split)
-    lm = EffectiveDraftDecoderLM(target, pair.draft)
+    target = SplitTarget(pair.target, pair.drafter.split)
+    lm = EffectiveDraftDecoderLM(target, pair.drafter.decoder)
     lm_state: list[Any] = []
     for verified, drafted, kept in ((4, 5, 9), (6, 2, 5), (6, 3, 6), (12, 6, 0), (20, 1, 40)):
         target.prefill(text[target.length : verified])

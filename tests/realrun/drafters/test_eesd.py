@@ -17,11 +17,10 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eesd import EarlyExit, EarlyExitDrafter, EarlyExitLM, as_model
+from realrun.drafters.eesd import EarlyExit, EarlyExitDrafter, EarlyExitLM, EESDKind, as_model
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
@@ -97,7 +96,7 @@ def pair_of(case: tuple[str, int, int], eos: tuple[int, ...] = ()) -> Pair:
     name, split, exit_layers = case
     target = target_of(name)
     draft = as_model(target, exit_of(target, split, exit_layers))
-    pair = Pair(target, draft, tiny_tokenizer(), name, "early exit", eos, kind="eesd", split=split)
+    pair = Pair(target, EESDKind(draft, split), tiny_tokenizer(), name, "early exit", eos)
     return replace(pair, predictor=random_predictor(pair))
 
 
@@ -113,7 +112,7 @@ def plain_output(name: str, prompt: tuple[int, ...], sampler: Sampler, sequence:
 
 
 def decoder_of(case: tuple[str, int, int], sampler: Sampler, eos: tuple[int, ...] = ()) -> Decoder:
-    return Decoder(*open_drafter(pair_of(case, eos)), eos, sampler)
+    return Decoder(*pair_of(case, eos).make_drafter(), eos, sampler)
 
 
 @mode
@@ -208,7 +207,7 @@ def test_after_every_round_the_shared_cache_equals_a_fresh_prefill(
                 lm = drafter.lm
                 assert isinstance(lm, EarlyExitLM)
                 lacking.add(length - lm.length)
-                alone = CachedLM(pair.draft)
+                alone = CachedLM(pair.drafter.model)
                 alone.prefill(tokens[: lm.length])
                 own = stacked(lm.exit, lm.length)
                 assert len(own) == exit_layers
@@ -228,7 +227,7 @@ def test_the_drafter_says_what_an_independent_model_of_its_layers_says(case: tup
         for tokens, _, draft in rounds_of(loop, prompt, make_policy("fixed_k", {"k": 4}), 8):
             text = list(before)
             for token, step in zip(draft.tokens, draft.steps, strict=True):
-                probs = pair.draft(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].softmax(-1)
+                probs = pair.drafter.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].softmax(-1)
                 assert int(probs.argmax()) == token
                 assert step.prob == pytest.approx(float(probs.max()), abs=1e-6)
                 text.append(token)
@@ -254,7 +253,7 @@ def test_verification_runs_only_the_upper_layers_for_what_was_drafted(
     with torch.inference_mode():
         for policy in (*ARMS[:6], make_policy("fixed_k", {"k": DEPTH})):
             loop = decoder_of(case, Sampler("gumbel", 0.8, seed=4))
-            layers = [*pair.target.model.layers, *pair.draft.model.layers[split:]]
+            layers = [*pair.target.model.layers, *pair.drafter.model.model.layers[split:]]
             lacked = 0
             steps = rounds_of(loop, prompt, policy, 8)
             for _ in range(8):
@@ -299,7 +298,7 @@ def test_verification_of_a_tree_runs_the_lower_layers_for_its_unexpanded_nodes_a
     with torch.inference_mode():
         for policy in (*ARMS[6:], CoinTree()):
             loop = decoder_of(case, Sampler("gumbel", 0.8, seed=4))
-            layers = [*pair.target.model.layers, *pair.draft.model.layers[split:]]
+            layers = [*pair.target.model.layers, *pair.drafter.model.model.layers[split:]]
             steps = rounds_of(loop, prompt, policy, 8)
             for _ in range(8):
                 lacked = loop.target.length - loop.drafter.lm.length if loop.target.length else 0  # type: ignore[attr-defined]
@@ -359,7 +358,7 @@ def test_replay_repeats_every_real_round(sampler: Sampler, case: tuple[str, int,
 
 def check_replay(pair: Pair, prompts: Sequence[Prompt], trace: Trace, policies: Sequence[Policy]) -> None:
     sampler = Sampler(**trace.meta["decoding"])
-    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    loop = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     seen: Counter[int] = Counter()
     for policy in policies:
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
@@ -448,15 +447,15 @@ def save(folder: Path, target: Any, split: int, exit_layers: int, changes: Any =
 @pytest.mark.parametrize("case", [("llama", 1, 0), ("qwen2-sdpa", 2, 1), ("mistral-eager", 1, 2)], ids=str)
 def test_a_drafter_survives_its_file(case: tuple[str, int, int], tmp_path: Path) -> None:
     name, split, exit_layers = case
-    target, draft = target_of(name), pair_of(case).draft
+    target, draft = target_of(name), pair_of(case).drafter.model
     path = save(tmp_path / "drafter", target, split, exit_layers)
     for place in (path, path.parent):
-        loaded = load_drafter(place, target)
-        assert (loaded.kind, loaded.split) == ("eesd", split) and loaded.target is target
-        assert not loaded.draft.training
+        its_target, loaded = load_drafter(place, target)
+        assert isinstance(loaded, EESDKind) and loaded.split == split and its_target is target
+        assert not loaded.model.training
         ids = torch.tensor([[3, 1, 4, 1, 5]])
         with torch.inference_mode():
-            assert torch.equal(loaded.draft(input_ids=ids).logits, draft(input_ids=ids).logits)
+            assert torch.equal(loaded.model(input_ids=ids).logits, draft(input_ids=ids).logits)
     tensors = load_file(path)
     assert sum(t.numel() for t in tensors.values()) == sum(
         p.numel() for p in exit_of(target, split, exit_layers).parameters()

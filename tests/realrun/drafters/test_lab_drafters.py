@@ -11,7 +11,6 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.recording.record import RecordSettings, record
@@ -59,11 +58,15 @@ choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 def recorded(name: str, sampler: Sampler) -> tuple[Pair, list[Prompt], Trace]:
     pair = load_pair(dtype="float64", drafter=name)
     prompts = lab_prompts(pair.tokenizer, 3)
-    return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, NODES * pair.trees, WIDTH))
+    return (
+        pair,
+        prompts,
+        record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, NODES * pair.drafter.trees, WIDTH)),
+    )
 
 
 def really_run(pair: Pair, prompts: list[Prompt], sampler: Sampler, policy: Policy | None) -> list[Decoded]:
-    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    loop = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     runs, state = list[Decoded](), None
     for index, prompt in enumerate(prompts):
         runs.append(loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9, state=state))

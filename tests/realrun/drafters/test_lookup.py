@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.sampling import Sampler
-from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, NgramIndex
-from realrun.pairs.open import open_drafter
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, LookupKind, NgramIndex
 from realrun.pairs.pair import LOOKUP, Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.profiling.profile import profile
@@ -61,8 +61,7 @@ texts = st.lists(st.integers(0, 3), max_size=40)
 
 @cache
 def lookup_pair(eos_token_ids: tuple[int, ...] = ()) -> Pair:
-    target = tiny_pair().target
-    return dataclasses.replace(tiny_pair(eos_token_ids), draft=target, draft_name=LOOKUP, kind="lookup")
+    return dataclasses.replace(tiny_pair(eos_token_ids), drafter=LookupKind(), draft_name=LOOKUP)
 
 
 @cache
@@ -159,7 +158,7 @@ def test_the_output_is_the_targets_own(mode: str, lab: bool) -> None:
 def test_replay_repeats_every_real_round(mode: str, lab: bool, policy: Policy) -> None:
     pair, prompts, trace = recorded(mode, lab)
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-6, 1e-2)), seed=9, log=True)
-    loop = Decoder(*open_drafter(pair), pair.eos_token_ids, CHOICES[mode])
+    loop = Decoder(*pair.make_drafter(), pair.eos_token_ids, CHOICES[mode])
     runs = [loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9) for index, prompt in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
     assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
@@ -172,7 +171,7 @@ def test_replay_repeats_every_real_round(mode: str, lab: bool, policy: Policy) -
 
 def test_a_drafted_end_of_text_is_the_last() -> None:
     pair = lookup_pair(eos_token_ids=(9,))
-    drafter = LookupDrafter(open_drafter(pair)[0], (9,))
+    drafter = LookupDrafter(pair.make_drafter()[0], (9,))
     drafter.begin([7, 8, 9, 5, 7])
     draft = drafter.propose([7, 8, 9, 5, 7, 8], DEPTH, lambda step, depth: True, Sampler(), 0, 0)
     assert draft.tokens == [9]
@@ -188,7 +187,7 @@ def test_rejection_sampling_is_told_that_the_draft_was_certain() -> None:
             kept.append(super().propose(*asked))
             return kept[-1]
 
-    target, _ = open_drafter(pair)
+    target, _ = pair.make_drafter()
     decoder = Decoder(target, Watched(target, ()), (), sampler)
     runs = [decoder.decode([7, 8, 9, 5] * 3, TOKENS, FIXED, sequence=s) for s in range(3)]
     assert sum(r.accepted for run in runs for r in run.rounds) > 0
@@ -204,7 +203,7 @@ def test_it_refuses_what_it_cannot_do() -> None:
         record(pair, prompts, RecordSettings(DEPTH, TOKENS, tree_nodes=8))
     with pytest.raises(InputError, match="greedy and Gumbel mode only"):
         record(pair, prompts, RecordSettings(DEPTH, TOKENS, Sampler("rejection")))
-    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    decoder = Decoder(*pair.make_drafter(), (), Sampler())
     with pytest.raises(InputError, match="prompt lookup chains only"):
         decoder.decode(prompts[0].tokens, 4, make_policy("vct", {"width": 2, "depth": 2}))
     with pytest.raises(InputError, match="score.*choose another policy"):
@@ -315,11 +314,15 @@ def test_the_commands_record_profile_and_validate(home: Path, tmp_path: Path) ->
 def test_drafters_share_one_target_in_memory(home: Path) -> None:
     target, dtype = str(home / "llama" / "target"), "float64"
     plain = load_pair(target, drafter=LOOKUP, dtype=dtype)
-    assert plain.kind == "lookup" and plain.draft is plain.target and not plain.trees
+    assert isinstance(plain.drafter, LookupKind) and not plain.drafter.trees
     for kind in ("eesd", "medusa", "self-sd"):
         folder = str(home / "llama" / kind)
         shared = load_pair(target, drafter=folder, dtype=dtype, beside=plain)
-        assert shared.target is plain.target and shared.trees
+        assert shared.target is plain.target and shared.drafter.trees
         assert shared.fingerprint == load_pair(target, drafter=folder, dtype=dtype).fingerprint
     beside = load_pair(target, target, dtype=dtype, beside=plain)
-    assert beside.target is plain.target and beside.kind == "model" and beside.draft is not plain.target
+    assert (
+        beside.target is plain.target
+        and isinstance(beside.drafter, IndependentKind)
+        and beside.drafter.model is not plain.target
+    )

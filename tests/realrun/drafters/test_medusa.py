@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.drafters.medusa import MedusaHeads, MedusaLM
-from realrun.pairs.open import open_drafter
+from realrun.drafters.medusa import MedusaHeads, MedusaKind, MedusaLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
@@ -68,7 +67,7 @@ def recorded(architecture: str, sampler: Sampler, eos: tuple[int, ...] = (), nod
 def decoded(
     pair: Pair, policy: Policy, sampler: Sampler, seed: int = 3, prompts: Sequence[Prompt] | None = None
 ) -> list[Decoded]:
-    decoder, state, runs = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler), None, []
+    decoder, state, runs = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler), None, []
     for number, prompt in enumerate(prompts or tiny_prompts()):
         runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=number, seed=seed, state=state))
         state = runs[-1].state
@@ -92,7 +91,7 @@ def check(
 
 
 def test_heads_are_the_papers_formula() -> None:
-    heads, hidden = medusa_pair().draft, torch.randn(7, 32, dtype=torch.float64)
+    heads, hidden = medusa_pair().drafter.heads, torch.randn(7, 32, dtype=torch.float64)
     together = heads(hidden)
     assert together.shape == (HEADS, 7, VOCAB)
     for k in range(HEADS):
@@ -122,14 +121,14 @@ def counting_pair(shift: int = 0) -> Pair:
         target.lm_head.weight = torch.nn.Parameter(rows.roll(1, 0))
         heads = MedusaHeads(target, HEADS)
         heads.vocabulary.data = torch.stack([rows.roll(k + 1 + shift, 0) for k in range(1, HEADS + 1)])
-    return replace(medusa_pair(), target=target, draft=heads.eval())
+    return replace(medusa_pair(), target=target, drafter=MedusaKind(heads.eval()))
 
 
 def test_head_k_predicts_the_token_k_places_after_the_pending_one() -> None:
     prompt, policy = Prompt("code", [4, 5, 6, 7]), make_policy("fixed_k", {"k": HEADS})
     for shift, accepted in ((0, HEADS), (1, 0), (-1, 0)):
         pair = counting_pair(shift)
-        run = Decoder(*open_drafter(pair), (), Sampler()).decode(prompt.tokens, 60, policy)
+        run = Decoder(*pair.make_drafter(), (), Sampler()).decode(prompt.tokens, 60, policy)
         assert run.tokens == [*range(8, 68)]
         assert {r.accepted for r in run.rounds} == {accepted}
         trace = record(pair, [prompt], RecordSettings(16, 60, Sampler()))

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 
 import realrun.pairs.pair
+from realrun.decode.acceptance_predictor import FILE, Predictor, load_predictor, save_predictor
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import FILE, Predictor, load_predictor, save_predictor
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 def random_predictor(pair: Pair, matrices: int = 3) -> Predictor:
     """Scores that spread over (0, 1)."""
     generator = torch.Generator().manual_seed(9)
-    d_target, d_draft = pair.target.config.hidden_size, pair.draft.config.hidden_size
+    d_target, d_draft = pair.target.config.hidden_size, pair.draft_config.hidden_size
 
     def normal(*shape: int) -> torch.Tensor:
         return 0.3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -76,7 +76,7 @@ class Kept(DraftModel):
     """Remembers what it proposed, and where."""
 
     def __init__(self, pair: Pair):
-        super().__init__(pair.draft, pair.eos_token_ids, pair.predictor)
+        super().__init__(pair.drafter.model, pair.eos_token_ids, pair.predictor)
         self.drafts: list[tuple[int, int, Draft]] = []
 
     def propose(self, tokens, limit, keep, sampler, sequence, position):  # type: ignore[no-untyped-def]
@@ -163,7 +163,7 @@ def test_hidden_rows_of_recorded_graphs_are_those_of_the_last_pass() -> None:
 
 def test_nothing_is_kept_unless_asked() -> None:
     for kind in (CachedLM, FusedLlama):
-        lm = kind(tiny_pair().draft)
+        lm = kind(tiny_pair().drafter.model)
         with torch.inference_mode():
             lm.forward([1, 2, 3])
         assert lm.hidden is None
@@ -188,7 +188,9 @@ def test_recorded_scores_are_those_of_the_definition(sampler: Sampler) -> None:
                         states = pair.target.model(input_ids=torch.tensor([context[:-1]])).last_hidden_state
                         h_target = states[0, -1]
                     drafted = trace.draft_token[row].tolist()
-                    states = pair.draft.model(input_ids=torch.tensor([[*context, *drafted]])).last_hidden_state[0]
+                    states = pair.drafter.model.model(input_ids=torch.tensor([[*context, *drafted]])).last_hidden_state[
+                        0
+                    ]
                 for i in range(1, 6):
                     m = min(i, 3) - 1
                     logit = predictor.target_weight[m] @ h_target + predictor.bias[m]
@@ -259,7 +261,7 @@ def test_scores_cost_nothing_unless_the_policy_reads_them(monkeypatch: pytest.Mo
 def test_a_policy_that_reads_scores_needs_a_predictor() -> None:
     pair = tiny_pair()
     with pytest.raises(InputError, match="--predictor") as caught:
-        Decoder(pair.target, DraftModel(pair.draft, ()), (), Sampler()).decode([1, 2], 4, ScoreReader(k=2))
+        Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), Sampler()).decode([1, 2], 4, ScoreReader(k=2))
     assert "\n" not in str(caught.value)
     assert record(pair, tiny_prompts(1), RecordSettings(3, 4)).score is None
 
@@ -295,7 +297,7 @@ def test_bad_predictor_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(b"no safetensors")
     refused(["broken", "damaged"], lambda: load_predictor(tmp_path / "broken"))
     predictor = random_predictor(tiny_pair())
-    tiny_pair().draft.save_pretrained(tmp_path / "model")
+    tiny_pair().drafter.model.save_pretrained(tmp_path / "model")
     refused(["no predictor"], lambda: load_predictor(tmp_path / "model" / "model.safetensors"))
     save_predictor(replace(predictor, facts={}), tmp_path / "anonymous")
     refused(["whose"], lambda: load_predictor(tmp_path / "anonymous"))

@@ -12,18 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import realrun.recording.chain
-import realrun.recording.target_cache
+import realrun.proposals.chain
+import realrun.proposals.target_cache
+from realrun.decode.acceptance_predictor import RoundScorer, load_predictor, pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import RoundScorer, load_predictor, pending_token_states
-from realrun.drafters.draft_model import DraftModel
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.profile import WARMUP_ROUNDS, profile
-from realrun.recording.open import open_dense
 from realrun.recording.record import RecordSettings, record
 from realrun.training.predictor.data import PredictorSettings, Samples, collect, joined
 from realrun.training.predictor.train import train_predictor
@@ -66,7 +64,7 @@ def test_the_real_loop_computes_the_recorded_scores(
     pair = scoring(kind)
     trace = record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler))
     assert trace.score is not None and trace.score.std() > 0.1
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     for k in (1, 2, DEPTH):
         for sequence, prompt in enumerate(PROMPTS):
             decoded = decoder.decode(prompt.tokens, TOKENS, ScoreReader(k=k), sequence=sequence)
@@ -85,7 +83,7 @@ def test_the_real_loop_computes_the_recorded_scores(
 def test_replay_equals_the_real_run_of_cali_ts(kind: str, sampler: Sampler) -> None:
     pair, prompts = scoring(kind), tiny_prompts(6)
     trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler))
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     for policy in (CaliTS(max_draft=DEPTH), CaliTS(max_draft=DEPTH, theta="per_round", sigma_m=0.3)):
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
         assert replayed.rounds is not None
@@ -100,7 +98,7 @@ def found(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:
     """A trace and what training collects on the same runs."""
     pair = scoring(kind)
     settings = PredictorSettings(TOKENS, DEPTH, (sampler.temperature if sampler.mode == "gumbel" else 0.0,), seed=4)
-    decoder, dense = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler()), open_dense(pair, Sampler())
+    decoder, dense = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler()), pair.make_recorder(Sampler())
     sequences = [collect(pair, decoder, dense, prompt, settings, s) for s, prompt in enumerate(PROMPTS)]
     return record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler)), joined(sequences)
 
@@ -128,7 +126,7 @@ def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, sampler: Samp
 def test_samples_have_the_states_that_scores_are_made_of(
     kind: str, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (realrun.recording.chain, realrun.recording.target_cache):  # several chunks of positions
+    for module in (realrun.proposals.chain, realrun.proposals.target_cache):  # several chunks of positions
         monkeypatch.setattr(module, "CHUNK", 7)
     trace, samples = found(kind, sampler)
     predictor = scoring(kind).predictor
@@ -147,11 +145,12 @@ def test_samples_have_the_states_that_scores_are_made_of(
 @torch.inference_mode()
 def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
     _, samples = found(kind, CHOICES["greedy"])
-    draft, states = pair_of(kind).draft, samples.draft_hidden.double()
+    pair, states = pair_of(kind), samples.draft_hidden.double()
+    *_, draft = (pair.target, *pair.drafter.weights(pair.target))
     if kind == "medusa":
         logits = torch.einsum("nvd,nd->nv", draft.vocabulary[samples.depth - 1], states)
     else:
-        logits = (pair_of(kind).target if kind == "eagle" else draft).get_output_embeddings()(states)
+        logits = (pair.target if kind == "eagle" else draft).get_output_embeddings()(states)
     sure = logits.softmax(-1).amax(-1).float()
     # States are in half precision; these distributions are flat.
     torch.testing.assert_close(samples.confidence, sure, rtol=0, atol=1e-3)
@@ -162,7 +161,7 @@ def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
 def test_states_of_heads_are_those_of_the_rounds() -> None:
     """Head i's state of a judged token is made of the target's state of its round, not of the token's own place."""
     _, samples = found("medusa", CHOICES["greedy"])
-    heads = pair_of("medusa").draft
+    heads = pair_of("medusa").drafter.heads
     hidden = samples.target_hidden[samples.round].double()
     matrices = heads.residual[samples.depth - 1]
     expected = F.silu(torch.einsum("nij,nj->ni", matrices, hidden)) + hidden
@@ -175,11 +174,11 @@ def test_states_of_an_early_exit_lie_on_the_true_text() -> None:
     """A judged token's state is that of one pass over the text, wherever its round began."""
     pair = pair_of("eesd")
     _, samples = found("eesd", CHOICES["greedy"])
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
     expected = []
     for prompt in PROMPTS:
         output = decoder.decode(prompt.tokens, TOKENS, None).tokens
-        expected.append(pending_token_states(pair.draft, prompt.tokens, [*output, 0])[1:])
+        expected.append(pending_token_states(pair.drafter.model, prompt.tokens, [*output, 0])[1:])
     states = torch.cat(expected)[samples.round + samples.depth - 1]
     torch.testing.assert_close(samples.draft_hidden.double(), states, rtol=0, atol=0.005)
 
@@ -210,7 +209,7 @@ def test_scores_are_made_for_policies_that_read_them_only(
     kind: str, drafts: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = scoring(kind)
-    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    decoder = Decoder(*pair.make_drafter(), (), Sampler())
     decoder.decode([1, 2, 3], 8, ScoreReader(k=2))
     assert all(0 < step.score < 1 for _, _, draft in drafts for step in draft.steps)
 
@@ -246,8 +245,8 @@ def test_a_predictor_of_every_kind_is_trained_and_resumed(kind: str, tmp_path: P
     assert again["history"] == document["history"] and again["held_out"] == document["held_out"]
     predictor = load_predictor(tmp_path / "parts")
     assert predictor.digest == load_predictor(tmp_path / "whole").digest
-    predictor.check(pair.target, pair.draft, pair.fingerprint)
-    depth = min(SMALL.depth, pair.deepest or SMALL.depth)
+    predictor.check(pair.target.config, pair.draft_config, pair.fingerprint)
+    depth = min(SMALL.depth, pair.drafter.max_depth or SMALL.depth)
     assert len(predictor.bias) == document["settings"]["depth"] == depth
     assert document["drafter_kind"] == kind
     assert set(document["held_out"]) == {"predictor", "confidence", "base rate"}
@@ -256,5 +255,8 @@ def test_a_predictor_of_every_kind_is_trained_and_resumed(kind: str, tmp_path: P
     trace = record(replace(pair, predictor=predictor), tiny_prompts(2), RecordSettings(DEPTH, 10))
     assert trace.score is not None and trace.meta["predictor"] == predictor.digest
     other: Pair = pair_of("model")
-    refused(["other weights", pair.draft_name], lambda: predictor.check(other.target, other.draft, other.fingerprint))
+    refused(
+        ["other weights", pair.draft_name],
+        lambda: predictor.check(other.target.config, other.draft_config, other.fingerprint),
+    )
     refused(["weights=", "--out"], lambda: train_predictor(other, prompts, SMALL, tmp_path / "whole", quiet))

@@ -13,22 +13,20 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-import realrun.recording.target_cache
-import realrun.recording.trees
+import realrun.proposals.target_cache
+import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.self_sd import SkippingLM
+from realrun.drafters.self_sd import SelfSDKind, SkippingLM
 from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.recording.open import open_dense
+from realrun.proposals.target_cache import target_cache_columns
+from realrun.proposals.trees import Trees, TreeSize
 from realrun.recording.record import RecordSettings, record
-from realrun.recording.target_cache import shared_columns
-from realrun.recording.trees import Trees, TreeSize
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
@@ -71,7 +69,7 @@ architectures = pytest.mark.parametrize(
 def pair_of(architecture: str = "llama", eos: tuple[int, ...] = (), skips: SkippedSublayers = SKIPS) -> Pair:
     """A random target whose draft agrees with it about as often as not, and random scores."""
     target = small_target(architecture, layers=4)
-    pair = Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/self-sd", eos, kind="self-sd", skips=skips)
+    pair = Pair(target, SelfSDKind(skips), tiny_tokenizer(), "tiny/target", "tiny/self-sd", eos)
     return replace(pair, predictor=random_predictor(pair))
 
 
@@ -107,7 +105,7 @@ def target_output(pair: Pair, prompt: Sequence[int], count: int, sampler: Sample
 
 
 def skipping(pair: Pair) -> SkippingLM:
-    return SkippingLM(SplitTarget(pair.target, split=0), pair.skips)
+    return SkippingLM(SplitTarget(pair.target, split=0), pair.drafter.skips)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral"])
@@ -132,7 +130,7 @@ def test_skipped_sublayers_are_not_run() -> None:
     for number, layer in enumerate(pair.target.model.layers):
         layer.self_attn.register_forward_pre_hook(lambda *_, n=number: ran.append(("attention", n)))
         layer.mlp.register_forward_pre_hook(lambda *_, n=number: ran.append(("mlp", n)))
-    target, drafter = open_drafter(pair)
+    target, drafter = pair.make_drafter()
     target.prefill([5, 6, 7])
     ran.clear()
     drafter.begin([5, 6, 7])
@@ -147,13 +145,13 @@ def test_skipped_sublayers_are_not_run() -> None:
 def test_columns_are_what_the_librarys_models_say(
     sampler: Sampler, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK", chunk)
-    monkeypatch.setattr(realrun.recording.target_cache, "CHUNK_NODES", 4 * chunk)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
     pair, depth = pair_of(architecture), 4
     lm = skipping(pair)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = target_output(pair, prompt, 12, sampler, sequence)
-        dense = shared_columns(lm, prompt, output, depth, sampler, sequence)
+        dense = target_cache_columns(lm.target, lm, prompt, output, depth, sampler, sequence)
         assert lm.nodes == 0 and lm.length == lm.target.length == len(prompt) + len(output) - 1
         for t in range(len(output)):
             context, drafted = [*prompt, *output[:t]], list[int]()
@@ -179,7 +177,8 @@ def test_ranks_depend_on_where_the_round_began() -> None:
     """Those of an independent model do not, so that a shifted column would be wrong."""
     (prompt,) = random_prompts(1)
     output = target_output(pair_of(), prompt, 60, Sampler(), 0)
-    ranks = shared_columns(skipping(pair_of()), prompt, output, 2, Sampler(), 0)["true_rank"]
+    lm = skipping(pair_of())
+    ranks = target_cache_columns(lm.target, lm, prompt, output, 2, Sampler(), 0)["true_rank"]
     assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5
 
 
@@ -187,7 +186,7 @@ def test_ranks_depend_on_where_the_round_began() -> None:
 def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> None:
     pair, depth = pair_of(), 5
     assert pair.predictor is not None
-    target, drafter = open_drafter(pair)
+    target, drafter = pair.make_drafter()
     target.keep_hidden = True
     drafter.enable_scores(True)
     (prompt,) = random_prompts(1, seed=6)
@@ -212,12 +211,13 @@ def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> N
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     sampler: Sampler, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", 120)  # of four positions
-    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 4)
+    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 120)  # of four positions
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
     pair, depth, size = pair_of(architecture), 4, TreeSize(30, 4)
     (prompt,) = random_prompts(1, seed=8)
     output = target_output(pair, prompt, 6, sampler, 2)
-    columns = shared_columns(skipping(pair), prompt, output, depth, sampler, 2, tree=size)
+    lm = skipping(pair)
+    columns = target_cache_columns(lm.target, lm, prompt, output, depth, sampler, 2, tree=size)
     trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
     recorded = as_record(trees, size.width)
     for t in range(len(output)):
@@ -246,7 +246,7 @@ def check_replay(
 ) -> None:
     """Output and all rounds of really decoding are the recorded and replayed ones."""
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
-    decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, sampler)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     runs, state = [], None
     for index, prompt in enumerate(prompts):
         runs.append(decoder.decode(prompt.tokens, tokens, policy, sequence=index, seed=9, state=state))
@@ -308,7 +308,7 @@ def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
     sampler: Sampler, architecture: str, policy: ChainPolicy | TreePolicy
 ) -> None:
     pair = pair_of(architecture)
-    target, drafter = open_drafter(pair)
+    target, drafter = pair.make_drafter()
     assert isinstance(target, SplitTarget)
     loop = Decoder(target, drafter, (), sampler)
     (prompt,) = random_prompts(1, seed=9)
@@ -334,7 +334,7 @@ def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
 @architectures
 def test_with_nothing_skipped_every_draft_is_accepted(sampler: Sampler, architecture: str) -> None:
     pair = pair_of(architecture, skips=NOTHING)
-    decoder = Decoder(*open_drafter(pair), (), sampler)
+    decoder = Decoder(*pair.make_drafter(), (), sampler)
     for policy in (make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 2, "depth": 4})):
         decoded = decoder.decode(random_prompts(1, seed=3)[0], 31, policy)
         assert [r.accepted for r in decoded.rounds] == [4] * 6 + [0]  # the last token leaves no room for a draft
@@ -348,7 +348,7 @@ def test_a_round_starts_with_the_pending_token_alone_and_catching_up_costs_nothi
     document = profile(pair_of(), contexts=[4, 30], depth=3, repeats=2, tree_tokens=0)
     for table in ("median_s", "p25_s", "p75_s"):
         assert document[table]["catch_up"] == [0.0, 0.0]
-    target, drafter = open_drafter(pair_of())
+    target, drafter = pair_of().make_drafter()
     fed: list[int] = []
     forward = drafter.lm.forward
     drafter.lm.forward = lambda tokens: fed.append(len(tokens)) or forward(tokens)  # type: ignore[func-returns-value, method-assign]
@@ -358,5 +358,5 @@ def test_a_round_starts_with_the_pending_token_alone_and_catching_up_costs_nothi
 
 def test_rejection_sampling_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="greedy and Gumbel mode only") as caught:
-        open_dense(pair_of(), Sampler("rejection"))
+        pair_of().make_recorder(Sampler("rejection"))
     assert "\n" not in str(caught.value)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import speckernels
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.drafters.space import MaskedTarget, Masks, pass_layout, with_mask
+from realrun.drafters.space import MaskedTarget, SpaceKind, pass_layout, with_mask
 from realrun.lm.static_llama import StaticLlama
-from realrun.pairs.open import open_drafter
 from speckernels.ops.space_layout import space_layout
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
@@ -53,7 +52,7 @@ def test_a_mask_token_changes_nothing_else(tied: bool) -> None:
     assert again.lm_head.weight is not again.model.embed_tokens.weight
     for masks in (0, 17):
         with pytest.raises(InputError, match=f"{masks} masks of SPACE; choose 1 to 16"):
-            Masks(masked, masks)
+            SpaceKind(masks)
 
 
 # The layout
@@ -181,7 +180,7 @@ def test_decoding_is_the_tuned_targets_own(name: str) -> None:
     prompts = [prompt.tokens for prompt in word_prompts()]
     assert min(map(len, prompts)) == 1  # before whose pending token there is nothing, not even a context
     expected = own_texts(pair.target, sampler, prompts, 40)
-    decoder, histogram = Decoder(*open_drafter(pair), (), sampler), np.zeros(MASKS + 1, dtype=int)
+    decoder, histogram = Decoder(*pair.make_drafter(), (), sampler), np.zeros(MASKS + 1, dtype=int)
     for settings_of in ({"k": MASKS}, {"k": 2}, {"k": 1}):
         policy = make_policy("fixed_k", settings_of)
         for number, prompt in enumerate(prompts):
@@ -196,10 +195,10 @@ def test_decoding_is_the_tuned_targets_own(name: str) -> None:
 def test_an_end_of_text_inside_a_draft_ends_the_output() -> None:
     ended = 0
     for prompt in word_prompts():
-        free = Decoder(*open_drafter(space_pair()), (), Sampler()).decode(prompt.tokens, 40, None).tokens
+        free = Decoder(*space_pair().make_drafter(), (), Sampler()).decode(prompt.tokens, 40, None).tokens
         for end in dict.fromkeys(free):
             pair = space_pair((end,))
-            decoder = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
+            decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
             run = decoder.decode(prompt.tokens, 40, make_policy("fixed_k", {"k": MASKS}))
             assert run.tokens == free[: free.index(end) + 1]
             last = run.rounds[-1]
@@ -215,18 +214,18 @@ def test_decoding_reaches_the_models_last_position() -> None:
         room = POSITIONS - length
         (expected,) = own_texts(pair.target, Sampler(), [prompt], room)
         for settings_of in ({"k": MASKS}, {"k": 3}):
-            decoder = Decoder(*open_drafter(pair), (), Sampler())
+            decoder = Decoder(*pair.make_drafter(), (), Sampler())
             assert decoder.decode(prompt, room, make_policy("fixed_k", settings_of)).tokens == expected
 
 
 def test_a_single_token_of_output_needs_no_masks() -> None:
     pair, policy = untrained_pair(), make_policy("fixed_k", {"k": MASKS})
-    run = Decoder(*open_drafter(pair), (), Sampler()).decode([5, 6], 1, policy)
+    run = Decoder(*pair.make_drafter(), (), Sampler()).decode([5, 6], 1, policy)
     assert run.log() == [(0, 0, 0)]
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    decoder = Decoder(*open_drafter(untrained_pair()), (), Sampler())
+    decoder = Decoder(*untrained_pair().make_drafter(), (), Sampler())
     with pytest.raises(InputError, match="5 masks of SPACE draft at most 5 tokens; lower the policy's limit"):
         decoder.decode([1, 2], 30, make_policy("fixed_k", {"k": 6}))
     with pytest.raises(InputError, match="SPACE drafts chains only; choose a policy that does not draft trees"):

@@ -11,7 +11,6 @@ import pytest
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space_batch import decode_batch
-from realrun.pairs.open import open_drafter
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.pairs.space import CHOICES, MASKS, space_pair, word_prompts
@@ -24,13 +23,13 @@ PROMPTS = [prompt.tokens for prompt in word_prompts()]
 @pytest.mark.parametrize(("mode", "k"), [("greedy", MASKS), ("greedy", 2), ("gumbel", MASKS)])
 def test_every_row_is_decoded_as_it_is_alone(mode: str, k: int) -> None:
     """Outputs and rounds, of rows that accept different numbers of candidates and leave at different times."""
-    free = decode_batch(space_pair().target, space_pair().draft, PROMPTS, TOKENS, CHOICES[mode], k=k)
+    free = decode_batch(space_pair().target, space_pair().drafter.masks, PROMPTS, TOKENS, CHOICES[mode], k=k)
     assert len({row.tokens[-1] for row in free}) > 1
     common = max((token for token in range(97)), key=lambda token: sum(token in row.output for row in free))
     for ends in ((), (common,)):
         pair = space_pair(ends)
-        rows = decode_batch(pair.target, pair.draft, PROMPTS, TOKENS, CHOICES[mode], ends, k)
-        decoder = Decoder(*open_drafter(pair), ends, CHOICES[mode])
+        rows = decode_batch(pair.target, pair.drafter.masks, PROMPTS, TOKENS, CHOICES[mode], ends, k)
+        decoder = Decoder(*pair.make_drafter(), ends, CHOICES[mode])
         for number, prompt in enumerate(PROMPTS):
             alone = decoder.decode(prompt, TOKENS, make_policy("fixed_k", {"k": k}), sequence=number)
             assert rows[number].output == alone.tokens
@@ -44,20 +43,20 @@ def test_every_row_is_decoded_as_it_is_alone(mode: str, k: int) -> None:
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     """Nor on what is left in the slots of rows that are shorter."""
     pair, rng = space_pair(), np.random.default_rng(0)
-    together = decode_batch(pair.target, pair.draft, PROMPTS, TOKENS, Sampler())
+    together = decode_batch(pair.target, pair.drafter.masks, PROMPTS, TOKENS, Sampler())
     for _ in range(3):
         order = rng.permutation(len(PROMPTS))[: rng.integers(1, len(PROMPTS) + 1)].tolist()
-        again = decode_batch(pair.target, pair.draft, [PROMPTS[i] for i in order], TOKENS, Sampler())
+        again = decode_batch(pair.target, pair.drafter.masks, [PROMPTS[i] for i in order], TOKENS, Sampler())
         assert [row.output for row in again] == [together[i].output for i in order]
 
 
 def test_a_batch_of_single_tokens_and_a_full_context() -> None:
     pair = space_pair()
-    (row, other) = decode_batch(pair.target, pair.draft, [[5], [7]], POSITIONS - 1, Sampler())
-    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    (row, other) = decode_batch(pair.target, pair.drafter.masks, [[5], [7]], POSITIONS - 1, Sampler())
+    decoder = Decoder(*pair.make_drafter(), (), Sampler())
     assert row.output == decoder.decode([5], POSITIONS - 1, None).tokens
     assert other.output == decoder.decode([7], POSITIONS - 1, None).tokens
-    (row,) = decode_batch(pair.target, pair.draft, [[5]], 1, Sampler())
+    (row,) = decode_batch(pair.target, pair.drafter.masks, [[5]], 1, Sampler())
     assert row.rounds == [(0, 0, 0)] and len(row.output) == 1
 
 
@@ -76,4 +75,4 @@ def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     pair = space_pair()
     asked: dict[str, Any] = {"prompts": [[1]], "max_new_tokens": 5, "sampler": Sampler(), **changed}
     with pytest.raises(InputError, match=message):
-        decode_batch(pair.target, pair.draft, **asked)
+        decode_batch(pair.target, pair.drafter.masks, **asked)

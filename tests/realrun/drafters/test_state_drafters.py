@@ -16,18 +16,24 @@ import torch
 from scipy import stats
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.eagle import Eagle, EagleLM
-from realrun.drafters.edd import EffectiveDraftDecoderLM, check_split, default_split, one_layer_model, own_state
+from realrun.drafters.eagle import Eagle, EagleKind, EagleLM
+from realrun.drafters.edd import (
+    EDDKind,
+    EffectiveDraftDecoderLM,
+    check_split,
+    default_split,
+    one_layer_model,
+    own_state,
+)
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.llama import FusedStack
-from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.recording.open import open_dense
 from realrun.recording.record import RecordSettings, record
 from specsim.errors import InputError
 from specsim.policy.base import Policy
@@ -53,7 +59,7 @@ policies = pytest.mark.parametrize("arms", [pytest.param(FEW[1:], id="few"), pyt
 
 
 def decoder_of(pair: Pair, sampler: Sampler) -> tuple[Decoder, StateDrafterLM]:
-    target, drafter = open_drafter(pair)
+    target, drafter = pair.make_drafter()
     assert isinstance(drafter.lm, StateDrafterLM)
     return Decoder(target, drafter, pair.eos_token_ids, sampler), drafter.lm
 
@@ -137,7 +143,7 @@ def small_pair(kind: str) -> Pair:
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.mul_(2.0)
-    return Pair(target, draft, tiny_tokenizer(), "small", kind, (), kind=kind, split=1)
+    return Pair(target, EDDKind(draft, 1) if kind == "edd" else EagleKind(draft), tiny_tokenizer(), "small", kind, ())
 
 
 REJECTION = [
@@ -151,7 +157,7 @@ REJECTION = [
 @pytest.mark.parametrize(("kind", "name", "settings"), REJECTION)
 @pytest.mark.parametrize("samples", [200, pytest.param(1500, marks=slow)])
 def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: dict[str, Any], samples: int) -> None:
-    loop, arm = Decoder(*open_drafter(small_pair(kind)), (), SAMPLED), make_policy(name, settings)
+    loop, arm = Decoder(*small_pair(kind).make_drafter(), (), SAMPLED), make_policy(name, settings)
     runs = [loop.decode(PROMPT, LENGTH + 1, arm, sequence=number) for number in range(samples)]
     counts, law = Counter(tuple(run.tokens[:LENGTH]) for run in runs), target_law()
     assert counts.keys() <= law.keys()
@@ -165,7 +171,7 @@ def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: d
 @kinds
 def test_recording_for_rejection_sampling_is_refused_in_one_line(kind: str) -> None:
     with pytest.raises(InputError, match="greedy and Gumbel mode only; choose one of them$") as caught:
-        open_dense(state_pair(kind), Sampler("rejection"))
+        state_pair(kind).make_recorder(Sampler("rejection"))
     assert "\n" not in str(caught.value)
 
 
@@ -183,8 +189,8 @@ def test_after_every_round_the_given_rows_equal_a_fresh_prefill(kind: str, sampl
         loop, lm = decoder_of(pair, sampler)
         for tokens, done, _ in rounds_of(loop, PROMPTS[2].tokens, policy, 8):
             assert lm.length == lm.given <= loop.target.length == len(tokens) - 1 and lm.nodes == 0
-            target = SplitTarget(pair.target, pair.split)
-            fresh = type(lm)(target, pair.draft)
+            target, other = pair.make_drafter()
+            fresh = other.lm
             target.prefill(tokens[:-1])
             fresh.prefill(tokens[: lm.given])
             (kept,), (expected,) = stacked(lm.stack, lm.given), stacked(fresh.stack, lm.given)
@@ -268,17 +274,18 @@ def test_a_drafter_survives_its_file(kind: str, name: str, tmp_path: Path) -> No
             parameter += 0.02 * torch.randn_like(parameter)
     path = save(tmp_path, kind, target, draft, **({"states_after": 2} if kind == "edd" else {}))
     for place in (path, path.parent):
-        loaded = load_drafter(place, target)
-        assert loaded.kind == ("model" if kind == "vdm" else kind) and loaded.target is target
-        assert loaded.split == {"edd": 2, "vdm": 0, "eagle": 4}[kind] and not loaded.draft.training
-        own, theirs = draft.state_dict(), loaded.draft.state_dict()
+        its_target, loaded = load_drafter(place, target)
+        (module,) = loaded.weights(target)
+        assert type(loaded) is DRAFTERS[kind] and its_target is target
+        assert loaded.facts == ({"states_after": 2} if kind == "edd" else {}) and not module.training
+        own, theirs = draft.state_dict(), module.state_dict()
         assert own.keys() == theirs.keys() and all(torch.equal(own[key], theirs[key]) for key in own)
     if kind != "eagle":
-        tied = loaded.draft.lm_head.weight is loaded.draft.model.embed_tokens.weight
+        tied = module.lm_head.weight is module.model.embed_tokens.weight
         assert tied == (name == "llama")
     assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
     shared = {parameter.data_ptr() for parameter in target.parameters()}
-    assert not shared & {parameter.data_ptr() for parameter in loaded.draft.parameters()}
+    assert not shared & {parameter.data_ptr() for parameter in module.parameters()}
 
 
 @pytest.mark.parametrize("kind", ["edd", "vdm", "eagle"])
@@ -315,12 +322,12 @@ def test_fingerprints_tell_them_apart() -> None:
     pairs = [state_pair(kind) for kind in KINDS]
     edd, eagle = pairs
     pairs += [
-        replace(edd, split=3),
-        replace(edd, kind="model", split=0),
-        replace(eagle, draft=draft_of("eagle", eagle.target)),
+        replace(edd, drafter=EDDKind(edd.drafter.decoder, 3)),
+        replace(edd, drafter=IndependentKind(edd.drafter.decoder)),
+        replace(eagle, drafter=EagleKind(draft_of("eagle", eagle.target))),
     ]
     assert len({pair.fingerprint for pair in pairs}) == len(pairs)
-    assert edd.drafter_facts == {"states_after": 2} and eagle.drafter_facts == {}
+    assert edd.drafter.facts == {"states_after": 2} and eagle.drafter.facts == {}
 
 
 def test_the_default_states_are_the_fourth_to_last() -> None:

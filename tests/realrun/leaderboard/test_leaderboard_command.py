@@ -20,6 +20,7 @@ import realrun.leaderboard.measure as measure_module
 import realrun.profiling.profile as profile_module
 from realrun.cli.leaderboard import print_board
 from realrun.decode.sampling import Sampler
+from realrun.drafters.lookup import LookupKind
 from realrun.leaderboard.job import Settings, named, run_leaderboard
 from realrun.pairs.pair import LAB_DRAFTERS, LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
@@ -58,7 +59,7 @@ def tiny_pairs() -> tuple[dict[str, Pair], Pair]:
     with torch.no_grad():
         for parameter in tuned.parameters():
             parameter.mul_(1.1)
-    plain = replace(skipping_pair(target), draft_name=LOOKUP, kind="lookup")
+    plain = replace(skipping_pair(target), draft_name=LOOKUP, drafter=LookupKind())
     pairs = [replace(pair, eos_token_ids=ENDS) for pair in (early_exit_pair(target), early_exit_pair(tuned), plain)]
     return dict(zip(NAMES, pairs, strict=True)), pairs[-1]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
@@ -42,7 +42,7 @@ def counted_passes(pair: Pair) -> Iterator[list[int]]:
 
 def assisted_generation(pair: Pair, prompt: list[int], k: int) -> list[int]:
     """Output of `generate` with the draft model as assistant, K constant, no confidence threshold."""
-    config = pair.draft.generation_config
+    config = pair.drafter.model.generation_config
     config.num_assistant_tokens = k
     config.num_assistant_tokens_schedule = "constant"
     config.assistant_confidence_threshold = 0.0
@@ -50,7 +50,7 @@ def assisted_generation(pair: Pair, prompt: list[int], k: int) -> list[int]:
     out = pair.target.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        assistant_model=pair.draft,
+        assistant_model=pair.drafter.model,
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
         pad_token_id=0,
@@ -79,7 +79,7 @@ def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
 @pytest.mark.filterwarnings("ignore")
 def test_at_least_one_and_a_half_times_its_speed(lab_pair32: Pair, prompts: list[Prompt]) -> None:
     policy = make_policy("fixed_k", {"k": 4})
-    drafter = DraftModel(lab_pair32.draft, lab_pair32.eos_token_ids)
+    drafter = DraftModel(lab_pair32.drafter.model, lab_pair32.eos_token_ids)
     decoder = Decoder(lab_pair32.target, drafter, lab_pair32.eos_token_ids, Sampler("greedy"))
     ratios = []
     for number, prompt in enumerate([prompts[0], *prompts[:: len(prompts) // PROMPTS]]):

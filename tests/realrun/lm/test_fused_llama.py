@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.open import open_lm
@@ -94,7 +94,7 @@ def test_decoding_is_the_same_with_either_pass(sampler: Sampler, monkeypatch: py
     policy = make_policy("adaedl", {"lambda0": -0.5, "max_draft": 6})
 
     def decoded() -> list[object]:
-        decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+        decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
         runs = [decoder.decode([5, 6, 7], 30, arm) for arm in (policy, None)]
         return [(run.tokens, run.log()) for run in runs]
 

@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 import realrun.cli.main
 import realrun.validation.profile_slices as profile_slices
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.independent import IndependentKind
 from realrun.lm.kernels import named, use_kernels
 from realrun.lm.llama import FusedLlama
 from realrun.lm.static_llama import StaticLlama
@@ -58,15 +59,15 @@ def pair32() -> Pair:
     pair = tiny_pair()
     target, draft = tiny_model(2, 1, torch.float32), tiny_model(1, 2, torch.float32)
     target.load_state_dict(pair.target.state_dict())
-    draft.load_state_dict(pair.draft.state_dict())
-    return replace(pair, target=target, draft=draft)
+    draft.load_state_dict(pair.drafter.model.state_dict())
+    return replace(pair, target=target, drafter=IndependentKind(draft))
 
 
 @cache
 def run(kernels: str, mode: str, policy: ChainPolicy) -> Run:
     pair, sampler = pair32(), CHOICES[mode]
     with use_kernels(kernels):
-        drafter = DraftModel(pair.draft, ())
+        drafter = DraftModel(pair.drafter.model, ())
         decoder = Decoder(pair.target, drafter, (), sampler)
         expected = FusedLlama if kernels == "auto" else StaticLlama
         assert type(decoder.target) is type(drafter.lm) is expected
@@ -92,7 +93,7 @@ def test_replay_repeats_every_round_of_the_static_cache(mode: str) -> None:
     pair, prompts, sampler = tiny_pair(), tiny_prompts(3, seed=7), CHOICES[mode]
     with use_kernels("reference"):
         trace = record(pair, prompts, RecordSettings(4, 30, sampler))
-        decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+        decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
         for policy in POLICIES:
             replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
             log = [
@@ -148,7 +149,7 @@ def test_a_profile_says_its_kernels() -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name the tiny pair on disk and one prompt."""
     folder = tmp_path_factory.mktemp("models")
-    for role, model in (("target", pair32().target), ("draft", pair32().draft)):
+    for role, model in (("target", pair32().target), ("draft", pair32().drafter.model)):
         model.save_pretrained(folder / role)
         tiny_tokenizer().save_pretrained(folder / role)
     (folder / "prompts.jsonl").write_text(json.dumps({"text": "def f(x)", "domain": "code"}) + "\n")
@@ -211,7 +212,7 @@ def test_rounds_on_a_gpu_are_those_of_the_cpu(kernels: str, mode: str, policy: C
     with use_kernels(kernels):
         target, draft = (tiny_model(layers, 1, torch.float32).to("cuda") for layers in (2, 1))
         target.load_state_dict(pair.target.state_dict())
-        draft.load_state_dict(pair.draft.state_dict())
+        draft.load_state_dict(pair.drafter.model.state_dict())
         decoder = Decoder(target, DraftModel(draft, ()), (), CHOICES[mode])
         decoded = decoder.decode(random_prompts(1, seed=1)[0], NEW_TOKENS, policy, sequence=2)
     assert (decoded.tokens, decoded.log()) == run("reference", mode, policy)

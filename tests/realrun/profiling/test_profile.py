@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.llama import FusedLlama
 from realrun.profiling.profile import profile
 from realrun.profiling.rounds import ScriptedVerifier, _measure_round
@@ -85,7 +85,7 @@ def test_progress_counts_the_contexts() -> None:
 @torch.inference_mode()
 def test_a_measured_round_leaves_both_caches_as_they_were(size: int, behind: int) -> None:
     pair, rng, context = tiny_pair(), np.random.default_rng(0), 12
-    drafter = DraftModel(pair.draft, ())
+    drafter = DraftModel(pair.drafter.model, ())
     decoder = Decoder(pair.target, drafter, (), Sampler(), ScriptedVerifier())
     tokens = rng.integers(1, VOCAB, context + 1).tolist()
     decoder.target.prefill(tokens[:-1])

@@ -17,9 +17,9 @@ import realrun.profiling.trees
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.llama import FusedLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
@@ -123,7 +123,9 @@ def test_trees_need_their_positions() -> None:
 
 def scripted_decoder(sampler: Sampler) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler, ScriptedVerifier(), ScriptedTreeVerifier())
+    return Decoder(
+        pair.target, DraftModel(pair.drafter.model, ()), (), sampler, ScriptedVerifier(), ScriptedTreeVerifier()
+    )
 
 
 @pytest.mark.parametrize("level_nodes", [1, 3, 15, 16, 64, 341, 342, MAX_TREE_TOKENS])
@@ -232,7 +234,7 @@ def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompt
     """Of each of some random trees, the median over its rounds of the profile's seconds over the real ones."""
     rng, sampler = np.random.default_rng(3), Sampler("gumbel", 0.8)
     trees = [random_tree(nodes, 5, rng) for nodes in (3, 9, 20, 45)]
-    loop = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+    loop = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
     samples: dict[Any, list[float]] = defaultdict(list)
     rounds: dict[int, list[tuple[int, bool, Draft, Round]]] = defaultdict(list)
     limit = contexts[-1] - contexts[0]

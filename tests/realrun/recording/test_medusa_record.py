@@ -17,17 +17,15 @@ from typer.testing import CliRunner
 import realrun.recording.reuse
 import realrun.validation.profile_slices
 from realrun.cli.main import app
+from realrun.decode.acceptance_predictor import last_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import last_states
-from realrun.drafters.medusa import MedusaHeads
+from realrun.drafters.medusa import MedusaHeads, MedusaKind, head_columns
 from realrun.pairs.drafter_files import describe_target, save_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.recording.heads import heads_columns
+from realrun.proposals.trees import Trees, TreeSize
 from realrun.recording.record import RecordSettings, record
-from realrun.recording.trees import Trees, TreeSize
 from realrun.validation.run import ValidationSettings, validate
 from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
@@ -52,9 +50,9 @@ def test_columns_are_what_each_head_says_at_each_position(sampler: Sampler, prom
     pair, depth, sequence = scored(medusa_pair()), 3, 2
     output = [*range(20, 31)]
     states = last_states(pair.target, [*prompt, *output])
-    columns = heads_columns(
+    columns = head_columns(
         pair.target,
-        pair.draft,
+        pair.drafter.heads,
         prompt,
         output,
         depth,
@@ -68,13 +66,13 @@ def test_columns_are_what_each_head_says_at_each_position(sampler: Sampler, prom
         hidden = at(states, len(prompt) + t)
         siblings = []
         for i in range(depth):
-            logits = pair.draft(hidden[None])[i]
+            logits = pair.drafter.heads(hidden[None])[i]
             token, *features = sampler.statistics(logits, sequence, t + i)[0].tolist()
             assert columns["draft_token"][t, i] == token
             np.testing.assert_allclose(
                 [columns[name][t, i] for name in ("prob", "confidence", "entropy_nats")], features, rtol=1e-6
             )
-            score = pair.predictor.after(hidden[None])(pair.draft.states(hidden[None])[i], i + 1)
+            score = pair.predictor.after(hidden[None])(pair.drafter.heads.states(hidden[None])[i], i + 1)
             assert columns["score"][t, i] == pytest.approx(float(score), rel=1e-6)
             tokens, probs = (part[0].numpy() for part in sampler.candidates(logits, sequence, [t + i], VOCAB))
             rank = -1 if t + i >= len(output) else tokens.tolist().index(output[t + i])
@@ -100,7 +98,7 @@ def test_more_depth_than_heads_is_cut_by_the_recorder_and_refused_by_the_pass() 
     assert trace.depth == trace.meta["depth"] == HEADS and trace.meta["drafter_kind"] == "medusa"
     pair = medusa_pair()
     with pytest.raises(InputError, match="4 MEDUSA heads draft at most 4 tokens, not 5; lower the depth"):
-        heads_columns(pair.target, pair.draft, [3, 4], [5, 6], HEADS + 1, Sampler(), 0)
+        head_columns(pair.target, pair.drafter.heads, [3, 4], [5, 6], HEADS + 1, Sampler(), 0)
 
 
 # --- Rejection sampling ---------------------------------------------------------------------------
@@ -121,10 +119,10 @@ def test_rejection_traces_hold_the_heads_distributions_and_the_targets_verdict()
         judged = REJECTION.probs(pair.target.get_output_embeddings()(states[len(before) - 1 :]))
         for i in range(HEADS):
             drafted = int(trace.draft_token[row, i])
-            offered = REJECTION.probs(pair.draft(hidden)[i])[0]
+            offered = REJECTION.probs(pair.drafter.heads(hidden)[i])[0]
             assert trace.prob[row, i] == pytest.approx(float(offered[drafted]), rel=1e-5)
             assert trace.confidence[row, i] == pytest.approx(float(offered.max()), rel=1e-5)
-            score = pair.predictor.after(hidden)(pair.draft.states(hidden)[i], i + 1)
+            score = pair.predictor.after(hidden)(pair.drafter.heads.states(hidden)[i], i + 1)
             assert trace.score[row, i] == pytest.approx(float(score), rel=1e-5)
             if t + i < 12:
                 accept = min(1.0, float(judged[i, drafted] / offered[drafted]))
@@ -141,9 +139,9 @@ def test_rejection_sampling_accepts_what_target_and_head_have_in_common(temperat
     sampler = Sampler("rejection", temperature, 5)
     p = sampler.probs(logits_after(pair, prompt.tokens))[-1]
     hidden = at(last_states(pair.target, prompt.tokens), len(prompt.tokens))
-    chance = float(torch.minimum(p, sampler.probs(pair.draft(hidden[None])[0])[0]).sum())
+    chance = float(torch.minimum(p, sampler.probs(pair.drafter.heads(hidden[None])[0])[0]).sum())
     assert 0.02 < chance < 0.98
-    decoder, policy = Decoder(*open_drafter(pair), (), sampler), make_policy("fixed_k", {"k": HEADS})
+    decoder, policy = Decoder(*pair.make_drafter(), (), sampler), make_policy("fixed_k", {"k": HEADS})
     runs = [decoder.decode(prompt.tokens, HEADS + 1, policy, sequence=number) for number in range(times)]
     trace = as_recorded(record(pair, [prompt] * times, RecordSettings(HEADS, HEADS + 1, sampler)))
     for accepted in ([run.rounds[0].accepted for run in runs], trace.match_len[trace.offsets[:-1]]):
@@ -157,7 +155,7 @@ def test_rejection_sampling_with_heads_follows_the_targets_own_law() -> None:
     probs = sampler.probs(logits_after(pair, prompt.tokens))[-1]
     first = int(probs.argmax())
     second = sampler.probs(logits_after(pair, [*prompt.tokens, first]))[-1]
-    decoder, policy = Decoder(*open_drafter(pair), (), sampler), make_policy("fixed_k", {"k": HEADS})
+    decoder, policy = Decoder(*pair.make_drafter(), (), sampler), make_policy("fixed_k", {"k": HEADS})
     texts = []
     for seed in range(600):
         decoder.sampler = Sampler("rejection", 0.5, seed)
@@ -193,7 +191,7 @@ def wide_pair() -> Pair:
     )
     torch.manual_seed(1)
     target = LlamaForCausalLM(config).double().eval()
-    return replace(medusa_pair(), target=target, draft=MedusaHeads(target, HEADS).requires_grad_(False))
+    return replace(medusa_pair(), target=target, drafter=MedusaKind(MedusaHeads(target, HEADS).requires_grad_(False)))
 
 
 def test_the_first_draft_step_holds_all_heads() -> None:
@@ -260,7 +258,7 @@ def test_the_commands_print_as_many_places_as_there_are_heads(tmp_path: Path) ->
     pair.target.save_pretrained(tmp_path / "target")
     pair.tokenizer.save_pretrained(tmp_path / "target")
     facts = {"target": describe_target(pair.target, "tiny"), "heads": HEADS}
-    save_drafter(tmp_path / "heads", "medusa", pair.draft.state_dict(), facts)
+    save_drafter(tmp_path / "heads", "medusa", pair.drafter.heads.state_dict(), facts)
     prompts = tmp_path / "prompts.jsonl"
     texts = [json.dumps({"text": f"number {i} and so on", "domain": "code"}) for i in range(3)]
     prompts.write_text("\n".join(texts))

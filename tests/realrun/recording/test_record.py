@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-import realrun.recording.chain
+import realrun.proposals.chain
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.pairs.prompts import Prompt
-from realrun.recording.chain import Columns, dense_columns, true_ranks
+from realrun.proposals.chain import branch_columns, true_ranks
+from realrun.proposals.recorder import Columns
 from realrun.recording.record import RecordSettings, elapsed_ratio, record
 from specsim.errors import InputError
 from specsim.trace.files import read_trace, write_trace
@@ -28,14 +29,14 @@ mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 
 def target_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
     pair = tiny_pair()
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
     return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
 @torch.inference_mode()
 def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, sampler: Sampler, sequence: int) -> Columns:
     """The definition of a dense row: the real drafter, asked at every position."""
-    drafter = DraftModel(tiny_pair().draft, ())
+    drafter = DraftModel(tiny_pair().drafter.model, ())
     rows: dict[str, list[object]] = {name: [] for name in ("draft_token", "match_len", "steps")}
     for t in range(len(output)):
         context = [*prompt, *output[:t]]
@@ -58,14 +59,14 @@ def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, sampl
 @mode
 @pytest.mark.parametrize("chunk", [1, 7, 256])
 @pytest.mark.parametrize("depth", [1, 2, 6])
-def test_dense_columns_are_what_the_drafter_proposes(
+def test_branch_columns_are_what_the_drafter_proposes(
     sampler: Sampler, chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.chain, "CHUNK", chunk)
-    lm = CachedLM(tiny_pair().draft)
+    monkeypatch.setattr(realrun.proposals.chain, "CHUNK", chunk)
+    lm = CachedLM(tiny_pair().drafter.model)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = target_output(prompt, 24, sampler, sequence)
-        dense = dense_columns(lm, prompt, output, depth, sampler, sequence)
+        dense = branch_columns(lm, prompt, output, depth, sampler, sequence)
         expected = step_by_step(prompt, output, depth, sampler, sequence)
         for name in ("draft_token", "match_len"):
             np.testing.assert_array_equal(dense[name], expected[name], name)
@@ -76,7 +77,7 @@ def test_dense_columns_are_what_the_drafter_proposes(
         assert dense["match_len"].max() > 0
         # All branches are gone from the cache, the prefix is whole.
         assert lm.cache.get_seq_length() == lm.length == len(prompt) + len(output) - 1
-        fresh = CachedLM(tiny_pair().draft)
+        fresh = CachedLM(tiny_pair().drafter.model)
         with torch.inference_mode():
             fresh.prefill([*prompt, *output[:-1]])
         assert torch.equal(lm.cache.layers[0].keys, fresh.cache.layers[0].keys)
@@ -89,7 +90,7 @@ RANK_CHOICES = {**CHOICES, "nucleus": Sampler("gumbel", 0.8, seed=4, top_p=0.7)}
 def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=3)
     output, depth = target_output(prompt, 15, sampler, 2), 4
-    dense = dense_columns(CachedLM(tiny_pair().draft), prompt, output, depth, sampler, 2)
+    dense = branch_columns(CachedLM(tiny_pair().drafter.model), prompt, output, depth, sampler, 2)
     ranks = set()
     for t in range(len(output)):
         for i in range(depth):
@@ -98,7 +99,7 @@ def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(s
                 continue
             with torch.inference_mode():
                 context = torch.tensor([[*prompt, *output[: t + i]]])
-                logits = tiny_pair().draft(input_ids=context, use_cache=False).logits[0, -1:]
+                logits = tiny_pair().drafter.model(input_ids=context, use_cache=False).logits[0, -1:]
             order = sampler.candidates(logits, 2, [t + i], logits.shape[1])[0][0].tolist()
             assert order.index(output[t + i]) == dense["true_rank"][t, i]
             assert i or (dense["true_rank"][t, 0] == 0) == (dense["match_len"][t] > 0)

@@ -13,18 +13,19 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import realrun.recording.trees
+import realrun.proposals.trees
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.independent import IndependentKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import open_lm
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.chain import dense_columns
+from realrun.proposals.chain import branch_columns
+from realrun.proposals.trees import Trees, TreeSize, best_trees
 from realrun.recording.record import RecordSettings, record
-from realrun.recording.trees import Trees, TreeSize, best_trees
 from specsim.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
@@ -156,7 +157,7 @@ def grown(drafters: list[Siblings], depth: int, nodes: int) -> Trees:
 def test_passes_side_by_side_find_what_single_steps_find(
     depth: int, width: int, nodes: int, sharpness: float, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", at_once)
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", at_once)
     drafters = [made_up(30, width, position, sharpness) for position in range(5)]
     trees = grown(drafters, depth, nodes)
     tree = as_record(trees, width)
@@ -191,7 +192,7 @@ def test_equal_and_zero_paths_still_make_best_trees(grid: int) -> None:
 
 
 def output_of(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
     return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
@@ -223,20 +224,20 @@ def assert_recorded(
 def test_a_record_is_what_the_draft_model_says_path_by_path(
     sampler: Sampler, depth: int, nodes: int, width: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realrun.recording.trees, "CHUNK_NODES", chunk)
-    monkeypatch.setattr(realrun.recording.trees, "PASS_NODES", 5)
+    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", chunk)
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 5)
     pair = tiny_pair()
-    lm = CachedLM(pair.draft)
+    lm = CachedLM(pair.drafter.model)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = output_of(pair, prompt, 7, sampler, sequence)
-        columns = dense_columns(lm, prompt, output, depth, sampler, sequence, tree=TreeSize(nodes, width))
+        columns = branch_columns(lm, prompt, output, depth, sampler, sequence, tree=TreeSize(nodes, width))
         tree = as_record(Trees(*(columns[f"tree_{name}"] for name in Trees._fields)), width)
         for t in range(len(output)):
-            siblings = model_siblings(pair.draft, [*prompt, *output[:t]], t, width, sampler, sequence)
+            siblings = model_siblings(pair.drafter.model, [*prompt, *output[:t]], t, width, sampler, sequence)
             assert_recorded(tree, t, one_by_one(siblings, depth, nodes))
         # The cache holds what it held before the trees.
         assert lm.cache.get_seq_length() == lm.length == len(prompt) + len(output) - 1
-        fresh = CachedLM(pair.draft)
+        fresh = CachedLM(pair.drafter.model)
         with torch.inference_mode():
             fresh.prefill([*prompt, *output[:-1]])
         assert torch.equal(lm.cache.layers[0].keys, fresh.cache.layers[0].keys)
@@ -261,7 +262,7 @@ def little_pair(vocabulary: int) -> Pair:
         )
         torch.manual_seed(seed)
         models.append(LlamaForCausalLM(config).double().eval())
-    return replace(tiny_pair(), target=models[0], draft=models[1])
+    return replace(tiny_pair(), target=models[0], drafter=IndependentKind(models[1]))
 
 
 @pytest.mark.parametrize("sampler", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
@@ -274,7 +275,7 @@ def test_a_whole_tree_is_all_paths_in_level_order(sampler: Sampler, width: int) 
     assert trace.tree.count.tolist() == [sum(whole)] * 4 and (trace.tree.horizon == 0).all()
     for t in range(4):
         assert trace.tree.depth[t, : sum(whole)].tolist() == np.repeat([1, 2, 3], whole).tolist()
-        siblings = model_siblings(pair.draft, [1, 2, 3, *trace.token[:t].tolist()], t, vocabulary, sampler, 0)
+        siblings = model_siblings(pair.drafter.model, [1, 2, 3, *trace.token[:t].tolist()], t, vocabulary, sampler, 0)
         names = as_names(trace.tree, t)
         assert list(names) == sorted(names, key=lambda name: (len(name), name))
         assert_recorded(trace.tree, t, one_by_one(siblings, depth, sum(whole)))
@@ -407,7 +408,7 @@ def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: 
     pair = replace(lab_pair64, predictor=None)
     trace = record(pair, prompts[:2], RecordSettings(6, 5, sampler, tree_nodes=40, tree_width=8))
     assert trace.tree is not None
-    lm = open_lm(pair.draft)
+    lm = open_lm(pair.drafter.model)
     for row in range(len(trace.token)):
         sequence, t = divmod(row, 5)
         tree, context = trace.tree, [*prompts[sequence].tokens, *trace.token[row - t : row].tolist()]
@@ -428,7 +429,7 @@ def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: 
 
 
 def test_a_width_beyond_the_vocabulary_records_what_there_is() -> None:
-    pair = replace(tiny_pair(), draft=tiny_model(1, seed=6))
+    pair = replace(tiny_pair(), drafter=IndependentKind(tiny_model(1, seed=6)))
     trace = record(pair, tiny_prompts(1), RecordSettings(1, 3, tree_nodes=200, tree_width=256))
     assert trace.tree is not None and trace.tree.count.tolist() == [VOCAB] * 3
     assert (trace.tree.horizon == 0).all()

@@ -14,15 +14,15 @@ import torch
 from scipy import stats
 from transformers import LlamaForCausalLM
 
-import realrun.recording.rejection as rejection_recording
+import realrun.proposals.rejection as rejection_recording
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.cached import CachedLM
 from realrun.profiling.profile import profile
-from realrun.recording.chain import Columns
+from realrun.proposals.recorder import Columns
+from realrun.proposals.rejection import drafted_with, rejection_columns
 from realrun.recording.record import RecordSettings, record
-from realrun.recording.rejection import drafted_with, rejection_columns
 from realrun.validation.document import as_document
 from realrun.validation.rejection_replay import error_percent, measure_approximation
 from realrun.validation.validate import predict_and_measure
@@ -46,9 +46,11 @@ DEPTH = 4
 
 def columns_for(prompt: list[int], count: int, depth: int, sequence: int = 0, sampler: Sampler = CHOICE) -> Columns:
     pair = tiny_pair()
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), sampler)
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
     output = decoder.decode(prompt, count, None, sequence=sequence).tokens
-    return rejection_columns(CachedLM(pair.draft), CachedLM(pair.target), prompt, output, depth, sampler, sequence)
+    return rejection_columns(
+        CachedLM(pair.drafter.model), CachedLM(pair.target), prompt, output, depth, sampler, sequence
+    )
 
 
 @torch.inference_mode()
@@ -73,7 +75,7 @@ def test_features_and_acceptance_equal_plain_passes_over_every_branch(sampler: S
     for t, i in itertools.product(range(count), range(DEPTH)):
         branch = columns["draft_token"][t].tolist()
         context, token = [*prompt, *output[:t], *branch[:i]], branch[i]
-        q = plain_probs(pair.draft, context, sampler)
+        q = plain_probs(pair.drafter.model, context, sampler)
         p = plain_probs(pair.target, context, sampler)
         assert q[token] > 0
         expected = min(1.0, p[token] / q[token]) if t + i < count else 0.0

@@ -20,7 +20,6 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, with_mask
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings, record
@@ -117,7 +116,7 @@ def test_every_round_and_every_output_is_identical(mode: str, spec: tuple[str, d
     trace, pair = recorded(mode), scoring()
     policy = make_policy(*spec)
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3), policy), seed=3, log=True)
-    decoder, runs, state = Decoder(*open_drafter(pair), (), CHOICES[mode]), [], None
+    decoder, runs, state = Decoder(*pair.make_drafter(), (), CHOICES[mode]), [], None
     for number, prompt in enumerate(word_prompts()):
         runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=number, seed=3, state=state))
         state = runs[-1].state
@@ -183,7 +182,7 @@ def test_candidates_from_masks_are_judged_to_the_exact_law(top_p: float) -> None
 def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from() -> None:
     """The drafter's distributions of a real round are those of the masks, in whole."""
     pair, prompt = space_pair(), word_prompts()[0].tokens
-    decoder, policy = Decoder(*open_drafter(pair), (), REJECTION), make_policy("fixed_k", {"k": MASKS})
+    decoder, policy = Decoder(*pair.make_drafter(), (), REJECTION), make_policy("fixed_k", {"k": MASKS})
     drafts: list[tuple[int, Draft]] = []
     text: list[int] = []
 
@@ -208,7 +207,7 @@ def test_sampling_follows_the_targets_own_law(place: int) -> None:
     pair, prompt = space_pair(), words(2, count=FEW)[: 12 - place].tolist()
     before = logits_after(pair, prompt)[-1].argmax().tolist()
     law = REJECTION.probs(logits_after(pair, [*prompt, *[before] * place]))[-1]
-    decoder, policy = Decoder(*open_drafter(pair), (), REJECTION), make_policy("fixed_k", {"k": 3})
+    decoder, policy = Decoder(*pair.make_drafter(), (), REJECTION), make_policy("fixed_k", {"k": 3})
     seen = []
     for seed in range(500):
         decoder.sampler = replace(REJECTION, seed=seed)

@@ -18,7 +18,6 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.drafter_files import load_drafter, read_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.training.common.loop import HELD_OUT_WINDOWS, LOG, LoopSettings, Tokens, windows
 from realrun.training.common.lora import AdapterSettings, adapted_modules
@@ -65,8 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A drafter in bfloat16, loaded for a target in float64."""
     folder, model = tmp_path_factory.mktemp("medusa2"), target()
     facts = train(folder, model)
-    loaded = load_drafter(folder, model)
-    pair = Pair(loaded.target, loaded.draft, tiny_tokenizer(), "tiny", "medusa-2", (), kind=loaded.kind)
+    pair = Pair(*load_drafter(folder, model), tiny_tokenizer(), "tiny", "medusa-2", ())
     return Trained(model, folder, facts, pair)
 
 
@@ -201,7 +199,7 @@ def test_only_adapter_and_heads_change(tmp_path: Path) -> None:
 def test_the_tuned_backbone_is_what_the_file_says(trained: Trained) -> None:
     """W + alpha / r B A of the stored, rounded values; the held-out figures in the file are of that very model."""
     file, tuned = read_drafter(trained.folder), trained.pair.target
-    assert file.facts["adapter"] == {"rank": 8, "alpha": 16} and trained.pair.kind == "medusa"
+    assert file.facts["adapter"] == {"rank": 8, "alpha": 16} and trained.pair.drafter.name == "medusa"
     for name in adapted_modules(trained.original):
         low, high = (file.tensors[f"adapter.{name}.{part}"].double().numpy() for part in "AB")
         expected = trained.original.get_submodule(name).weight.detach().numpy() + 16 / 8 * high @ low
@@ -214,7 +212,7 @@ def test_the_tuned_backbone_is_what_the_file_says(trained: Trained) -> None:
     assert [end["original"], end["backbone"]] == pytest.approx(found, abs=1e-9)
     assert start["original"] == start["backbone"] == end["original"]
     states = tuned.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
-    guess = trained.pair.draft(states.reshape(-1, 32)).argmax(-1).view(3, HELD_OUT_WINDOWS, -1)
+    guess = trained.pair.drafter.heads(states.reshape(-1, 32)).argmax(-1).view(3, HELD_OUT_WINDOWS, -1)
     preferred = logits(tuned, batch[:, :-1]).argmax(-1)
     for k in (1, 2, 3):
         at = guess[k - 1, :, : LOOP.window_tokens - k]
@@ -247,7 +245,7 @@ def test_decoding_is_the_tuned_backbones_own(trained: Trained, sampler: Sampler)
     alone = outputs(Decoder(trained.pair.target, None, (), sampler), None, prompts)
     original = outputs(Decoder(trained.original, None, (), sampler), None, prompts)
     assert sum(a != b for a, b in zip(alone, original, strict=True)) >= len(prompts) // 2
-    decoder = Decoder(*open_drafter(trained.pair), (), sampler)
+    decoder = Decoder(*trained.pair.make_drafter(), (), sampler)
     for name, settings in (
         ("fixed_k", {"k": 3}),
         ("adaedl", {"max_draft": 3}),
@@ -309,7 +307,7 @@ def test_a_bfloat16_target_trains_in_float32_masters(tmp_path: Path) -> None:
     facts = train(tmp_path, model, loop=replace(LOOP, dtype="bfloat16"))
     start, end = (facts["held_out"][at]["backbone"] for at in ("start", "end"))
     assert end < 0.7 * start
-    assert load_drafter(tmp_path, model).target.dtype == torch.bfloat16
+    assert load_drafter(tmp_path, model)[0].dtype == torch.bfloat16
 
 
 def test_only_training_needs_peft(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +315,6 @@ def test_only_training_needs_peft(trained: Trained, tmp_path: Path, monkeypatch:
     with pytest.raises(InputError, match="needs the package peft; install it with `pip install peft`") as refusal:
         train(tmp_path / "none", target())
     assert "\n" not in str(refusal.value) and not (tmp_path / "none").exists()
-    loaded = load_drafter(trained.folder, target())
+    loaded, _ = load_drafter(trained.folder, target())
     ids = tokens()
-    assert torch.equal(logits(loaded.target, ids), logits(trained.pair.target, ids))
+    assert torch.equal(logits(loaded, ids), logits(trained.pair.target, ids))

@@ -14,9 +14,9 @@ import pytest
 import realrun.training.self_sd.search
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.pairs.drafter_files import load_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.recording.record import RecordSettings, record
 from realrun.training.self_sd.costs import measure_costs
@@ -65,9 +65,9 @@ def test_all_is_written_down_and_the_drafter_loads(tmp_path: Path) -> None:
     assert len(document["trials"]) == SETTINGS.trials
     assert document["best"]["value"] == max(trial["value"] for trial in document["trials"])
     assert json.loads((tmp_path / REPORT).read_text())["trials"] == document["trials"]
-    loaded = load_drafter(tmp_path, pair().target)
-    assert loaded.kind == "self-sd" and loaded.target is loaded.draft
-    assert loaded.skips.in_order == {name: document[name] for name in ("attention", "mlp")}
+    target, loaded = load_drafter(tmp_path, pair().target)
+    assert isinstance(loaded, SelfSDKind) and target is pair().target
+    assert loaded.facts == {name: document[name] for name in ("attention", "mlp")}
     with pytest.raises(InputError, match="trained on tiny/target"):
         load_drafter(tmp_path, small_target(layers=4))
 
@@ -75,11 +75,12 @@ def test_all_is_written_down_and_the_drafter_loads(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_exact_costs")
 def test_a_set_is_worth_what_its_recorded_trace_says(tmp_path: Path) -> None:
     document = found(tmp_path)
-    skips = load_drafter(tmp_path, pair().target).skips
+    _, drafter = load_drafter(tmp_path, pair().target)
+    assert isinstance(drafter, SelfSDKind)
     settings = RecordSettings(SETTINGS.depth, SETTINGS.max_new_tokens)
-    trace = record(replace(pair(), skips=skips), PROMPTS, settings)
+    trace = record(replace(pair(), drafter=drafter), PROMPTS, settings)
     search = Search(pair(), [], SETTINGS, made_up_costs())
-    by_length = [predict(trace, FixedK(k), search.cost(skips)).speedup.estimate for k in range(1, 5)]
+    by_length = [predict(trace, FixedK(k), search.cost(drafter.skips)).speedup.estimate for k in range(1, 5)]
     assert document["predicted_speedup"] == max(by_length) == document["prediction"]["speedup"]["estimate"]
     assert document["k"] == 1 + by_length.index(max(by_length))
     assert document["first_token_accepted_share"] == (trace.match_len > 0).mean()
@@ -91,7 +92,7 @@ def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
     whole = range(LAYERS)
     every = [frozenset(s) for s in chain.from_iterable(combinations(whole, n) for n in range(LAYERS + 1))]
     texts = [
-        (p.tokens, Decoder(*open_drafter(pair()), (), Sampler()).decode(p.tokens, 16, None).tokens) for p in PROMPTS
+        (p.tokens, Decoder(*pair().make_drafter(), (), Sampler()).decode(p.tokens, 16, None).tokens) for p in PROMPTS
     ]
     search = Search(pair(), texts, SETTINGS, made_up_costs())
     values = [search.try_out(SkippedSublayers(*both))["value"] for both in product(every, every) if any(both)]

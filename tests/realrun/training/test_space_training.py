@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.drafters.space import SpaceKind
 from realrun.pairs.drafter_files import load_drafter, read_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import load_pair
 from realrun.training.common.loop import HELD_OUT_WINDOWS, LOG, windows
 from realrun.training.common.lora import AdapterSettings
@@ -140,11 +140,10 @@ def test_a_file_gives_the_tuned_target_and_leaves_the_original_alone(full: bool,
     facts = train(tmp_path, model, settings, replace(LOOP, steps=30))
     assert all(torch.equal(value, untouched.state_dict()[name]) for name, value in model.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
-    file, loaded = read_drafter(tmp_path), load_drafter(tmp_path, model)
-    assert loaded.kind == "space" and len(loaded.draft) == MASKS == file.facts["masks"]
+    file, (tuned, loaded) = read_drafter(tmp_path), load_drafter(tmp_path, model)
+    assert isinstance(loaded, SpaceKind) and loaded.masks == MASKS == file.facts["masks"]
     assert {name.split(".")[0] for name in file.tensors} == {"mask", "tuned" if full else "adapter"}
     assert {value.dtype for value in file.tensors.values()} == {torch.bfloat16}
-    tuned = loaded.target
     assert tuned.config.vocab_size == len(tuned.lm_head.weight) == len(tuned.model.embed_tokens.weight) - 1
     assert torch.equal(tuned.model.embed_tokens.weight[-1], file.tensors["mask"].double())
     # The held-out figures in the file are of that very model.
@@ -232,8 +231,8 @@ def test_the_command_trains_a_drafter_that_decodes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="full=false, asked for true"):
         command(*asked, "--full")
     pair = load_pair(str(home), drafter=str(out), dtype="float64")
-    assert pair.kind == "space" and pair.deepest == 3 and pair.drafter_facts == {"masks": 3}
-    run = Decoder(*open_drafter(pair), pair.eos_token_ids, Sampler())
+    assert pair.drafter.name == "space" and pair.drafter.max_depth == 3 and pair.drafter.facts == {"masks": 3}
+    run = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
     policy, prompt = make_policy("fixed_k", {"k": 3}), [5, 6, 7]
     assert run.decode(prompt, 20, policy).tokens == run.decode(prompt, 20, None).tokens
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
+from realrun.drafters.registry import DRAFTERS
 from realrun.pairs.drafter_files import load_drafter, read_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.training.common.distill import DistillSettings, TextSettings
 from realrun.training.common.loop import LoopSettings
@@ -69,14 +69,16 @@ def test_training_learns_and_the_drafter_decodes_what_its_target_would(
     start, end = document["held_out"]["start"], document["held_out"]["end"]
     assert end["divergence"] < 0.8 * start["divergence"] and end["agreement"] > start["agreement"] + 0.1
     assert kind != "eagle" or end["regression"] < 0.9 * start["regression"]
-    loaded = load_drafter(tmp_path / "out", target)
-    assert document["kind"] == kind and loaded.kind == ("model" if kind == "vdm" else kind)
-    assert document["parameters"] == sum(p.numel() for p in loaded.draft.parameters())
+    _, loaded = load_drafter(tmp_path / "out", target)
+    assert document["kind"] == kind and type(loaded) is DRAFTERS[kind]
+    assert document["parameters"] == sum(p.numel() for p in loaded.weights(target)[0].parameters())
     facts = read_drafter(tmp_path / "out").facts
     if kind != "eagle":
-        assert facts["states_after"] == loaded.split == (kind == "edd")  # of three layers, one below the states
-    pair = replace(alone(target), draft=loaded.draft, kind=loaded.kind, split=loaded.split)
-    loop, plain = Decoder(*open_drafter(pair), (), Sampler()), Decoder(target, DraftModel(target, ()), (), Sampler())
+        assert (
+            facts["states_after"] == loaded.facts.get("states_after", 0) == (kind == "edd")
+        )  # of three layers, one below the states
+    pair = replace(alone(target), drafter=loaded)
+    loop, plain = Decoder(*pair.make_drafter(), (), Sampler()), Decoder(target, DraftModel(target, ()), (), Sampler())
     for prompt in random_prompts(2):
         assert loop.decode(prompt, 16, make_policy("fixed_k", {"k": 3})).tokens == plain.decode(prompt, 16, None).tokens
 
@@ -89,9 +91,8 @@ def test_bfloat16_trains_float32_masters_on_a_bfloat16_target(kind: str, tmp_pat
     masters = load_file(tmp_path / "out" / "checkpoint.safetensors")
     assert {value.dtype for key, value in masters.items() if key.startswith("state.")} == {torch.float32}
     assert {value.dtype for value in read_drafter(tmp_path / "out").tensors.values()} == {torch.bfloat16}
-    assert {parameter.dtype for parameter in load_drafter(tmp_path / "out", target).draft.parameters()} == {
-        torch.bfloat16
-    }
+    _, loaded = load_drafter(tmp_path / "out", target)
+    assert {parameter.dtype for parameter in loaded.weights(target)[0].parameters()} == {torch.bfloat16}
 
 
 class Killed(BaseException):

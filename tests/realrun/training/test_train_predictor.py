@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from realrun.drafters.acceptance_predictor import load_predictor, pending_token_states
+from realrun.decode.acceptance_predictor import load_predictor, pending_token_states
 from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
@@ -135,7 +135,7 @@ def test_what_was_trained_can_be_used(trained: tuple[Path, dict[str, object]]) -
     out, document = trained
     predictor = load_predictor(out)
     pair = tiny_pair()
-    predictor.check(pair.target, pair.draft, pair.fingerprint)
+    predictor.check(pair.target.config, pair.draft_config, pair.fingerprint)
     assert predictor.target_weight.shape == (4, 32)  # as many matrices as depths were seen
     assert predictor.facts["sequences"] == 20 and predictor.facts["held_out"] == document["held_out"]
     trace = record(replace(pair, predictor=predictor), tiny_prompts(2), RecordSettings(6, 10))

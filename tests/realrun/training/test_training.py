@@ -18,10 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.pairs.drafter_files import load_drafter, read_drafter
-from realrun.pairs.open import open_drafter
 from realrun.pairs.pair import Pair
 from realrun.training.common.distill import DistillSettings, TextSettings
 from realrun.training.common.loop import LoopSettings, Tensors, run_loop, windows
@@ -69,9 +68,9 @@ def test_training_learns_and_the_drafter_decodes_what_its_target_would(
     for name in ("nats",) if kind == "eesd" else ("head_1", "head_2", "head_3"):
         assert end[name] < start[name] - 0.5
     assert document["tokens"] == 24 * 4 * 32 and document["tokens_per_second"] > 0
-    loaded = load_drafter(tmp_path / "out", target)
-    pair = replace(alone(target), draft=loaded.draft, kind=loaded.kind, split=loaded.split)
-    decoder = Decoder(*open_drafter(pair), (), Sampler())
+    _, loaded = load_drafter(tmp_path / "out", target)
+    pair = replace(alone(target), drafter=loaded)
+    decoder = Decoder(*pair.make_drafter(), (), Sampler())
     plain = Decoder(target, DraftModel(target, ()), (), Sampler())
     for prompt in random_prompts(3):
         run = decoder.decode(prompt, 20, FixedK(3))

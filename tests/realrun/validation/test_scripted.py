@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.drafters.draft_model import DraftModel
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair
@@ -117,7 +117,7 @@ def test_the_policy_sees_the_traces_features_and_nothing_of_the_models() -> None
         seen.append((step, depth))
         return True
 
-    drafter = ScriptedDrafter(DraftModel(pair().draft, ()), script)
+    drafter = ScriptedDrafter(DraftModel(pair().drafter.model, ()), script)
     drafter.begin([1, 2])
     draft = drafter.propose([1, 2, 3], 4, keep, Sampler(), 2, 7)
     row = trace().offsets[2] + 7
@@ -244,7 +244,7 @@ def test_positions_beyond_the_published_ones_are_made(monkeypatch: pytest.Monkey
         run_scripted("llama-2-7b", "llama-68m", trace(), context=9000)
     assert made[0] > 9000 + 30 + 5
     found = random_pair("llama-2-7b", "llama-68m", device="cpu", dtype="float32", positions=9100, smoke=True)
-    assert [m.config.max_position_embeddings for m in (found.target, found.draft)] == [9100, 9100]
+    assert [m.config.max_position_embeddings for m in (found.target, found.drafter.model)] == [9100, 9100]
 
 
 def test_what_cannot_be_run_is_refused() -> None:
@@ -268,7 +268,7 @@ def test_what_cannot_be_run_is_refused() -> None:
 def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
     """With the recorded models and no end of text, a decoding run and a scripted one do the same rounds."""
     models, sampler = tiny_pair(), Sampler("gumbel", 0.8)
-    decoder = Decoder(models.target, DraftModel(models.draft, ()), (), sampler)
+    decoder = Decoder(models.target, DraftModel(models.drafter.model, ()), (), sampler)
     runner = ScriptedDecoder(models, trace(), sampler, seed=0)
     for index, prompt in enumerate(tiny_prompts()):
         real = decoder.decode(prompt.tokens, 30, POLICIES[4], sequence=index)

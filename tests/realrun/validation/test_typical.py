@@ -16,7 +16,6 @@ from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.tree_verify import TypicalAcceptance
 from realrun.pairs.drafter_files import describe_target, save_drafter
-from realrun.pairs.open import open_drafter
 from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical, log_likelihood
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
@@ -69,7 +68,7 @@ def test_rates_and_likelihoods_are_those_of_the_decoded_texts(document: dict[str
     """The loss-free arms' texts are the target's own; the likelihood is a plain pass without a cache."""
     pair = medusa_pair()
     name, sampler, verifier = SETTINGS.arms[arm]
-    decoder = Decoder(*open_drafter(pair), (), sampler, tree_verifier=verifier)
+    decoder = Decoder(*pair.make_drafter(), (), sampler, tree_verifier=verifier)
     runs = [decoder.decode(p.tokens, 40, POLICY, sequence=i, seed=4) for i, p in enumerate(tiny_prompts())]
     texts = [run.tokens for run in runs]
     if name != "typical":
@@ -136,7 +135,7 @@ def test_the_command_prints_and_writes_the_comparison(tmp_path: Path) -> None:
     pair.target.save_pretrained(tmp_path / "target")
     pair.tokenizer.save_pretrained(tmp_path / "target")
     facts = {"target": describe_target(pair.target, "tiny"), "heads": HEADS}
-    save_drafter(tmp_path / "heads", "medusa", pair.draft.state_dict(), facts)
+    save_drafter(tmp_path / "heads", "medusa", pair.drafter.heads.state_dict(), facts)
     texts = [json.dumps({"text": f"number {i} and so on", "domain": "code"}) for i in range(2)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(texts))
     base = ["typical", "--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "heads")]

@@ -194,9 +194,9 @@ def test_a_round_or_an_output_that_differs_is_counted() -> None:
     policy = make_policy("fixed_k", {"k": 3})
     replayed = replay(trace, policy, cost_table(trace, cost), log=True)
     from realrun.decode.decoder import Decoder
-    from realrun.drafters.draft_model import DraftModel
+    from realrun.decode.draft_model import DraftModel
 
-    decoder = Decoder(pair.target, DraftModel(pair.draft, ()), (), SETTINGS.record.sampler)
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), SETTINGS.record.sampler)
     runs = [decoder.decode(p.tokens, 24, policy, sequence=s) for s, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
     wrong = replace(runs[0].rounds[0], accepted=runs[0].rounds[0].accepted + 1)

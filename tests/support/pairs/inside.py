@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from realrun.drafters.eagle import Eagle
-from realrun.drafters.edd import one_layer_model
-from realrun.drafters.eesd import EarlyExit, as_model
+from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.drafters.edd import EDDKind, one_layer_model
+from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
+from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -38,22 +39,20 @@ def target_of(layers: int = 3) -> Any:
 
 def early_exit_pair(target: Any, layers: int = 1, exit_layers: int = 1) -> Pair:
     draft = as_model(target, EarlyExit(target, layers, exit_layers).eval())
-    return Pair(target, draft, tiny_tokenizer(), "tiny/target", "tiny/exit", (), kind="eesd", split=layers)
+    return Pair(target, EESDKind(draft, layers), tiny_tokenizer(), "tiny/target", "tiny/exit", ())
 
 
 def skipping_pair(target: Any, skips: SkippedSublayers = SKIPS) -> Pair:
-    return Pair(target, target, tiny_tokenizer(), "tiny/target", "tiny/skips", (), kind="self-sd", skips=skips)
+    return Pair(target, SelfSDKind(skips), tiny_tokenizer(), "tiny/target", "tiny/skips", ())
 
 
 def decoder_pair(target: Any) -> Pair:
-    return Pair(
-        target, one_layer_model(target), tiny_tokenizer(), "tiny/target", "tiny/edd", (), kind="edd", split=STATES_AFTER
-    )
+    drafter = EDDKind(one_layer_model(target), STATES_AFTER)
+    return Pair(target, drafter, tiny_tokenizer(), "tiny/target", "tiny/edd", ())
 
 
 def feature_pair(target: Any) -> Pair:
-    layers = int(target.config.num_hidden_layers)
-    return Pair(target, Eagle(target), tiny_tokenizer(), "tiny/target", "tiny/eagle", (), kind="eagle", split=layers)
+    return Pair(target, EagleKind(Eagle(target)), tiny_tokenizer(), "tiny/target", "tiny/eagle", ())
 
 
 @cache

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import pending_token_states
-from realrun.drafters.draft_model import DraftModel
-from realrun.drafters.medusa import MedusaHeads
+from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from tests.support.tiny import POSITIONS, VOCAB, tiny_model, tiny_prompts, tiny_tokenizer
@@ -39,7 +39,7 @@ def medusa_pair(architecture: str = "llama", eos_token_ids: tuple[int, ...] = ()
     """A random target and heads fitted to the very texts that the tests decode."""
     target = tiny_model(2, seed=1) if architecture == "llama" else random_target(architecture)
     pair = Pair(
-        target, MedusaHeads(target, heads), tiny_tokenizer(), "tiny/target", "tiny/heads", eos_token_ids, kind="medusa"
+        target, MedusaKind(MedusaHeads(target, heads)), tiny_tokenizer(), "tiny/target", "tiny/heads", eos_token_ids
     )
     fit(pair, tiny_prompts())
     return pair
@@ -68,7 +68,7 @@ def random_target(architecture: str) -> Any:
 
 def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.03) -> None:
     """A few steps of cross-entropy: head k is to say the token k places after the pending one."""
-    heads = pair.draft
+    heads = pair.drafter.heads
     states: list[list[torch.Tensor]] = [[] for _ in heads.residual]
     truth: list[list[torch.Tensor]] = [[] for _ in heads.residual]
     for sampler in CHOICES.values():

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from realrun.decode.sampling import Sampler
-from realrun.drafters.space import MaskedTarget, Masks, with_mask
-from realrun.pairs.drafter_files import Loaded, load_drafter
+from realrun.drafters.kind import DrafterKind
+from realrun.drafters.space import MaskedTarget, SpaceKind, with_mask
+from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.training.common.loop import LoopSettings, Tokens
@@ -53,8 +54,8 @@ def train(folder: Path, model: Any, settings: SpaceSettings = FAST, loop: LoopSe
     return train_space(model, settings, loop, *texts, folder, progress, target_name="tiny", **options)
 
 
-def as_pair(loaded: Loaded, eos_token_ids: tuple[int, ...] = ()) -> Pair:
-    return Pair(loaded.target, loaded.draft, tiny_tokenizer(), "tiny", "space", eos_token_ids, kind=loaded.kind)
+def as_pair(loaded: tuple[Any, DrafterKind], eos_token_ids: tuple[int, ...] = ()) -> Pair:
+    return Pair(*loaded, tiny_tokenizer(), "tiny", "space", eos_token_ids)
 
 
 @cache
@@ -76,7 +77,7 @@ def untrained_target(masks: int = MASKS, layers: int = 2) -> Any:
 
 def untrained_pair(masks: int = MASKS) -> Pair:
     target = untrained_target(masks)
-    return Pair(target, Masks(target, masks), tiny_tokenizer(), "tiny", "space", (), kind="space")
+    return Pair(target, SpaceKind(masks), tiny_tokenizer(), "tiny", "space", ())
 
 
 def masked_target(masks: int = MASKS) -> MaskedTarget:

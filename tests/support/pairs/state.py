@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.eagle import Eagle
-from realrun.drafters.edd import one_layer_model
+from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.drafters.edd import EDDKind, one_layer_model
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -20,12 +20,11 @@ from realrun.training.eagle import feature_pass
 from realrun.training.edd import block_logits, states_and_logits
 from tests.realrun.drafters.test_predictor import random_predictor
 from tests.support.pairs.medusa import CHOICES, own_texts
-from tests.support.split_targets import LAYERS, target_of
+from tests.support.split_targets import target_of
 from tests.support.tiny import tiny_prompts, tiny_tokenizer
 
 KINDS = ("edd", "eagle")
 TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
-SPLITS = {"edd": 2, "eagle": LAYERS}
 TOKENS, STEPS, BLOCK = 24, 8, 6
 PROMPTS = [Prompt("code", [17]), *tiny_prompts(4, seed=7)]  # the first has no state before its pending token
 NOTHING = -100  # that a loss passes over
@@ -39,14 +38,16 @@ def state_pair(kind: str, name: str = "llama", eos_token_ids: tuple[int, ...] = 
         return replace(state_pair(kind, name), eos_token_ids=eos_token_ids)
     target = copy.deepcopy(target_of(name))  # which others may have made in inference mode
     draft = one_layer_model(target, seed=1) if kind == "edd" else Eagle(target, seed=1)
-    pair = Pair(target, draft, tiny_tokenizer(), name, kind, (), kind=kind, split=SPLITS[kind])
+    drafter = EDDKind(draft, 2) if kind == "edd" else EagleKind(draft)
+    pair = Pair(target, drafter, tiny_tokenizer(), name, kind, ())
     fit(pair, PROMPTS)
     return replace(pair, predictor=random_predictor(pair))
 
 
 def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
     """A few steps towards what the target says after these prompts, and EAGLE's towards its features."""
-    target, draft = pair.target.requires_grad_(False), pair.draft.requires_grad_(True)
+    target, (draft,) = pair.target.requires_grad_(False), pair.drafter.weights(pair.target)
+    draft.requires_grad_(True)
     texts = [
         [*prompt.tokens, *text]
         for sampler in CHOICES.values()
@@ -56,12 +57,12 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
     rows = torch.tensor([text + [NOTHING] * (longest - len(text)) for text in texts])
     tokens, truth = rows.clamp(min=0)[:, :-1], rows[:, 1:].flatten()
     features = target.model(input_ids=tokens, use_cache=False).last_hidden_state
-    states, _ = states_and_logits(target, tokens, pair.split)
     generator = torch.Generator().manual_seed(2)
     optimiser = torch.optim.Adam(draft.parameters(), lr=rate)
     for _ in range(STEPS):
         loss = torch.zeros((), dtype=torch.float64)
-        if pair.kind == "edd":
+        if isinstance(pair.drafter, EDDKind):
+            states, _ = states_and_logits(target, tokens, pair.drafter.split)
             logits = block_logits(draft, tokens, states, BLOCK)
         else:
             noise = 0.2 * torch.rand(features.shape, generator=generator, dtype=features.dtype) - 0.1

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import Predictor
-from realrun.drafters.tree_growth import TreeGrower
+from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import open_lm
 from specsim.errors import InputError
@@ -27,7 +27,7 @@ class DraftModel:
 
     Drafters inside the target give their own pass, a `CachedLM`, in its place.
 
-    deepest : levels that it can draft, None for no limit
+    max_depth : levels that it can draft, None for no limit
     scoring : whether the predictor's scores are being made
     predictor : gives every drafted token of a chain its score, for policies that read it
     siblings : how the children of a tree's node are drafted in rejection mode; drawn ones must all
@@ -36,8 +36,7 @@ class DraftModel:
         at the position that produced the newest output token; for scores they do
     """
 
-    kind = "chain"
-    deepest: int | None = None
+    max_depth: int | None = None
 
     def __init__(
         self,

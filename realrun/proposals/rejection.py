@@ -25,10 +25,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler, describe, draw
-from realrun.drafters.acceptance_predictor import Scorer
 from realrun.lm.cached import CachedLM
-from realrun.recording.chain import CHUNK, STATISTICS, Columns, branch_mask, columns_of, true_ranks
+from realrun.proposals.chain import CHUNK, STATISTICS, branch_mask, columns_of, true_ranks
+from realrun.proposals.recorder import Columns
+from realrun.proposals.trees import TreeSize
 
 
 @torch.inference_mode()
@@ -41,11 +43,14 @@ def rejection_columns(
     sampler: Sampler,
     sequence: int,
     scorer: Scorer | None = None,
+    tree: TreeSize | None = None,
 ) -> Columns:
-    """Columns as those of `realrun.recording.chain.dense_columns`, and accept_prob, [T] or [T, depth].
+    """What a draft model proposes at every position, with accept_prob: a `Recorder` once both models are given.
 
-    Both models run over the output once and then, step by step, over one branch per position.
+    Trees are not recorded in this mode. Both models run over the output once and then, step by step, over one
+    branch per position.
     """
+    assert tree is None, "RecordSettings refuses it"
     total, first = len(output), len(prompt)
     statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
     accept_prob = torch.zeros(total, depth, dtype=torch.float64)

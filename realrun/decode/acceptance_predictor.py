@@ -65,10 +65,10 @@ class Predictor:
         parts = [getattr(self, name).double().cpu().numpy().tobytes() for name in TENSORS]
         return digest(*parts)
 
-    def check(self, target: Any, draft: Any, fingerprint: str) -> None:
-        """InputError unless it was trained on this pair; target and draft as in `realrun.pairs.pair.Pair`."""
+    def check(self, target_config: Any, draft_config: Any, fingerprint: str) -> None:
+        """InputError unless it was trained on the pair of this fingerprint, whose configurations say the sizes."""
         ours = (self.target_weight.shape[1], len(self.draft_weight))
-        theirs = tuple(int(model.config.get_text_config().hidden_size) for model in (target, draft))
+        theirs = tuple(int(config.get_text_config().hidden_size) for config in (target_config, draft_config))
         if ours != theirs:
             raise InputError(
                 f"the predictor reads states of sizes {ours[0]} and {ours[1]}, target and draft have {theirs[0]} and "

@@ -1,8 +1,8 @@
-"""What drafters propose at every position of an output at once whose tokens do not depend on one another: MEDUSA's.
+"""What drafters propose at every position of an output at once whose tokens do not depend on one another.
 
-Head i reads one state of the target, whatever the tokens between are. So one teacher-forced
-pass of the target gives all that the heads say at all positions, and a position's tree has the
-same siblings below every node of a depth. SPACE's masks are alike (`realrun.recording.masks`).
+MEDUSA's head i reads one state of the target, whatever the tokens between are; SPACE's masks are alike. So one
+pass over the text gives all that is proposed at all positions, and a position's tree has the same siblings
+below every node of a depth.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import Scorer, pending_token_states
-from realrun.drafters.medusa import MedusaHeads
 from realrun.lm.cached import CachedLM
-from realrun.recording.chain import MAX_RANK, NO_RANK, STATISTICS, Columns, columns_of, true_ranks
-from realrun.recording.rejection import rejection_columns
-from realrun.recording.trees import CHUNK_NODES, Trees, TreeSize, best_trees
+from realrun.proposals.chain import MAX_RANK, NO_RANK, STATISTICS, columns_of, true_ranks
+from realrun.proposals.recorder import Columns
+from realrun.proposals.rejection import rejection_columns
+from realrun.proposals.trees import CHUNK_NODES, Trees, TreeSize, best_trees
 from specsim.arrays import Array
-from specsim.errors import InputError
 
 
-class Said(Protocol):
-    """What a drafter says at T output positions, whatever was drafted before."""
+class Positionwise(Protocol):
+    """What a drafter proposes at T output positions, whatever was drafted before."""
 
     def states(self, step: int) -> torch.Tensor:
         """The states [T, d] behind the tokens at depth step + 1."""
@@ -36,23 +35,10 @@ class Said(Protocol):
         """Logits [n, V] from n of these states."""
 
 
-class HeadsSaid:
-    """What MEDUSA's heads say of states [T, d] of the target."""
-
-    def __init__(self, heads: MedusaHeads, hidden: torch.Tensor):
-        self.heads, self.hidden = heads, hidden
-
-    def states(self, step: int) -> torch.Tensor:
-        return self.heads.state(step, self.hidden)
-
-    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
-        return self.heads.logits(step, states)
-
-
 @torch.inference_mode()
-def heads_columns(
+def positionwise_columns(
     target: PreTrainedModel,
-    heads: MedusaHeads,
+    proposed: Positionwise,
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
@@ -61,33 +47,11 @@ def heads_columns(
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
 ) -> Columns:
-    """What the heads propose after prompt + output[:t], for every t at once: `said_columns`.
+    """What such a drafter proposes at every position, a `Recorder` once target and proposals are given.
 
-    Those at (t, i) are of head i at the state that produced the pending token of round t.
-    """
-    if depth > len(heads):
-        raise InputError(f"{len(heads)} MEDUSA heads draft at most {len(heads)} tokens, not {depth}; lower the depth")
-    said = HeadsSaid(heads, pending_token_states(target, prompt, output))
-    return said_columns(target, said, prompt, output, depth, sampler, sequence, scorer, tree)
-
-
-@torch.inference_mode()
-def said_columns(
-    target: PreTrainedModel,
-    said: Said,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    depth: int,
-    sampler: Sampler,
-    sequence: int,
-    scorer: Scorer | None = None,
-    tree: TreeSize | None = None,
-) -> Columns:
-    """Columns as in `realrun.recording.chain.dense_columns`, [T] or [T, depth], of what is said at every position.
-
-    Those at (t, i) have the noise of output position t + i - 1. The ranks of the true token do not
-    repeat along diagonals, as an independent model's do. In rejection mode the target judges the
-    drafts as well (`realrun.recording.rejection`), and there are no trees.
+    Columns at (t, i) have the noise of output position t + i - 1. The ranks of the true token do not repeat along
+    diagonals, as an independent model's do. In rejection mode the target verifies the drafts as well
+    (`realrun.proposals.rejection`), and there are no trees.
     """
     total, vocabulary = len(output), int(target.config.vocab_size)
     statistics = torch.empty(total, depth, STATISTICS, dtype=torch.float64)
@@ -97,8 +61,8 @@ def said_columns(
     siblings = np.empty((total, depth, width), dtype=np.int64)
     probs = np.empty((total, depth, width), dtype=np.float32)
     for step in range(depth):
-        hidden = said.states(step)
-        logits = said.logits(step, hidden)
+        hidden = proposed.states(step)
+        logits = proposed.logits(step, hidden)
         rank[:, step] = ranks_at(logits, output, sampler, sequence, step)
         if sampler.mode == "rejection":
             continue
@@ -109,9 +73,9 @@ def said_columns(
             tokens, their_probs = sampler.candidates(logits, sequence, range(step, step + total), width)
             siblings[:, step], probs[:, step] = tokens.cpu().numpy(), their_probs.cpu().numpy()
     if sampler.mode == "rejection":
-        drafter = BesideTarget(target, said, len(prompt) - 1)
-        judged = rejection_columns(drafter, CachedLM(target), prompt, output, depth, sampler, sequence, scorer)
-        return judged | {"true_rank": rank}
+        drafter = BesideTarget(target, proposed, len(prompt) - 1)
+        verified = rejection_columns(drafter, CachedLM(target), prompt, output, depth, sampler, sequence, scorer)
+        return verified | {"true_rank": rank}
     columns = columns_of(statistics.numpy(), np.zeros(total, np.int64), np.asarray(output), depth)
     columns["true_rank"] = rank
     if scorer is not None:
@@ -147,24 +111,24 @@ def level_trees(tokens: Array, probs: Array, nodes: int) -> Trees:
 
 
 class BesideTarget(CachedLM):
-    """What is said, in the place of a draft model that drafts a branch from every position, for `rejection_columns`.
+    """What is proposed, in place of a draft model that drafts a branch from every position, for `rejection_columns`.
 
-    before : tokens that are fed before the first at which something is said
+    before : tokens that are fed before the first after which something is proposed
     """
 
-    def __init__(self, target: PreTrainedModel, said: Said, before: int):
+    def __init__(self, target: PreTrainedModel, proposed: Positionwise, before: int):
         super().__init__(target)
-        self.said, self.before = said, before
+        self.proposed, self.before = proposed, before
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        # Nobody reads the rows before.
-        return self._say(0, F.pad(self.said.states(0), (0, 0, self.before, 0)))
+        # The rows before are never read.
+        return self._propose(0, F.pad(self.proposed.states(0), (0, 0, self.before, 0)))
 
     def run_model(self, **inputs: Any) -> torch.Tensor:
-        """What is said at this step of the branches, whatever their tokens are."""
+        """What is proposed at this step of the branches, whatever their tokens are."""
         step = (inputs["attention_mask"].shape[-1] - self.length) // inputs["input_ids"].shape[-1]
-        return self._say(step, self.said.states(step)[inputs["position_ids"][0] - step - self.before])
+        return self._propose(step, self.proposed.states(step)[inputs["position_ids"][0] - step - self.before])
 
-    def _say(self, step: int, states: torch.Tensor) -> torch.Tensor:
+    def _propose(self, step: int, states: torch.Tensor) -> torch.Tensor:
         self.hidden = states
-        return self.said.logits(step, states)
+        return self.proposed.logits(step, states)

@@ -7,23 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import Scorer
 from realrun.lm.cached import CachedLM
-from realrun.recording.trees import TreeSize, grown_trees
-from specsim.arrays import Array, Floats, Ints
+from realrun.proposals.recorder import Columns
+from realrun.proposals.trees import TreeSize, grown_trees
+from specsim.arrays import Floats, Ints
 
 CHUNK = 256  # positions whose branches share one forward pass
-STATISTICS = 4  # columns of Choice.statistics
+STATISTICS = 4  # columns of Sampler.statistics
 NO_RANK = -1
 MAX_RANK = np.iinfo(np.int16).max
 
-Columns = dict[str, Array]
-
 
 @torch.inference_mode()
-def dense_columns(
+def branch_columns(
     lm: CachedLM,
     prompt: Sequence[int],
     output: Sequence[int],
@@ -33,15 +32,11 @@ def dense_columns(
     scorer: Scorer | None = None,
     tree: TreeSize | None = None,
 ) -> Columns:
-    """What the draft model proposes after prompt + output[:t], for every t at once.
+    """What a draft model proposes at every position, a `Recorder` once lm is given.
 
-    One teacher-forced pass gives every first token. Then, step by step, one branch per
-    position grows by a token: all branches share the prefix's cache, and a mask lets a
-    branch see the prefix up to its position and its own earlier tokens. Columns as in
-    `specsim.trace.trace`, [T] or [T, depth].
-
-    scorer : the predictor's, after the target's states of T rounds; gives the column of scores
-    tree : gives the trees as well, the fields of `realrun.recording.trees.Trees` as columns tree_parent, ...
+    One teacher-forced pass gives every first token. Then, step by step, one branch per position grows by a token:
+    all branches share the prefix's cache, and a mask lets a branch see the prefix up to its position and its own
+    earlier tokens.
     """
     first = len(prompt)
     proposals = Proposals(len(output), depth, sampler, sequence, scorer, tree, int(lm.model.config.vocab_size))

@@ -11,22 +11,36 @@ and take a pass of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler
-from realrun.drafters.acceptance_predictor import Scorer
-from realrun.drafters.self_sd import SkippingLM
-from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.recording.chain import CHUNK, MAX_RANK, NO_RANK, Columns, Proposals, true_ranks
-from realrun.recording.trees import CHUNK_NODES, TreeSize
+from realrun.lm.cached import CachedLM
+from realrun.lm.split_target import SplitTarget
+from realrun.proposals.chain import CHUNK, MAX_RANK, NO_RANK, Proposals, true_ranks
+from realrun.proposals.recorder import Columns, Recorder
+from realrun.proposals.trees import CHUNK_NODES, TreeSize
+from specsim.errors import InputError
+
+
+def target_cache_recorder(target: SplitTarget, lm: CachedLM, sampler: Sampler) -> Recorder:
+    """`target_cache_columns` of this drafter; InputError in rejection mode."""
+    if sampler.mode == "rejection":
+        raise InputError(
+            "drafters that read the target's cache or states are recorded in greedy and Gumbel mode only; choose one "
+            "of them"
+        )
+    return partial(target_cache_columns, target, lm)
 
 
 @torch.inference_mode()
-def shared_columns(
-    lm: SkippingLM | StateDrafterLM,
+def target_cache_columns(
+    target: SplitTarget,
+    lm: CachedLM,
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,
@@ -36,7 +50,7 @@ def shared_columns(
     tree: TreeSize | None = None,
     ranks: bool = True,
 ) -> Columns:
-    """What the drafter proposes after prompt + output[:t], for every t at once; see `recording.chain.dense_columns`.
+    """What the drafter proposes after prompt + output[:t], for every t at once; see `proposals.chain.dense_columns`.
 
     One pass of the target, then one of the drafter for each depth, in which every position's branch
     grows by a token, and one over the true tokens after every position.
@@ -45,8 +59,8 @@ def shared_columns(
     """
     total, first = len(output), len(prompt)
     proposals = Proposals(total, depth, sampler, sequence, scorer, tree, int(lm.model.config.vocab_size))
-    lm.target.reset()
-    lm.target.prefill([*prompt, *output[:-1]])
+    target.reset()
+    target.prefill([*prompt, *output[:-1]])
     lm.reset()
     lm.prefill([*prompt, *output[:-1]])
     lm.keep_hidden = scorer is not None
@@ -66,7 +80,7 @@ def shared_columns(
 
 
 def true_path_ranks(
-    lm: SkippingLM | StateDrafterLM,
+    lm: CachedLM,
     prompt: Sequence[int],
     output: Sequence[int],
     depth: int,

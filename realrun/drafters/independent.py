@@ -1,0 +1,46 @@
+"""Vanilla speculative decoding's drafter: an independent model with the target's tokenizer (Leviathan et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.kind import DrafterKind, Origin
+from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
+from realrun.proposals.chain import branch_columns
+from realrun.proposals.recorder import Recorder
+from realrun.proposals.rejection import rejection_columns
+
+
+@dataclass(frozen=True, eq=False)
+class IndependentKind(DrafterKind):
+    """A model that sees tokens alone."""
+
+    model: Any
+
+    name: ClassVar[str] = "model"
+    origin: ClassVar[Origin] = "model"
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        return open_lm(target), DraftModel(self.model, eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        if sampler.mode == "rejection":
+            return partial(rejection_columns, CachedLM(self.model), CachedLM(target))
+        return partial(branch_columns, CachedLM(self.model))
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.model,)
+
+    def config(self, target: Any) -> Any:
+        return self.model.config

@@ -1,0 +1,25 @@
+"""The drafters, by what a drafter file or --drafter calls them. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from realrun.drafters.eagle import EagleKind
+from realrun.drafters.edd import EDDKind, VDMKind
+from realrun.drafters.eesd import EESDKind
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.kind import DrafterKind
+from realrun.drafters.lookup import LookupKind
+from realrun.drafters.medusa import MedusaKind
+from realrun.drafters.self_sd import SelfSDKind
+from realrun.drafters.space import SpaceKind
+
+DRAFTERS: dict[str, type[DrafterKind]] = {
+    "model": IndependentKind,
+    "eesd": EESDKind,
+    "medusa": MedusaKind,
+    "edd": EDDKind,
+    "vdm": VDMKind,
+    "eagle": EagleKind,
+    "self-sd": SelfSDKind,
+    "space": SpaceKind,
+    "prompt-lookup": LookupKind,
+}

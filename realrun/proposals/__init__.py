@@ -1,0 +1,1 @@
+"""What a drafter proposes at every position of an output at once: the passes behind a recorded trace."""
