@@ -7,20 +7,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specsim.api.predict import policies, predict, replay
+    from specsim.api.tune import cross_validate, leaderboard, tune
+    from specsim.cost.model import ConstantCost
+    from specsim.cost.profile import read_cost
     from specsim.errors import InputError
     from specsim.policy.base import setting
     from specsim.policy.chain.base import ChainPolicy
+    from specsim.policy.registry import make_policy
     from specsim.policy.tree.base import TreePolicy
+    from specsim.trace.files import read_trace, write_trace
+    from specsim.trace.trace import Trace
 
 __version__ = "0.1.0"
 
 _HOMES = {  # public name -> module that defines it
     "ChainPolicy": "specsim.policy.chain.base",
+    "ConstantCost": "specsim.cost.model",
     "InputError": "specsim.errors",
+    "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
+    "cross_validate": "specsim.api.tune",
+    "leaderboard": "specsim.api.tune",
+    "make_policy": "specsim.policy.registry",
+    "policies": "specsim.api.predict",
+    "predict": "specsim.api.predict",
+    "read_cost": "specsim.cost.profile",
+    "read_trace": "specsim.trace.files",
+    "replay": "specsim.api.predict",
     "setting": "specsim.policy.base",
+    "tune": "specsim.api.tune",
+    "write_trace": "specsim.trace.files",
 }
-__all__ = ["ChainPolicy", "InputError", "TreePolicy", "setting"]
+__all__ = [
+    "ChainPolicy",
+    "ConstantCost",
+    "InputError",
+    "Trace",
+    "TreePolicy",
+    "cross_validate",
+    "leaderboard",
+    "make_policy",
+    "policies",
+    "predict",
+    "read_cost",
+    "read_trace",
+    "replay",
+    "setting",
+    "tune",
+    "write_trace",
+]
 
 
 def __getattr__(name: str) -> Any:

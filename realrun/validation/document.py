@@ -13,8 +13,9 @@ from realrun.validation.validate import Row, Validation
 from specsim.fitting.chain_calibration import judged_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.priced import PricedTrace
 from specsim.speedup import formulas as metrics
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 
 
 def as_document(validation: Validation) -> dict[str, Any]:
@@ -24,7 +25,10 @@ def as_document(validation: Validation) -> dict[str, Any]:
     by_prediction = max(rows, key=lambda row: row.predicted.speedup.estimate)
     best = rows[0]
     lengths = range(1, holdout.depth + 1)
-    curve = [predict(holdout, make_policy("fixed_k", {"k": k}), profile, seed=validation.seed) for k in lengths]
+    curve = [
+        predict_policy(PricedTrace(holdout, profile), make_policy("fixed_k", {"k": k}), seed=validation.seed)
+        for k in lengths
+    ]
     confidence, accepted = judged_tokens(holdout)
     bins = metrics.reliability(confidence, accepted)
     depth = holdout.depth

@@ -25,6 +25,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
 from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.speedup import formulas as metrics
@@ -32,6 +33,7 @@ from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+from specsim.tuning.settings import SearchSettings
 from specsim.tuning.variants import applicable_variants, fit_variant, label
 
 
@@ -120,7 +122,7 @@ def candidates(
             else "default"
         )
         try:
-            policy = fit_variant(kind, variant, train, cost, trials=trials, seed=seed)
+            policy = fit_variant(kind, variant, PricedTrace(train, cost), SearchSettings(trials=trials, seed=seed))
             check_replayable(train, policy)
             check_covered(train, policy, cost_table(train, cost, policy))
             if all(policy != candidate.policy for candidate in found):

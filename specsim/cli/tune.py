@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -89,57 +90,30 @@ def tune(
 
     Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
     """
-    from specsim.policy.registry import make_policy
+    from specsim.api.tune import parsed
+    from specsim.policy.registry import find_policy
+    from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
     from specsim.trace.split import split_sequences
     from specsim.tuning.crossval import cross_validate, fold_sequences
     from specsim.tuning.search import tune as run_tune
+    from specsim.tuning.settings import SearchSettings
 
-    fixed = {key: getattr(make_policy(policy, {key: value}), key) for key, value in parse_settings(set_).items()}
-    kind = type(make_policy(policy))
-    whole, model = read_trace(trace), read_costs(cost, draft_cost, batch)
-    how: dict[str, Any] = {
-        "fixed": fixed,
-        "search": search.value if search else None,
-        "trials": trials,
-        "seed": seed,
-        "jobs": jobs,
-    }
-    if folds is not None:
-        fold_sequences(whole, folds, seed=seed)  # names a bad number before any work
-    with progress_bar() as report:
-        if folds is None:
-            tuning, held = split_sequences(whole, tuning_share=tuning_share, seed=seed)
+    fixed, kind = parsed(policy, parse_settings(set_)), find_policy(policy)
+    whole = PricedTrace(read_trace(trace), read_costs(cost, draft_cost, batch))
+    settings = SearchSettings(search.value if search else None, trials, seed, jobs, storage, fixed)
+    if folds is None:
+        tuning, rest = split_sequences(whole.trace, tuning_share=tuning_share, seed=seed)
+        with progress_bar() as report:
             result = run_tune(
-                kind,
-                whole.select(tuning),
-                whole.select(held),
-                model,
-                storage=storage,
-                progress=lambda done, total: report("tune", done, total),
-                **how,
+                kind, whole.select(tuning), whole.select(rest), settings, progress=partial(report, "tune")
             )
-            show_tuned(result, f"{len(tuning)} sequences", f"{len(held)} others", json=json)
-            return
-        final = run_tune(
-            kind,
-            whole,
-            whole,
-            model,
-            storage=storage,
-            compare=False,
-            progress=lambda done, total: report("all sequences", done, total),
-            **how,
-        )
-        folded = cross_validate(
-            kind,
-            whole,
-            model,
-            folds=folds,
-            storage=storage,
-            progress=lambda done, total: report("folds", done, total),
-            **how,
-        )
+        show_tuned(result, f"{len(tuning)} sequences", f"{len(rest)} others", json=json)
+        return
+    fold_sequences(whole.trace, folds, seed=seed)  # names a bad number before any work
+    with progress_bar() as report:
+        final = run_tune(kind, whole, whole, settings, compare=False, progress=partial(report, "all sequences"))
+        folded = cross_validate(kind, whole, settings, folds=folds, progress=partial(report, "folds"))
     show_folded(final, folded, json=json)
 
 

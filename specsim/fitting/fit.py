@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,3 +43,11 @@ def needs_fitting(kind: type[Policy]) -> bool:
     """Whether policies of this kind learn from data or costs."""
     own = inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
     return own or any(base in FITTERS for base in kind.__mro__)
+
+
+def is_fitted(policy: Policy) -> bool:
+    """Whether a policy which learns tables has learned some, or does not learn any."""
+    tables = [field for field in dataclasses.fields(policy) if isinstance(field.default, tuple)]
+    if not needs_fitting(type(policy)) or not tables:
+        return True
+    return any(getattr(policy, field.name) != field.default for field in tables)

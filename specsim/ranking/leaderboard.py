@@ -12,29 +12,32 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specsim.arrays import Floats, Ints
-from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
-from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Counter, Progress
 from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
-from specsim.replaying.replay import Replay, prepare, replay
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay, prepare
 from specsim.replaying.rounds import RoundLog
-from specsim.replaying.table import cost_table
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+from specsim.tuning.settings import SearchSettings
 from specsim.tuning.variants import Form, applicable_variants, fit_variant, label
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 PARTS = ("draft", "policy", "verify", "other")
 
@@ -119,6 +122,31 @@ class Board:
     skipped: list[tuple[str, str]]
     sweeps: list[Sweep]
 
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row per form of a policy, best first; speedups as ratios, lengths in tokens."""
+        import pandas as pd  # slow to import, and a comparison does not need it
+
+        return pd.DataFrame(
+            {
+                "label": row.label,
+                "policy": row.policy.name,
+                "speedup": row.prediction.speedup.estimate,
+                "speedup_low": row.prediction.speedup.low,
+                "speedup_high": row.prediction.speedup.high,
+                "tied_with_leader": row.tied,
+                **{name: getattr(row.prediction, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
+                "mean_draft_tokens": row.mean_length,
+                "settings": str(row.policy),
+            }
+            for row in self.rows
+        )
+
+    def plot(self) -> Figure:
+        """Speedup of every row with its 95 % interval, between the baseline and the oracle."""
+        from specsim.report.leaderboard_figures import ranking_figure  # matplotlib is slow to import
+
+        return ranking_figure(self.as_dict())
+
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")
         return {
@@ -178,26 +206,14 @@ def leaderboard(
     if seeds < 1:
         raise InputError(f"seeds={seeds}; give at least 1")
     chosen = list(POLICIES.values()) if kinds is None else list(kinds)
+    search = SearchSettings(trials=trials, seed=seed, jobs=1)  # policies, not points, go to the threads
     boards = []
     for number, (name, trace) in enumerate(traces.items()):
         cost = costs[number % len(costs)]
         for depth in max_drafts or (trace.depth,):
             report = partial(progress, f"{name}, drafts up to {depth}") if progress else None
-            boards.append(
-                _board(
-                    name,
-                    shallower(trace, depth),
-                    cost,
-                    chosen,
-                    trials=trials,
-                    tuning_share=tuning_share,
-                    seeds=seeds,
-                    seed=seed,
-                    sensitivity=sensitivity,
-                    jobs=jobs,
-                    progress=report,
-                )
-            )
+            priced = PricedTrace(shallower(trace, depth), cost)
+            boards.append(_board(name, priced, chosen, search, tuning_share, seeds, sensitivity, jobs, report))
     return boards
 
 
@@ -233,53 +249,49 @@ def shallower(trace: Trace, depth: int) -> Trace:
     return dataclasses.replace(trace, **cut)
 
 
-def replay_seeds(trace: Trace, policy: Policy, cost: CostModel, seeds: Sequence[int]) -> list[Replay]:
+def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:
     """Replays under these seeds; just the first where the second shows that nothing is drawn."""
-    table = cost_table(trace, cost, policy)
-    replays = [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[:2]]
+    replays = [priced.replay(policy, seed=seed, log=True) for seed in seeds[:2]]
     if len(replays) == 2 and np.array_equal(_rounds(replays[0]).arrays, _rounds(replays[1]).arrays):
         return replays[:1]
-    return replays + [replay(trace, policy, table, seed=seed, log=True) for seed in seeds[2:]]
+    return replays + [priced.replay(policy, seed=seed, log=True) for seed in seeds[2:]]
 
 
 def _board(
     name: str,
-    trace: Trace,
-    cost: CostModel,
+    whole: PricedTrace,
     kinds: Sequence[type[Policy]],
-    *,
-    trials: int,
+    search: SearchSettings,
     tuning_share: float,
     seeds: int,
-    seed: int,
     sensitivity: bool,
     jobs: int,
     progress: Counter | None,
 ) -> Board:
     from joblib import Parallel, delayed
 
-    tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
-    train, holdout = trace.select(tuning), trace.select(held)
-    table = cost_table(holdout, cost)
-    draws = [*range(seed, seed + seeds)]
-    entries, skipped = applicable_variants(trace, kinds, cost)
-    oracle_s, ar_s = _oracle(holdout, kinds_of(entries), table, draws), autoregressive_seconds(holdout, table)
+    trace = whole.trace
+    tuning, rest = split_sequences(trace, tuning_share=tuning_share, seed=search.seed)
+    train, holdout = whole.select(tuning), whole.select(rest)
+    draws = [*range(search.seed, search.seed + seeds)]
+    entries, skipped = applicable_variants(trace, kinds, whole.cost)
+    oracle_s = _oracle(holdout, kinds_of(entries), draws)
 
     def run(kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
         name = label(kind, variant)
         try:
-            policy = fit_variant(kind, variant, train, cost, trials=trials, seed=seed, jobs=1)
-            on_tuning = replay(train, policy, cost_table(train, cost, policy), seed=seed)
-            row = _row(name, policy, variant.tuned, on_tuning.speedup, holdout, cost, draws, oracle_s, ar_s)
+            policy = fit_variant(kind, variant, train, search)
+            train_speedup = train.replay(policy, seed=search.seed).speedup
+            row = _row(name, policy, variant.tuned, train_speedup, holdout, draws, oracle_s)
         except InputError as error:  # such as costs that do not cover this policy's shape
             return name, str(error)
 
         def speedup(other: Policy) -> float:
-            replays = replay_seeds(holdout, other, cost, draws)
+            replays = replay_seeds(holdout, other, draws)
             return float(sum(r.autoregressive_s.sum() for r in replays) / sum(r.seconds.sum() for r in replays))
 
         names = swept_settings(kind, variant) if sensitivity else []
-        return row, [sweep(name, policy, setting, train, cost, speedup) for setting in names]
+        return row, [sweep(name, policy, setting, train, speedup) for setting in names]
 
     for kind in kinds:
         prepare(kind)  # once, ahead of the threads
@@ -300,7 +312,9 @@ def _board(
     rows.sort(key=lambda row: -row.prediction.speedup.estimate)
     leader = rows[0]
     rows[1:] = [
-        dataclasses.replace(row, to_leader=paired_difference(ar_s, leader.speculative_s, row.speculative_s))
+        dataclasses.replace(
+            row, to_leader=paired_difference(holdout.baseline_s, leader.speculative_s, row.speculative_s)
+        )
         for row in rows[1:]
     ]
     return Board(
@@ -309,10 +323,10 @@ def _board(
         meta=trace.meta,
         approximate=trace.approximate,
         tuning=len(tuning),
-        holdout=len(held),
-        output_tokens=int(holdout.output_tokens.sum()),
-        baseline_s=ar_s,
-        oracle=ratio_interval(ar_s, oracle_s),
+        holdout=len(rest),
+        output_tokens=int(holdout.trace.output_tokens.sum()),
+        baseline_s=holdout.baseline_s,
+        oracle=ratio_interval(holdout.baseline_s, oracle_s),
         rows=rows,
         skipped=skipped,
         sweeps=sweeps,
@@ -324,8 +338,9 @@ def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
     return [kind for kind, _ in entries] or [FixedK]
 
 
-def _oracle(trace: Trace, kinds: Sequence[type[Policy]], table: CostTable, seeds: Sequence[int]) -> Floats:
+def _oracle(priced: PricedTrace, kinds: Sequence[type[Policy]], seeds: Sequence[int]) -> Floats:
     """The oracle's seconds per sequence [S]; where outcomes are drawn, the mean over all that policies meet."""
+    trace, table = priced.trace, priced.table()
     if not trace.approximate:
         return oracle_seconds(trace, kinds, table)
     total: Floats = np.sum([oracle_seconds(trace, kinds, table, seed=seed) for seed in seeds], axis=0)
@@ -337,13 +352,11 @@ def _row(
     policy: Policy,
     tuned: bool,
     train_speedup: float,
-    holdout: Trace,
-    cost: CostModel,
+    holdout: PricedTrace,
     seeds: Sequence[int],
     oracle_s: Floats,
-    ar_s: Floats,
 ) -> Row:
-    replays = replay_seeds(holdout, policy, cost, seeds)
+    replays = replay_seeds(holdout, policy, seeds)
     whole = _together(replays)
     times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
     verified = np.concatenate([_rounds(one).verified for one in replays])
@@ -353,7 +366,7 @@ def _row(
         tuned=tuned,
         prediction=summarise(whole, oracle_s * times),
         seeds=len(replays),
-        lengths=np.bincount(verified, minlength=holdout.depth + 1),
+        lengths=np.bincount(verified, minlength=holdout.trace.depth + 1),
         token_s=tuple((whole.seconds.sum(axis=0) / whole.output_tokens.sum()).tolist()),
         speculative_s=whole.speculative_s / times,
         train_speedup=train_speedup,

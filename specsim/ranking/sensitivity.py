@@ -8,12 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
-from specsim.replaying.table import cost_table
-from specsim.trace.trace import Trace
+from specsim.replaying.priced import PricedTrace
 from specsim.tuning.space import Axis, search_space
 
 POINTS = 25  # values of a setting that is a float
@@ -63,8 +61,7 @@ def sweep(
     label: str,
     policy: Policy,
     setting: str,
-    train: Trace,
-    cost: CostModel,
+    train: PricedTrace,
     speedup: Callable[[Policy], float],
 ) -> Sweep:
     """Speedups of the policy over the search range of one setting, where trace and costs serve it.
@@ -73,13 +70,12 @@ def sweep(
     every value.
     """
     kind = type(policy)
-    table = cost_table(train, cost)
     own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
-    axis = next(axis for axis in search_space(kind, {}, train.depth).axes if axis.name == setting)
+    axis = next(axis for axis in search_space(kind, {}, train.trace.depth).axes if axis.name == setting)
     found: list[tuple[Any, float]] = []
     for value in search_values(axis):
         with suppress(InputError):  # a value that trace or costs cannot serve
-            found.append((value, speedup(fit(kind, {**own, setting: value}, train, table))))
+            found.append((value, speedup(fit(kind, {**own, setting: value}, train.trace, train.table()))))
     return Sweep(
         label=label,
         policy=kind.name,

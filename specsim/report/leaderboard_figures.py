@@ -36,7 +36,7 @@ MOST_CELLS = 21  # of a line, before numbers of tokens share cells
 
 
 @styled()
-def ranking(board: Mapping[str, Any], name: str) -> str:
+def ranking_figure(board: Mapping[str, Any]) -> Figure:
     """Speedup of every row with its interval, best on top, between the baseline and the oracle."""
     rows, y = board["rows"], np.arange(len(board["rows"]))[::-1]
     value, low, high = estimates(row["speedup"] for row in rows)
@@ -64,7 +64,13 @@ def ranking(board: Mapping[str, Any], name: str) -> str:
         )
     axes.margins(x=0.04)
     axes.set_xlabel("speedup (ratio, autoregressive = 1), with 95 % intervals")
-    return svg(figure, f"{name}-ranking", "Policies by speedup")
+    return figure
+
+
+@styled()
+def ranking(board: Mapping[str, Any], name: str) -> str:
+    """`ranking_figure` as SVG."""
+    return svg(ranking_figure(board), f"{name}-ranking", "Policies by speedup")
 
 
 @styled()

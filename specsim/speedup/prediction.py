@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
 from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
 from specsim.speedup import formulas as metrics
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import Estimate, ratio_interval
@@ -25,7 +25,7 @@ from specsim.trace.trace import Trace
 STATIC_WIDTH = 10  # children of a node that searches of static trees go to
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What one policy would do on one trace under one cost model.
 
@@ -55,6 +55,16 @@ class Prediction:
     truncated_rounds: int | None = None
     oracle_regret: float | None = None
     approximate: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of these numbers, in words."""
+        return ["approximate: rejection sampling"] if self.approximate else []
+
+    def __repr__(self) -> str:
+        rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, HM {self.hm:.3f}, tau {self.tau:.2f} tokens per target pass"
+        title = "; ".join([str(self.policy), *self.notes])
+        return f"{title}\nspeedup {self.speedup} (95 % interval), {rates}"
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: plain numbers, units as in the attribute names."""
@@ -136,12 +146,11 @@ def oracle_width(policy: Policy) -> int:
     return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH
 
 
-def predict(trace: Trace, policy: Policy, cost: CostModel, *, seed: int = 0) -> Prediction:
+def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Prediction:
     """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
-    result = replay(trace, policy, cost_table(trace, cost, policy), seed=seed)
-    return summarise(
-        result, oracle_seconds(trace, [type(policy)], cost_table(trace, cost), width=oracle_width(policy), seed=seed)
-    )
+    width = oracle_width(policy)
+    oracle_s = oracle_seconds(priced.trace, [type(policy)], priced.table(), width=width, seed=seed)
+    return summarise(priced.replay(policy, seed=seed), oracle_s)
 
 
 @dataclass(frozen=True)
@@ -162,10 +171,10 @@ def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0)
     """Predict one policy on each rung. s_d and s_t are read at the trace's middle context."""
     middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
     constant: ConstantCost = profile.constant(middle)
-    measured = predict(trace, policy, profile, seed=seed)
+    measured = predict_policy(PricedTrace(trace, profile), policy, seed=seed)
     eq14 = float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t))
     return Ladder(
         eq14=None if isinstance(policy, TreePolicy) else eq14,
-        constant=predict(trace, policy, constant, seed=seed).speedup.estimate,
+        constant=predict_policy(PricedTrace(trace, constant), policy, seed=seed).speedup.estimate,
         profile=measured.speedup.estimate,
     )

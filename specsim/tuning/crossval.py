@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specsim.arrays import Floats, Ints
-from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Counter
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.trace import Trace
-from specsim.tuning.search import Reference, Search, SearchResult, compared, find_best, reference_policies, warnings_of
+from specsim.tuning.search import Reference, SearchResult, compared, find_best, reference_policies, warnings_of
+from specsim.tuning.settings import DEFAULT_SEARCH, SearchSettings
 
 
 @dataclass(frozen=True)
@@ -85,29 +84,23 @@ def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
 
 def cross_validate(
     kind: type[Policy],
-    trace: Trace,
-    cost: CostModel,
+    whole: PricedTrace,
+    settings: SearchSettings = DEFAULT_SEARCH,
     *,
     folds: int = 5,
-    fixed: Mapping[str, Any] | None = None,
-    search: Search | None = None,
-    trials: int = 100,
-    seed: int = 0,
-    jobs: int | None = None,
-    storage: Path | None = None,
     progress: Counter | None = None,
 ) -> CrossValidation:
     """Tune on all folds but one, replay that one, for each in turn; one estimate over all sequences.
 
-    Parameters as in `specsim.tuning.search.find_best`; storage, if given, is a journal per
-    fold: FILE.1, FILE.2 and so on. Ctrl-C ends it with the folds done so far.
+    The storage of the settings, if given, is a journal per fold: FILE.1, FILE.2 and so on. Ctrl-C ends it
+    with the folds done so far.
     """
-    parts = fold_sequences(trace, folds, seed=seed)
+    sequences, seed, storage = whole.trace.sequences, settings.seed, settings.storage
     done: list[Fold] = []
     replays: dict[str, list[Replay]] = {}
     oracle_s: list[Floats] = []
-    for number, part in enumerate(parts):
-        train, holdout = trace.select(np.setdiff1d(np.arange(trace.sequences), part)), trace.select(part)
+    for number, part in enumerate(fold_sequences(whole.trace, folds, seed=seed)):
+        train, holdout = whole.select(np.setdiff1d(np.arange(sequences), part)), whole.select(part)
 
         def report(trials_done: int, total: int, number: int = number) -> None:
             if progress:
@@ -115,28 +108,17 @@ def cross_validate(
 
         journal = storage.with_name(f"{storage.name}.{number + 1}") if storage else None
         try:
-            found = find_best(
-                kind,
-                train,
-                cost,
-                fixed=fixed,
-                search=search,
-                trials=trials,
-                seed=seed,
-                jobs=jobs,
-                storage=journal,
-                progress=report,
-            )
+            found = find_best(kind, train, dataclasses.replace(settings, storage=journal), progress=report)
         except KeyboardInterrupt:
             if not done:
                 raise
             break
-        policies = {"": found.best, **reference_policies(kind, train, cost, fixed, found, seed, jobs)}
+        policies = {"": found.best, **reference_policies(kind, train, settings, found)}
         for name, policy in policies.items():
-            replays.setdefault(name, []).append(_replay(holdout, policy, cost, seed))
-        oracle_s.append(oracle_seconds(holdout, [kind, FixedK], cost_table(holdout, cost), seed=seed))
-        train_speedup = _replay(train, found.best, cost, seed).speedup
-        done.append(Fold(found, train_speedup, replays[""][-1].speedup, holdout.sequences))
+            replays.setdefault(name, []).append(holdout.replay(policy, seed=seed))
+        oracle_s.append(oracle_seconds(holdout.trace, [kind, FixedK], holdout.table(), seed=seed))
+        train_speedup = train.replay(found.best, seed=seed).speedup
+        done.append(Fold(found, train_speedup, replays[""][-1].speedup, len(part)))
         if found.interrupted:
             break
     tuned = together(replays.pop(""))
@@ -161,7 +143,3 @@ def together(replays: list[Replay]) -> Replay:
         name: np.concatenate([one.columns[name] for one in replays]) for name in replays[0].columns
     }
     return dataclasses.replace(replays[0], rounds=None, **columns)
-
-
-def _replay(trace: Trace, policy: Policy, cost: CostModel, seed: int) -> Replay:
-    return replay(trace, policy, cost_table(trace, cost, policy), seed=seed)

@@ -17,20 +17,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specsim.arrays import Floats, Ints
-from specsim.cost.contexts import autoregressive_seconds
-from specsim.cost.model import CostModel
-from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy
 from specsim.progress import Counter
 from specsim.replaying.chain import COUNTS, ROUNDS, TRUNCATED
 from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import compiled
 from specsim.replaying.rounds import RoundLog
-from specsim.replaying.table import cost_table, has_own_cost
 from specsim.trace.outcomes import outcomes
-from specsim.trace.trace import Trace
 
 Result = TypeVar("Result")
 
@@ -44,18 +40,17 @@ MOST_TRUNCATED = 0.02  # of a tree policy's rounds
 class Evaluator:
     """Replays configurations of one kind on one trace; what they share is made once.
 
-    train : what policies that learn from data learn from, and its costs; by default the trace
+    train : what policies that learn from data learn from; by default the trace itself
     jobs : threads; by default one per core
     """
 
     def __init__(
         self,
         kind: type[Policy],
-        trace: Trace,
-        cost: CostModel,
+        priced: PricedTrace,
         *,
-        held: Mapping[str, Any] | None = None,
-        train: Trace | None = None,
+        fixed: Mapping[str, Any] | None = None,
+        train: PricedTrace | None = None,
         seed: int = 0,
         jobs: int | None = None,
     ) -> None:
@@ -63,18 +58,16 @@ class Evaluator:
 
         if jobs is not None and jobs < 1:
             raise InputError(f"jobs={jobs}; give at least 1 thread")
-        self.kind, self.trace, self.cost, self.held = kind, trace, cost, dict(held or {})
-        self.table = cost_table(trace, cost)
-        self.train = trace if train is None else train
-        self.train_table = self.table if train is None else cost_table(train, cost)
+        self.kind, self.priced, self.trace = kind, priced, priced.trace
+        self.fixed, self.train = dict(fixed or {}), train or priced
         self.jobs: int = jobs or cpu_count()
-        self.outcomes = list(outcomes(trace, seed))
-        self.own_cost = has_own_cost(trace, kind)
+        self.outcomes = list(outcomes(self.trace, seed))
+        priced.table()  # before threads ask for it; says where the costs do not cover the trace
 
     @cached_property
     def baseline_s(self) -> Floats:
         """Autoregressive seconds per sequence [S], as often as the trace has outcomes."""
-        return len(self.outcomes) * autoregressive_seconds(self.trace, self.table)
+        return len(self.outcomes) * self.priced.baseline_s
 
     def build(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
         """The policy of each point, or why this trace and these costs cannot serve it."""
@@ -87,15 +80,12 @@ class Evaluator:
 
     def _build(self, point: Mapping[str, Any]) -> Policy | InputError:
         try:
-            policy = fit(self.kind, {**self.held, **point}, self.train, self.train_table)
+            policy = fit(self.kind, {**self.fixed, **point}, self.train.trace, self.train.table())
             check_replayable(self.trace, policy)
-            check_covered(self.trace, policy, self._table_of(policy))
+            check_covered(self.trace, policy, self.priced.table(policy))
         except InputError as error:
             return error
         return policy
-
-    def _table_of(self, policy: Policy) -> CostTable:
-        return cost_table(self.trace, self.cost, policy) if self.own_cost else self.table
 
     def seconds(self, policies: Sequence[Policy], which: Ints | None = None) -> Floats:
         """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
@@ -130,7 +120,9 @@ class Evaluator:
     def _compile(self, policy: Policy) -> None:
         """Compile, or load, ahead of the threads; this replays nothing."""
         which, counts = np.zeros(0, dtype=np.int64), np.zeros((0, COUNTS), dtype=np.int64)
-        compiled(policy)(self.trace, self.table, self.outcomes[0], which, counts, np.zeros((0, 4)), RoundLog.zeros(0))
+        compiled(policy)(
+            self.trace, self.priced.table(), self.outcomes[0], which, counts, np.zeros((0, 4)), RoundLog.zeros(0)
+        )
 
     def _replay_all(self, policies: Sequence[Policy], which: Ints, result: Floats, rounds: Ints) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
@@ -138,7 +130,7 @@ class Evaluator:
         blocks = np.unique([0, *cuts.tolist(), len(which)]).tolist()
         counts = np.zeros((len(policies), len(which), COUNTS), dtype=np.int64)
         seconds = np.zeros((len(policies), len(which), 4))
-        runs = [(compiled(policy), self._table_of(policy), policy.carries_state) for policy in policies]
+        runs = [(compiled(policy), self.priced.table(policy), policy.carries_state) for policy in policies]
         no_log = RoundLog.zeros(0)
         for outcome in self.outcomes:
             for a, b in pairwise(blocks):
@@ -184,10 +176,9 @@ class Evaluated:
 def evaluate_many(
     kind: type[Policy],
     settings_list: Sequence[Mapping[str, Any]],
-    trace: Trace,
-    cost: CostModel,
+    priced: PricedTrace,
     *,
-    train: Trace | None = None,
+    train: PricedTrace | None = None,
     seed: int = 0,
     jobs: int | None = None,
     progress: Counter | None = None,
@@ -199,7 +190,7 @@ def evaluate_many(
 
     Raises InputError if the costs do not cover the trace at all.
     """
-    evaluator = Evaluator(kind, trace, cost, train=train, seed=seed, jobs=jobs)
+    evaluator = Evaluator(kind, priced, train=train, seed=seed, jobs=jobs)
     built: list[Policy | InputError] = []
     seconds = np.full(len(settings_list), np.inf)
     for start in range(0, len(settings_list), BATCH):

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from specsim.cost.contexts import context_range
-from specsim.cost.model import SPACE, CostModel
+from specsim.cost.model import SPACE
 from specsim.errors import InputError
 from specsim.files import nested_digest
 from specsim.policy.base import Policy
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-tuning", 1
@@ -144,9 +144,7 @@ def _check_header(path: Path, line: bytes, wanted: Line) -> None:
         )
 
 
-def describe_job(
-    kind: type[Policy], trace: Trace, cost: CostModel, held: Mapping[str, Any], search: Mapping[str, Any]
-) -> Line:
+def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, Any], search: Mapping[str, Any]) -> Line:
     """Everything that determines a search's answer, in plain values and digests."""
     files = [PACKAGE / "rng.py", *(path for room in DECIDING for path in sorted((PACKAGE / room).rglob("*.py")))]
     sources = [path.read_bytes() for path in files]
@@ -154,10 +152,10 @@ def describe_job(
     return {
         "policy": kind.name,
         "policy_source": nested_digest(_source_of(kind)),
-        "fixed": {key: held[key] for key in sorted(held)},
+        "fixed": {key: fixed[key] for key in sorted(fixed)},
         **search,
-        "trace": trace_digest(trace),
-        "cost": cost_digest(trace, cost),
+        "trace": trace_digest(priced.trace),
+        "cost": cost_digest(priced),
         "program": nested_digest(*sources),
         "libraries": {name: version(name) for name in used},
     }
@@ -172,9 +170,10 @@ def trace_digest(trace: Trace) -> str:
     return nested_digest(*parts)
 
 
-def cost_digest(trace: Trace, cost: CostModel) -> str:
+def cost_digest(priced: PricedTrace) -> str:
     """A digest of all prices that a policy can meet on this trace, also for passes longer than its depth."""
-    parts = [_bytes_of(value) for value in vars(cost_table(trace, cost)).values()]
+    parts = [_bytes_of(value) for value in vars(priced.table()).values()]
+    trace, cost = priced.trace, priced.cost
     ends = np.array(context_range(trace))
     passes = [cost.verify, cost.tree_verify] if trace.meta.get("drafter_kind") == SPACE else [cost.verify]
     for price in passes:

@@ -6,30 +6,27 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
-from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Counter, no_progress
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Comparison, paired_difference
 from specsim.speedup.prediction import Prediction, oracle_seconds, oracle_width, summarise
-from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import MOST_TRUNCATED, Evaluator, evaluate_many
 from specsim.tuning.grid import grid_search
 from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
 from specsim.tuning.race import race
+from specsim.tuning.settings import DEFAULT_SEARCH, Search, SearchSettings
 from specsim.tuning.space import Settings, Space, search_space
 from specsim.tuning.trials import SearchContext, SearchState
 
-Search = Literal["grid", "race", "optuna"]
 OPTUNA_TRIALS = 500
 RUNNER_UP, DEFAULT, BEST_FIXED_K = "runner_up", "default", "best_fixed_k"
 CALLED = {RUNNER_UP: "the runner-up", DEFAULT: "the default settings", BEST_FIXED_K: "the best fixed K"}
@@ -111,96 +108,60 @@ class TuneResult:
 
 def tune(
     kind: type[Policy],
-    train: Trace,
-    holdout: Trace,
-    cost: CostModel,
+    train: PricedTrace,
+    holdout: PricedTrace,
+    settings: SearchSettings = DEFAULT_SEARCH,
     *,
-    fixed: Mapping[str, Any] | None = None,
-    search: Search | None = None,
-    trials: int = 100,
-    seed: int = 0,
-    jobs: int | None = None,
-    storage: Path | None = None,
     compare: bool = True,
     progress: Counter | None = None,
 ) -> TuneResult:
     """Find the settings with the largest predicted speedup on `train`, report on `holdout`.
 
-    Parameters as in `find_best`. compare : replay the references as well. Raises InputError
-    where no point can be served, with the first one's reason.
+    compare : replay the references as well. Raises InputError where no point can be served, with the
+    first one's reason.
     """
-    found = find_best(
-        kind,
-        train,
-        cost,
-        fixed=fixed,
-        search=search,
-        trials=trials,
-        seed=seed,
-        jobs=jobs,
-        storage=storage,
-        progress=progress,
-    )
-    _, on_train = replayed(train, found.best, cost, seed, kind)
-    result, on_holdout = replayed(holdout, found.best, cost, seed, kind)
+    found = find_best(kind, train, settings, progress=progress)
+    _, on_train = replayed(train, found.best, settings.seed, kind)
+    result, on_holdout = replayed(holdout, found.best, settings.seed, kind)
     references = {}
     if compare:
-        for name, policy in reference_policies(kind, train, cost, fixed, found, seed, jobs).items():
-            other, prediction = replayed(holdout, policy, cost, seed, kind)
+        for name, policy in reference_policies(kind, train, settings, found).items():
+            other, prediction = replayed(holdout, policy, settings.seed, kind)
             references[name] = Reference(prediction, compared(result, other))
     return TuneResult(
         best=found.best,
         train=on_train,
         holdout=on_holdout,
         references=references,
-        warnings=warnings_of(references, found.best, holdout.sequences),
+        warnings=warnings_of(references, found.best, holdout.trace.sequences),
         **{name: getattr(found, name) for name in ("trials", "refused", "search", "work", "interrupted")},
     )
 
 
 def find_best(
     kind: type[Policy],
-    train: Trace,
-    cost: CostModel,
+    train: PricedTrace,
+    settings: SearchSettings = DEFAULT_SEARCH,
     *,
-    fixed: Mapping[str, Any] | None = None,
-    search: Search | None = None,
-    trials: int = 100,
-    seed: int = 0,
-    jobs: int | None = None,
-    storage: Path | None = None,
     progress: Counter | None = None,
 ) -> SearchResult:
     """Search the policy's space for the fewest seconds on this trace.
 
-    fixed : settings held at a value. `max_draft` is held at the recorded depth if absent.
-    search : "grid" spends at most `trials` points on an even grid, each on all sequences;
-        "race" starts with as many points of a Sobol sequence on few sequences and drops the
-        poor ones; "optuna" proposes points from those before. All but the grid try the
-        policy's defaults. A space of at most `trials` whole numbers and choices is enumerated
-        either way. Default: see `default_search`.
-    jobs : threads, by default one per core; the answer does not depend on it.
-    storage : a journal file. A search that was killed goes on from it and ends with the same
-        answer.
-
     Ctrl-C ends the search with the best so far, if there is any. Points that trace or costs
     cannot serve are passed over; if that is all of them, the first one's InputError is raised.
     """
-    if trials < 1:
-        raise InputError(f"trials={trials}; give at least 1")
-    if search is not None and search not in get_args(Search):
-        raise InputError(f"search {search!r} is unknown; known: {', '.join(get_args(Search))}")
-    held = held_settings(kind, fixed, train.depth)
-    evaluator = Evaluator(kind, train, cost, held=held, seed=seed, jobs=jobs)
-    space = search_space(kind, held, train.depth)
+    trace, trials, seed = train.trace, settings.trials, settings.seed
+    fixed = fixed_settings(kind, settings.fixed, trace.depth)
+    evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=settings.jobs)
+    space = search_space(kind, fixed, trace.depth)
     start = default_policy(kind, space, evaluator)
     if start is not None:
         space = space.around(start.settings)
-    how = search or default_search(trials)
+    how = settings.search or default_search(trials)
     if space.size <= trials:
         how = "grid"
     job = {"search": how, "trials": trials, "seed": seed}
-    journal = Journal(storage, describe_job(kind, train, cost, held, job) if storage else {})
+    journal = Journal(settings.storage, describe_job(kind, train, fixed, job) if settings.storage else {})
     done = SearchState()
     task = SearchContext(evaluator, journal, done, progress or no_progress)
     interrupted = False
@@ -260,16 +221,16 @@ def default_search(trials: int) -> Search:
     return "optuna" if trials <= OPTUNA_TRIALS and find_spec("optuna") else "race"
 
 
-def held_settings(kind: type[Policy], fixed: Mapping[str, Any] | None, depth: int) -> Settings:
-    """What is not searched: settings held by the caller, and `max_draft` at the recorded depth.
+def fixed_settings(kind: type[Policy], given: Mapping[str, Any], depth: int) -> Settings:
+    """What is not searched: settings fixed by the caller, and `max_draft` at the recorded depth.
 
     Raises InputError for an unknown or illegal setting.
     """
-    held = dict(fixed or {})
+    fixed = dict(given)
     if "max_draft" in {field.name for field in dataclasses.fields(kind)}:
-        held.setdefault("max_draft", depth)
-    policy = build_policy(kind, held)
-    return {key: getattr(policy, key) for key in held}  # parsed
+        fixed.setdefault("max_draft", depth)
+    policy = build_policy(kind, fixed)
+    return {key: getattr(policy, key) for key in fixed}  # parsed
 
 
 def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Policy | None:
@@ -281,31 +242,25 @@ def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Po
 
 
 def reference_policies(
-    kind: type[Policy],
-    train: Trace,
-    cost: CostModel,
-    fixed: Mapping[str, Any] | None,
-    found: SearchResult,
-    seed: int,
-    jobs: int | None,
+    kind: type[Policy], train: PricedTrace, settings: SearchSettings, found: SearchResult
 ) -> dict[str, Policy]:
     """What the tuned policy must beat: runner-up, defaults, and the fixed K that is best on `train`."""
+    depth, seed, jobs = train.trace.depth, settings.seed, settings.jobs
     policies: dict[str, Policy | None] = {RUNNER_UP: found.runner_up}
-    held = held_settings(kind, fixed, train.depth)
-    evaluator = Evaluator(kind, train, cost, held=held, seed=seed, jobs=jobs)
-    policies[DEFAULT] = default_policy(kind, search_space(kind, held, train.depth), evaluator)
-    lengths = [{"k": k} for k in range(1, int(held.get("max_draft", train.depth)) + 1)]
-    tried = evaluate_many(FixedK, lengths, train, cost, seed=seed, jobs=jobs)
+    fixed = fixed_settings(kind, settings.fixed, depth)
+    evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=jobs)
+    policies[DEFAULT] = default_policy(kind, search_space(kind, fixed, depth), evaluator)
+    lengths = [{"k": k} for k in range(1, int(fixed.get("max_draft", depth)) + 1)]
+    tried = evaluate_many(FixedK, lengths, train, seed=seed, jobs=jobs)
     policies[BEST_FIXED_K] = tried.policies[int(np.argmin(tried.seconds))]
     return {name: policy for name, policy in policies.items() if policy is not None}
 
 
-def replayed(trace: Trace, policy: Policy, cost: CostModel, seed: int, kind: type[Policy]) -> tuple[Replay, Prediction]:
+def replayed(priced: PricedTrace, policy: Policy, seed: int, kind: type[Policy]) -> tuple[Replay, Prediction]:
     """One replay under the policy's own cost of a round, and its summary; the oracle of this kind and of chains."""
-    result = replay(trace, policy, cost_table(trace, cost, policy), seed=seed)
-    return result, summarise(
-        result, oracle_seconds(trace, [kind, FixedK], cost_table(trace, cost), width=oracle_width(policy), seed=seed)
-    )
+    result = priced.replay(policy, seed=seed)
+    oracle_s = oracle_seconds(priced.trace, [kind, FixedK], priced.table(), width=oracle_width(policy), seed=seed)
+    return result, summarise(result, oracle_s)
 
 
 def compared(tuned: Replay, other: Replay) -> Comparison:

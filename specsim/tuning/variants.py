@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from specsim.cost.model import CostModel
@@ -9,9 +10,10 @@ from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.checks import unsupported_reason
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from specsim.tuning.search import find_best, held_settings
+from specsim.tuning.search import find_best, fixed_settings
+from specsim.tuning.settings import SearchSettings
 from specsim.tuning.space import DEPTHS, cap_depth
 
 LENGTHS = (*DEPTHS, "k")  # settings that bound the draft length, so never above the trace's depth
@@ -50,15 +52,12 @@ def label(kind: type[Policy], variant: Variant) -> str:
 def fit_variant(
     kind: type[Policy],
     variant: Variant,
-    train: Trace,
-    cost: CostModel,
-    *,
-    trials: int = 100,
-    seed: int = 0,
-    jobs: int | None = None,
+    train: PricedTrace,
+    settings: SearchSettings,
 ) -> Policy:
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
-        return find_best(kind, train, cost, fixed=variant.held, trials=trials, seed=seed, jobs=jobs).best
-    settings = {**cap_depth(kind, train.depth), **held_settings(kind, variant.held, train.depth)}
-    return fit(kind, settings, train, cost_table(train, cost))
+        return find_best(kind, train, dataclasses.replace(settings, fixed=variant.held)).best
+    depth = train.trace.depth
+    given = {**cap_depth(kind, depth), **fixed_settings(kind, variant.held, depth)}
+    return fit(kind, given, train.trace, train.table())

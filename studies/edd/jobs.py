@@ -33,8 +33,9 @@ from specsim.policy.registry import POLICIES
 from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
 from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.table import cost_table
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -174,7 +175,7 @@ def main_jobs(
         tuning, _ = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
         for row in document["rows"]:
             policy = build_policy(POLICIES[row["policy"]], row["params"])
-            row["train_speedup"] = predict(trace.select(tuning), policy, cost).speedup.estimate
+            row["train_speedup"] = predict_policy(PricedTrace(trace.select(tuning), cost), policy).speedup.estimate
         document["step_ratio"] = cost_table(trace, cost).step_ratio
         document["facts"] = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
         found[drafter] = document

@@ -37,10 +37,11 @@ from specsim.policy.base import Variant
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
+from specsim.replaying.priced import PricedTrace
 from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, styled, svg
 from specsim.report.markdown import accuracy, markdown_table
 from specsim.speedup.intervals import interval_text
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 
@@ -82,7 +83,10 @@ def free_passes(folder: Path, config: Config) -> dict[int, Mapping[str, float]]:
     trace = read_trace(folder / "trace")
     _, holdout = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
     cost = ConstantCost(1e-9, 1.0)
-    return {k: predict(trace.select(holdout), SpaceK(k), cost).speedup.as_dict() for k in range(1, config["masks"] + 1)}
+    return {
+        k: predict_policy(PricedTrace(trace.select(holdout), cost), SpaceK(k)).speedup.as_dict()
+        for k in range(1, config["masks"] + 1)
+    }
 
 
 def plain_tuning(out: Path, config: Config, report: Progress) -> tuple[Document, Document]:

@@ -9,9 +9,11 @@ import pytest
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import find_policy, make_policy
 from specsim.ranking.leaderboard import leaderboard
-from specsim.speedup.prediction import predict
+from specsim.replaying.priced import PricedTrace
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
 from specsim.tuning.search import tune
+from specsim.tuning.settings import SearchSettings
 from tests.support import ROOT
 from tests.support.reference import RampCost, small_trace
 
@@ -33,15 +35,24 @@ def kind(example: Path) -> type[ChainPolicy]:
 
 def test_the_example_policy_replays(example: Path) -> None:
     trace, cost = small_trace(), RampCost()
-    few = predict(trace, make_policy(str(example), {"floor": "1.0", "max_draft": trace.depth}), cost)
-    many = predict(trace, make_policy(f"{example}:prob_floor", {"floor": "0.0", "max_draft": trace.depth}), cost)
+    few = predict_policy(
+        PricedTrace(trace, cost), make_policy(str(example), {"floor": "1.0", "max_draft": trace.depth})
+    )
+    many = predict_policy(
+        PricedTrace(trace, cost), make_policy(f"{example}:prob_floor", {"floor": "0.0", "max_draft": trace.depth})
+    )
     assert few.drafted / few.rounds <= 1 < many.drafted / many.rounds
 
 
 def test_the_example_policy_is_tuned(kind: type[ChainPolicy]) -> None:
     trace = small_trace()
     tuning, held = split_sequences(trace)
-    result = tune(kind, trace.select(tuning), trace.select(held), RampCost(), trials=10)
+    result = tune(
+        kind,
+        PricedTrace(trace.select(tuning), RampCost()),
+        PricedTrace(trace.select(held), RampCost()),
+        SearchSettings(trials=10),
+    )
     assert isinstance(result.best, kind) and result.best.settings["max_draft"] == trace.depth
 
 

@@ -10,8 +10,10 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.progress import Counter
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 from specsim.tuning.search import Search, SearchResult, find_best
+from specsim.tuning.settings import SearchSettings
 from tests.support.reference import RampCost, build_trace
 
 DEPTH = 8
@@ -43,7 +45,10 @@ def run_case(search: Search, seed: int, storage: Path | None = None, progress: C
     kind, trials = CASES[search]
     trace = stretchy_trace(40, 150)
     return find_best(
-        kind, trace, RampCost(), search=search, trials=trials, seed=seed, storage=storage, progress=progress
+        kind,
+        PricedTrace(trace, RampCost()),
+        SearchSettings(search=search, trials=trials, seed=seed, storage=storage),
+        progress=progress,
     )
 
 

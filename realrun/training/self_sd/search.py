@@ -38,7 +38,8 @@ from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
-from specsim.speedup.prediction import predict
+from specsim.replaying.priced import PricedTrace
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import evaluate_many
 from specsim.tuning.journal import Journal
@@ -114,7 +115,9 @@ def train_self_sd(
         journal.close()
     best = max(trials, key=lambda trial: trial["value"])  # the first of equals
     skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
-    prediction = predict(search.record(skips), FixedK(best["k"]), search.cost(skips), seed=settings.seed)
+    prediction = predict_policy(
+        PricedTrace(search.record(skips), search.cost(skips)), FixedK(best["k"]), seed=settings.seed
+    )
     facts = {
         "target": describe_target(pair.target, pair.target_name),
         **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
@@ -142,7 +145,7 @@ class Search:
     def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:
         """A trial: the set, the best K, what it is worth; really : decode if that is the objective."""
         trace, cost, depth = self.record(skips), self.cost(skips), self.settings.depth
-        tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], trace, cost, jobs=1)
+        tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], PricedTrace(trace, cost), jobs=1)
         k = 1 + int(np.argmin(tried.seconds))
         trial = {
             **skips.in_order,

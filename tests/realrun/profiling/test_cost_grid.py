@@ -20,7 +20,8 @@ from specsim.cost.grid import GridPairCost, grid_from_json, read_grid, read_grid
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.registry import make_policy
-from specsim.speedup.prediction import predict
+from specsim.replaying.priced import PricedTrace
+from specsim.speedup.prediction import predict_policy
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 AXES = Axes(tokens=(1, 2, 4, 7), contexts=(8, 32, 64), batches=(1, 3))
@@ -55,10 +56,10 @@ def test_the_simulator_reads_the_files_and_predicts_from_them(document: dict[str
     trace = record(tiny_pair(), tiny_prompts(), RecordSettings(6, 24, Sampler("gumbel", 0.8)))
     for batch in AXES.batches:
         cost = read_grid_pair(tmp_path / "target.json", tmp_path / "draft.json", batch=batch)
-        found = predict(with_prefix(trace, 8), make_policy("adaedl", {"max_draft": 6}), cost)
+        found = predict_policy(PricedTrace(with_prefix(trace, 8), cost), make_policy("adaedl", {"max_draft": 6}))
         assert 0 < found.speedup.low <= found.speedup.estimate <= found.speedup.high
     with pytest.raises(InputError, match=r"llama-3.[12]-.b \(reduced\) covers contexts of 8 to 64"):
-        predict(with_prefix(trace, 80), make_policy("fixed_k", {"k": 2}), cost)
+        predict_policy(PricedTrace(with_prefix(trace, 80), cost), make_policy("fixed_k", {"k": 2}))
     assert isinstance(cost, GridPairCost)
 
 

@@ -24,7 +24,8 @@ from realrun.training.self_sd.search import JOURNAL, REPORT, Search, SelfSDSetti
 from realrun.training.self_sd.suggest import sublayers, suggest
 from specsim.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.speedup.prediction import predict
+from specsim.replaying.priced import PricedTrace
+from specsim.speedup.prediction import predict_policy
 from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import tiny_prompts
 
@@ -80,7 +81,9 @@ def test_a_set_is_worth_what_its_recorded_trace_says(tmp_path: Path) -> None:
     settings = RecordSettings(SETTINGS.depth, SETTINGS.max_new_tokens)
     trace = record(replace(pair(), drafter=drafter), PROMPTS, settings)
     search = Search(pair(), [], SETTINGS, made_up_costs())
-    by_length = [predict(trace, FixedK(k), search.cost(drafter.skips)).speedup.estimate for k in range(1, 5)]
+    by_length = [
+        predict_policy(PricedTrace(trace, search.cost(drafter.skips)), FixedK(k)).speedup.estimate for k in range(1, 5)
+    ]
     assert document["predicted_speedup"] == max(by_length) == document["prediction"]["speedup"]["estimate"]
     assert document["k"] == 1 + by_length.index(max(by_length))
     assert document["first_token_accepted_share"] == (trace.match_len > 0).mean()

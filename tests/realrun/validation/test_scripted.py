@@ -29,9 +29,10 @@ from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.registry import make_policy
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.trace import Trace
 from tests.support.tiny import tiny_pair, tiny_prompts
 
@@ -197,7 +198,7 @@ def check(document: dict[str, Any], script: Trace, policies: int) -> None:
     if document["sequences"]["run"] == script.sequences:
         cost = profile_from_json(document["profile"], "document")
         shifted = with_prefix(script, document["context"])
-        again = predict(shifted, make_policy(row["policy"], row["params"]), cost)
+        again = predict_policy(PricedTrace(shifted, cost), make_policy(row["policy"], row["params"]))
         assert again.speedup.as_dict() == row["predicted"]
 
 

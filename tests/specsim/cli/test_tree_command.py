@@ -17,6 +17,7 @@ from rich.console import Console
 
 from specsim.cli.console import run
 from specsim.cli.main import app
+from specsim.cli.tree import drawing
 from specsim.cost.model import ConstantCost
 from specsim.replaying.table import cost_table
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
@@ -191,6 +192,6 @@ def test_a_parent_is_drawn_amid_its_children_and_no_two_nodes_of_a_level_meet() 
 
 def test_a_terminal_without_unicode_gets_the_tree_as_well() -> None:
     text = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=text).print(shapes.drawing((1, 0)))
+    Console(file=text).print(drawing((1, 0)))
     text.flush()
     assert b"root" in text.buffer.getvalue()  # type: ignore[attr-defined]

@@ -17,11 +17,13 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import CHAIN_POLICIES
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.split import split_sequences
 from specsim.tuning.crossval import cross_validate
 from specsim.tuning.search import find_best
 from specsim.tuning.search import tune as run_tune
+from specsim.tuning.settings import SearchSettings
 from tests.support.reference import RampCost
 from tests.support.tuning_cases import stretchy_trace
 
@@ -65,7 +67,9 @@ def test_one_object_with_everything_found(call: Call, trace: Path, search: Any) 
     document = parsed(call("--policy", "adaedl", "--search", search, "--trials", 20, "--seed", 2, "--json"))
     whole = read_trace(trace)
     train, holdout = (whole.select(part) for part in split_sequences(whole, seed=2))
-    found = run_tune(AdaEDL, train, holdout, COST, search=search, trials=20, seed=2)
+    found = run_tune(
+        AdaEDL, PricedTrace(train, COST), PricedTrace(holdout, COST), SearchSettings(search=search, trials=20, seed=2)
+    )
     assert document == json.loads(json.dumps(found.as_dict()))
     assert document["references"].keys() == {"runner_up", "default", "best_fixed_k"}
     assert document["references"]["best_fixed_k"]["comparison"].keys() >= {"difference", "separated"}
@@ -76,8 +80,11 @@ def test_folds_tune_on_everything_and_report_what_was_held_out(call: Call, trace
     args = ("--policy", "adaedl", "--search", "grid", "--trials", 25, "--folds", 4)
     document = parsed(call(*args, "--json"))
     whole = read_trace(trace)
-    folded = cross_validate(AdaEDL, whole, COST, folds=4, search="grid", trials=25)
-    assert document["best_params"] == find_best(AdaEDL, whole, COST, search="grid", trials=25).best.settings
+    folded = cross_validate(AdaEDL, PricedTrace(whole, COST), SearchSettings(search="grid", trials=25), folds=4)
+    assert (
+        document["best_params"]
+        == find_best(AdaEDL, PricedTrace(whole, COST), SearchSettings(search="grid", trials=25)).best.settings
+    )
     assert document["holdout"]["speedup"] == folded.estimate.speedup.as_dict()
     assert document["holdout"]["output_tokens"] == document["train"]["output_tokens"] == 16 * 60
     assert [fold["sequences"] for fold in document["folds"]] == [4] * 4
@@ -112,7 +119,12 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         pytest.skip("not in this trace")
     train, holdout = trace.select([0, 1, 2, 3]), trace.select([4, 5])
     for search in ("grid", "race", "optuna"):
-        found = run_tune(kind, train, holdout, RampCost(), search=search, trials=9)  # type: ignore[arg-type]
+        found = run_tune(
+            kind,
+            PricedTrace(train, RampCost()),
+            PricedTrace(holdout, RampCost()),
+            SearchSettings(search=search, trials=9),
+        )  # type: ignore[arg-type]
         assert type(found.best) is kind and found.train.speedup.estimate > 0
         assert found.references["best_fixed_k"].prediction.policy.name == FixedK.name
 

@@ -18,8 +18,9 @@ from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.table import cost_table
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 from tests.support.reference import small_trace
 
 BATCHES, CONTEXTS, TOKENS = [1, 4], [0, 64, 256], [1, 2, 4, 16]
@@ -127,7 +128,7 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     paths = write(tmp_path, target=document(), draft=document("draft", scale=0.1))
     cost = read_grid_pair(*paths, policy_step_s=1e-6, round_overhead_s=2e-5, autoregressive_overhead_s=1e-5)
     policy = AdaEDL(lambda0=0.1, max_draft=6)
-    found = predict(small_trace(), policy, cost)
+    found = predict_policy(PricedTrace(small_trace(), cost), policy)
     assert found.speedup.low < found.speedup.estimate < found.speedup.high
     table = cost_table(small_trace(), cost)
     context = np.array([8.0, 40.0])
@@ -141,8 +142,8 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
 def test_a_flat_grid_predicts_what_constants_do(tmp_path: Path) -> None:
     flat = np.full((2, 3, 4), 1e-2)
     paths = write(tmp_path, target=document(median_s=flat.tolist()), draft=document(median_s=(flat / 8).tolist()))
-    found = predict(small_trace(), FixedK(k=3), read_grid_pair(*paths, batch=4))
-    constant = predict(small_trace(), FixedK(k=3), ConstantCost(1.25e-3, 1e-2))
+    found = predict_policy(PricedTrace(small_trace(), read_grid_pair(*paths, batch=4)), FixedK(k=3))
+    constant = predict_policy(PricedTrace(small_trace(), ConstantCost(1.25e-3, 1e-2)), FixedK(k=3))
     assert found.speedup.estimate == pytest.approx(constant.speedup.estimate, rel=1e-12)
 
 

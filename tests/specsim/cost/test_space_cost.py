@@ -11,6 +11,7 @@ import pytest
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds
@@ -86,7 +87,7 @@ def test_no_policy_beats_the_oracle_on_a_trace_of_space() -> None:
 def test_tuning_on_a_trace_of_space_counts_every_policys_own_masks() -> None:
     trace, model = as_space(small_trace()), SizedTrees(slope=0.0)
     points = [{"k": k} for k in (1, 2, 4)]
-    found = evaluate_many(FixedK, points, trace, model, jobs=1)
+    found = evaluate_many(FixedK, points, PricedTrace(trace, model), jobs=1)
     for point, seconds in zip(points, found.seconds, strict=True):
         policy = FixedK(**point)
         alone = replay(trace, policy, cost_table(trace, model, policy)).speculative_s.sum()
@@ -99,8 +100,8 @@ def test_a_search_on_a_trace_of_space_goes_on_only_under_the_same_costs_of_its_p
             return super().tree_verify(n_tokens, context) + (n_tokens == 6) * 1e-3  # no square, so of no oracle's pass
 
     trace, costs = small_trace(), (SizedTrees(slope=0.0), Dearer(slope=0.0))
-    assert len({cost_digest(as_space(trace), cost) for cost in costs}) == 2
-    assert len({cost_digest(trace, cost) for cost in costs}) == 1
+    assert len({cost_digest(PricedTrace(as_space(trace), cost)) for cost in costs}) == 2
+    assert len({cost_digest(PricedTrace(trace, cost)) for cost in costs}) == 1
 
 
 def test_what_belongs_on_a_trace_of_space() -> None:

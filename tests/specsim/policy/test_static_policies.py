@@ -17,6 +17,7 @@ from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, check_shape
 from specsim.policy.tree.vct import VCT
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.static_tree import shape as shapes
@@ -24,6 +25,7 @@ from specsim.static_tree.optimal import optimal_tree, tree_round_cost
 from specsim.static_tree.rates import rates_of
 from specsim.static_tree.search import best_trees
 from specsim.tuning.search import find_best
+from specsim.tuning.settings import SearchSettings
 from tests.support.reference import small_trace
 from tests.support.tree_cases import drawn_trace
 
@@ -175,7 +177,7 @@ def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_can_be_tuned(trace: Any, kind: type[StaticTree]) -> None:
-    found = find_best(kind, trace, COST, trials=12, jobs=1)
+    found = find_best(kind, PricedTrace(trace, COST), SearchSettings(trials=12, jobs=1))
     assert isinstance(found.best, kind) and found.best.deepest <= trace.depth
 
 

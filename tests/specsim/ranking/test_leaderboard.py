@@ -24,13 +24,14 @@ from specsim.policy.registry import POLICIES, make_policy
 from specsim.ranking.document import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
 from specsim.ranking.leaderboard import Board, combined, leaderboard, shallower
 from specsim.ranking.sensitivity import POINTS, search_values, sweep, swept_settings
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
 from specsim.report.page import range_text, value_text
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import paired_difference
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.space import search_space
@@ -69,7 +70,7 @@ def test_rows_are_predictions_on_the_held_out_part_best_first(trace: Trace, boar
     assert speedups == sorted(speedups, reverse=True)
     for row in board.rows:
         if row.policy.name != "beta_ts":
-            assert row.prediction == predict(holdout, row.policy, COST) and row.seeds == 1
+            assert row.prediction == predict_policy(PricedTrace(holdout, COST), row.policy) and row.seeds == 1
     ar_s = replay(holdout, make_policy("fixed_k"), cost_table(holdout, COST)).autoregressive_s
     best = chain_oracle_seconds(holdout, cost_table(holdout, COST))
     assert board.oracle.estimate == pytest.approx(ar_s.sum() / best.sum()) and board.oracle.estimate > speedups[0]
@@ -204,7 +205,9 @@ def test_a_sweep_is_the_held_out_speedup_value_by_value(trace: Trace, board: Boa
     (lengths,) = [one for one in board.sweeps if one.policy == "fixed_k"]
     assert lengths.values == list(range(1, 9)) and lengths.setting == "k"
     for k, speedup in zip(lengths.values, lengths.speedups, strict=True):
-        assert speedup == pytest.approx(predict(holdout, make_policy("fixed_k", {"k": k}), COST).speedup.estimate)
+        assert speedup == pytest.approx(
+            predict_policy(PricedTrace(holdout, COST), make_policy("fixed_k", {"k": k})).speedup.estimate
+        )
     assert lengths.at_tuned == lengths.speedups[lengths.values.index(lengths.tuned)]
     assert lengths.spread_percent == pytest.approx(100 * (1 - min(lengths.speedups) / max(lengths.speedups)))
     best = max(lengths.speedups)

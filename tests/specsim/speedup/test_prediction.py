@@ -12,12 +12,13 @@ from specsim.cost.profile import ProfileCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.formulas import eq13_time_s
 from specsim.speedup.intervals import ratio_interval
-from specsim.speedup.prediction import ladder, predict, summarise
+from specsim.speedup.prediction import ladder, predict_policy, summarise
 from tests.support.reference import RampCost, build_trace, small_trace
 
 POLICY = AdaEDL(lambda0=0.1, max_draft=6)
@@ -39,7 +40,7 @@ def flat_profile(step: float = 0.0) -> ProfileCost:
 
 def test_a_prediction_is_its_counts() -> None:
     trace = small_trace()
-    found = predict(trace, POLICY, RampCost())
+    found = predict_policy(PricedTrace(trace, RampCost()), POLICY)
     result = replay(trace, POLICY, cost_table(trace, RampCost()))
     counts = (found.rounds, found.drafted, found.accepted, found.output_tokens)
     assert counts == tuple(
@@ -55,7 +56,7 @@ def test_a_prediction_is_its_counts() -> None:
 
 
 def test_the_json_form_survives_json() -> None:
-    found = predict(small_trace(), POLICY, RampCost()).as_dict()
+    found = predict_policy(PricedTrace(small_trace(), RampCost()), POLICY).as_dict()
     assert json.loads(json.dumps(found)) == found
     assert found["policy"] == "adaedl" and found["params"]["lambda0"] == 0.1
 
@@ -63,7 +64,7 @@ def test_the_json_form_survives_json() -> None:
 def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())
-    found, bound_s = predict(trace, POLICY, RampCost()), chain_oracle_seconds(trace, table)
+    found, bound_s = predict_policy(PricedTrace(trace, RampCost()), POLICY), chain_oracle_seconds(trace, table)
     assert found.oracle_regret == pytest.approx(found.seconds / bound_s.sum() - 1, rel=1e-12)
     assert found.oracle_regret is not None and found.oracle_regret > 0
     assert found.as_dict()["oracle_regret"] == found.oracle_regret
@@ -75,13 +76,13 @@ def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() 
     rng = np.random.default_rng(3)
     trace = build_trace(rng, np.ones((80, 2), dtype=bool), [40, 40])
     cost = replace(flat_profile(), draft_step_s=np.full((6, 2), 0.5), verify_s=np.full((9, 2), 1e-2))
-    shaped = predict(trace, SpaceK(k=2), cost)
+    shaped = predict_policy(PricedTrace(trace, cost), SpaceK(k=2))
     assert shaped.seconds == pytest.approx(shaped.rounds * 1e-2)
     plain_s = chain_oracle_seconds(trace, cost_table(trace, cost)).sum()
     assert plain_s == pytest.approx(0.8)  # the oracle drafts nothing at half a second a step
     assert shaped.oracle_regret == pytest.approx(shaped.seconds / plain_s - 1)
     assert shaped.oracle_regret is not None and shaped.oracle_regret < 0
-    assert predict(trace, FixedK(k=2), cost).seconds > plain_s
+    assert predict_policy(PricedTrace(trace, cost), FixedK(k=2)).seconds > plain_s
 
 
 def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
@@ -91,7 +92,7 @@ def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
     rungs = ladder(trace, POLICY, flat_profile())
     assert rungs.constant == rungs.profile
     assert rungs.eq14 == pytest.approx(rungs.constant, rel=1e-12)
-    found = predict(trace, POLICY, flat_profile())
+    found = predict_policy(PricedTrace(trace, flat_profile()), POLICY)
     eq13_s = float(eq13_time_s(found.drafted, found.rounds, 1e-3, 1e-2))
     assert found.seconds == pytest.approx(eq13_s, rel=1e-12)
 

@@ -12,10 +12,11 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.formulas import mean_tokens_per_round
-from specsim.speedup.prediction import predict
+from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.outcomes import DRAWS, as_recorded, drawn_match_len, outcomes
 from specsim.trace.trace import Trace
@@ -135,14 +136,14 @@ def test_only_rejection_with_probabilities_is_approximate(trace: Trace) -> None:
 
 def test_a_prediction_counts_every_sequence_once(trace: Trace) -> None:
     policy = FixedK(k=3)
-    whole, found = replay(trace, policy, cost_table(trace, COST)), predict(trace, policy, COST)
+    whole, found = replay(trace, policy, cost_table(trace, COST)), predict_policy(PricedTrace(trace, COST), policy)
     assert found.approximate and found.as_dict()["approximate"] is True
     assert found.output_tokens == trace.output_tokens.sum()
     assert found.rounds == round(whole.num_rounds.sum() / DRAWS)
     assert found.tau == pytest.approx(whole.output_tokens.sum() / whole.num_rounds.sum())
     assert found.speedup.estimate == pytest.approx(found.ar_seconds / found.seconds) == pytest.approx(whole.speedup)
     assert found.oracle_regret is not None and found.oracle_regret > 0
-    assert predict(as_recorded(trace), policy, COST).as_dict()["approximate"] is False
+    assert predict_policy(PricedTrace(as_recorded(trace), COST), policy).as_dict()["approximate"] is False
 
 
 def test_drawing_needs_the_column(trace: Trace) -> None:

@@ -14,17 +14,19 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, TREE_POLICIES
 from specsim.ranking.document import as_document, write_results
 from specsim.ranking.leaderboard import Board, leaderboard
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval
-from specsim.speedup.prediction import ladder, predict
+from specsim.speedup.prediction import ladder, predict_policy
 from specsim.speedup.tree_oracle import tree_oracle_seconds
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import MOST_TRUNCATED
 from specsim.tuning.search import find_best, tune
+from specsim.tuning.settings import SearchSettings
 from specsim.tuning.space import search_space
 from tests.specsim.replaying.test_tree_replay import LeafyCost
 from tests.support.tree_traces import tree_trace
@@ -82,7 +84,12 @@ def test_the_report_of_a_board_with_trees(board: Board, tmp_path: Path) -> None:
 def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> None:
     kind = TREE_POLICIES[name]
     tuning, held = split_sequences(trace)
-    found = tune(kind, trace.select(tuning), trace.select(held), COST, trials=8, search="race")
+    found = tune(
+        kind,
+        PricedTrace(trace.select(tuning), COST),
+        PricedTrace(trace.select(held), COST),
+        SearchSettings(trials=8, search="race"),
+    )
     default = found.references["default"].prediction
     assert type(found.best) is kind and found.best.deepest <= trace.depth
     on_tuning = replay(trace.select(tuning), default.policy, cost_table(trace.select(tuning), COST, default.policy))
@@ -110,24 +117,28 @@ def test_costs_without_trees_leave_trees_out(trace: Trace) -> None:
 
 def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear(trace: Trace) -> None:
     free, dear = ConstantCost(1e-4, 1.0), LeafyCost(slope=0.0)
-    chosen = {name: find_best(POLICIES["eagle2"], trace, cost, trials=60).best for name, cost in
-              (("free", free), ("dear", dear))}  # fmt: skip
+    chosen = {
+        name: find_best(POLICIES["eagle2"], PricedTrace(trace, cost), SearchSettings(trials=60)).best
+        for name, cost in (("free", free), ("dear", dear))
+    }
     assert chosen["free"].settings["nodes"] > chosen["dear"].settings["nodes"]
 
 
 def test_points_that_the_record_is_too_small_for_are_refused() -> None:
     """Left in, they would look fast: what is not recorded cannot be paid for in full."""
     small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
-    found = find_best(POLICIES["eagle2"], small, COST, trials=40, search="race")
+    found = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40, search="race"))
     assert 0 < found.refused < found.trials
     result = replay(small, found.best, cost_table(small, COST, found.best))
     assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.num_rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
-        find_best(POLICIES["eagle2"], small, COST, fixed={"nodes": 50, "depth": 6, "top_k": 10})
+        find_best(
+            POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(fixed={"nodes": 50, "depth": 6, "top_k": 10})
+        )
 
 
 def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
     trace = tree_trace(1, sequences=6, tokens=40, depth=4, width=2, nodes=20, vocabulary=14)
-    found = predict(trace, POLICIES["cartesian"](s1=12, s2=12), COST)
+    found = predict_policy(PricedTrace(trace, COST), POLICIES["cartesian"](s1=12, s2=12))
     assert found.oracle_regret is not None and found.oracle_regret > 0
     assert ladder(trace, found.policy, PROFILE).eq14 is None

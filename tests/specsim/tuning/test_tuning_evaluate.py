@@ -16,13 +16,15 @@ from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.tuning import evaluate, race
 from specsim.tuning.evaluate import Evaluator, evaluate_many
 from specsim.tuning.race import EFFORT, in_the_race, rungs, shuffled
-from specsim.tuning.search import find_best, held_settings
+from specsim.tuning.search import find_best, fixed_settings
+from specsim.tuning.settings import SearchSettings
 from specsim.tuning.space import search_space
 from tests.bench.test_replay_speed import realistic_trace
 from tests.support.reference import RampCost, small_trace
@@ -35,7 +37,7 @@ def test_every_configuration_equals_its_own_replay(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(evaluate, "BLOCK_ROWS", block)
     trace, table = small_trace(), cost_table(small_trace(), RampCost())
     settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft": i} for i in range(1, 8)]
-    found = evaluate_many(AdaEDL, settings, trace, RampCost(), jobs=jobs)
+    found = evaluate_many(AdaEDL, settings, PricedTrace(trace, RampCost()), jobs=jobs)
     for i, policy in enumerate(found.policies[:6]):
         assert policy is not None and policy.settings.items() >= settings[i].items()
         assert found.speedup[i] == pytest.approx(replay(trace, policy, table).speedup, rel=1e-15)
@@ -49,7 +51,7 @@ def test_a_carried_state_passes_through_all_sequences(monkeypatch: pytest.Monkey
     trace = stretchy_trace(9, 40)
     policies = carrying(trace)
     assert [policy.carries_state for policy in policies] == [True, False, False]
-    seconds = Evaluator(HuggingFace, trace, RampCost(), jobs=jobs).seconds(policies)
+    seconds = Evaluator(HuggingFace, PricedTrace(trace, RampCost()), jobs=jobs).seconds(policies)
     table = cost_table(trace, RampCost())
     for policy, row in zip(policies, seconds, strict=True):
         np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s)
@@ -58,7 +60,7 @@ def test_a_carried_state_passes_through_all_sequences(monkeypatch: pytest.Monkey
 def test_any_sequences_in_any_order() -> None:
     trace, which = small_trace(), np.array([4, 0, 2])
     policies = [MaxConfidence(lambda0=x, max_draft=6) for x in (0.1, 0.5)]
-    seconds = Evaluator(MaxConfidence, trace, RampCost()).seconds(policies, which)
+    seconds = Evaluator(MaxConfidence, PricedTrace(trace, RampCost())).seconds(policies, which)
     table = cost_table(trace, RampCost())
     for policy, row in zip(policies, seconds, strict=True):
         np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s[which])
@@ -68,14 +70,14 @@ def test_draws_of_rejection_sampling_are_summed() -> None:
     exact = small_trace(accept_prob=np.full((102, 6), 0.7, dtype=np.float32))
     trace = dataclasses.replace(exact, meta={**exact.meta, "decoding": {"mode": "rejection"}})
     assert trace.approximate
-    found = evaluate_many(AdaEDL, [{"max_draft": 6}], trace, RampCost(), seed=3)
+    found = evaluate_many(AdaEDL, [{"max_draft": 6}], PricedTrace(trace, RampCost()), seed=3)
     expected = replay(trace, AdaEDL(max_draft=6), cost_table(trace, RampCost()), seed=3)
     assert found.seconds[0] == pytest.approx(expected.seconds.sum(), rel=1e-15)
     assert found.speedup[0] == pytest.approx(expected.speedup, rel=1e-15)
 
 
 def test_nothing_to_evaluate() -> None:
-    assert evaluate_many(AdaEDL, [], small_trace(), RampCost()).speedup.shape == (0,)
+    assert evaluate_many(AdaEDL, [], PricedTrace(small_trace(), RampCost())).speedup.shape == (0,)
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +89,13 @@ def long_trace() -> Trace:
 def test_a_race_comes_within_half_a_percent_of_brute_force_at_a_tenth_of_its_work(
     long_trace: Trace, kind: type[AdaEDL]
 ) -> None:
-    held = held_settings(kind, None, long_trace.depth)
+    held = fixed_settings(kind, {}, long_trace.depth)
     for seed in range(3):
         points = [{**held, **p} for p in search_space(kind, held, long_trace.depth).sobol(400, seed)]
-        brute = evaluate_many(kind, points, long_trace, RampCost(), seed=seed)
-        found = find_best(kind, long_trace, RampCost(), search="race", trials=400, seed=seed)
+        brute = evaluate_many(kind, points, PricedTrace(long_trace, RampCost()), seed=seed)
+        found = find_best(
+            kind, PricedTrace(long_trace, RampCost()), SearchSettings(search="race", trials=400, seed=seed)
+        )
         assert found.trials == 400 and found.work <= EFFORT + 1e-9
         speedup = replay(long_trace, found.best, cost_table(long_trace, RampCost()), seed=seed).speedup
         assert brute.speedup.max() * 0.995 <= speedup <= brute.speedup.max() * (1 + 1e-12)
@@ -100,11 +104,13 @@ def test_a_race_comes_within_half_a_percent_of_brute_force_at_a_tenth_of_its_wor
 def test_a_race_of_carried_states_ends_with_exact_seconds() -> None:
     trace = stretchy_trace(40, 60)
     fixed = {"schedule": "heuristic"}
-    found = find_best(HuggingFace, trace, RampCost(), search="race", trials=100, fixed=fixed)
+    found = find_best(
+        HuggingFace, PricedTrace(trace, RampCost()), SearchSettings(search="race", trials=100, fixed=fixed)
+    )
     assert found.best.carries_state and found.work < 2 * EFFORT
-    held = held_settings(HuggingFace, fixed, trace.depth)
+    held = fixed_settings(HuggingFace, fixed, trace.depth)
     points = [{**held, **p} for p in search_space(HuggingFace, held, trace.depth).sobol(100, 0)]
-    brute = evaluate_many(HuggingFace, points, trace, RampCost())
+    brute = evaluate_many(HuggingFace, points, PricedTrace(trace, RampCost()))
     assert replay(trace, found.best, cost_table(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
 
 
@@ -115,15 +121,15 @@ def test_ten_thousand_configurations_on_a_million_positions(capsys: pytest.Captu
     Time is counted in seconds of processors, which other programs do not lengthen much.
     """
     trace = realistic_trace()
-    held = held_settings(AdaEDL, None, trace.depth)
+    held = fixed_settings(AdaEDL, {}, trace.depth)
     points = [{**held, **point} for point in search_space(AdaEDL, held, trace.depth).sobol(10_000, 0)]
-    evaluate_many(AdaEDL, points[:1], trace, RampCost())  # compiles
+    evaluate_many(AdaEDL, points[:1], PricedTrace(trace, RampCost()))  # compiles
     with PeakMemory() as memory:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        brute = evaluate_many(AdaEDL, points, trace, RampCost(), jobs=2)
+        brute = evaluate_many(AdaEDL, points, PricedTrace(trace, RampCost()), jobs=2)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     race_s = time.process_time()
-    found = find_best(AdaEDL, trace, RampCost(), search="race", trials=10_000, jobs=2)
+    found = find_best(AdaEDL, PricedTrace(trace, RampCost()), SearchSettings(search="race", trials=10_000, jobs=2))
     race_s = time.process_time() - race_s
     best, raced = brute.speedup.max(), replay(trace, found.best, cost_table(trace, RampCost())).speedup
     with capsys.disabled():
@@ -189,5 +195,9 @@ def test_the_first_sequences_of_a_race_stand_for_all_domains() -> None:
 
 def test_a_race_without_a_starter_gives_the_reason() -> None:
     with pytest.raises(InputError, match="depth 6"):
-        find_best(AdaEDL, small_trace(), RampCost(), search="race", trials=10, fixed={"max_draft": 9})
+        find_best(
+            AdaEDL,
+            PricedTrace(small_trace(), RampCost()),
+            SearchSettings(search="race", trials=10, fixed={"max_draft": 9}),
+        )
     assert race.FINALISTS >= 2

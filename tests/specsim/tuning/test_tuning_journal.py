@@ -17,9 +17,11 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.priced import PricedTrace
 from specsim.tuning import optuna_search
 from specsim.tuning.journal import Journal, trace_digest
 from specsim.tuning.search import Search, SearchResult, find_best
+from specsim.tuning.settings import SearchSettings
 from tests.support import ROOT
 from tests.support.reference import RampCost, small_trace
 from tests.support.tuning_cases import CASES, run_case, stretchy_trace
@@ -73,17 +75,31 @@ def test_an_interrupted_search_goes_on(whole: tuple[Search, SearchResult, bytes]
 
 def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
     path, trace = tmp_path / JOURNAL, small_trace()
-    find_best(AdaEDL, trace, RampCost(), search="grid", trials=9, storage=path)
+    find_best(AdaEDL, PricedTrace(trace, RampCost()), SearchSettings(search="grid", trials=9, storage=path))
     before = path.read_bytes()
     others = {
-        "trace": lambda: find_best(AdaEDL, small_trace(1), RampCost(), search="grid", trials=9, storage=path),
-        "cost": lambda: find_best(AdaEDL, trace, RampCost(4e-7), search="grid", trials=9, storage=path),
-        "trials": lambda: find_best(AdaEDL, trace, RampCost(), search="grid", trials=10, storage=path),
-        "seed": lambda: find_best(AdaEDL, trace, RampCost(), search="grid", trials=9, seed=1, storage=path),
-        "search": lambda: find_best(AdaEDL, trace, RampCost(), search="race", trials=9, storage=path),
-        "policy": lambda: find_best(MaxConfidence, trace, RampCost(), search="grid", trials=9, storage=path),
+        "trace": lambda: find_best(
+            AdaEDL, PricedTrace(small_trace(1), RampCost()), SearchSettings(search="grid", trials=9, storage=path)
+        ),
+        "cost": lambda: find_best(
+            AdaEDL, PricedTrace(trace, RampCost(4e-7)), SearchSettings(search="grid", trials=9, storage=path)
+        ),
+        "trials": lambda: find_best(
+            AdaEDL, PricedTrace(trace, RampCost()), SearchSettings(search="grid", trials=10, storage=path)
+        ),
+        "seed": lambda: find_best(
+            AdaEDL, PricedTrace(trace, RampCost()), SearchSettings(search="grid", trials=9, seed=1, storage=path)
+        ),
+        "search": lambda: find_best(
+            AdaEDL, PricedTrace(trace, RampCost()), SearchSettings(search="race", trials=9, storage=path)
+        ),
+        "policy": lambda: find_best(
+            MaxConfidence, PricedTrace(trace, RampCost()), SearchSettings(search="grid", trials=9, storage=path)
+        ),
         "fixed": lambda: find_best(
-            AdaEDL, trace, RampCost(), search="grid", trials=9, fixed={"epsilon": 0.5}, storage=path
+            AdaEDL,
+            PricedTrace(trace, RampCost()),
+            SearchSettings(search="grid", trials=9, fixed={"epsilon": 0.5}, storage=path),
         ),
     }
     for key, run in others.items():
@@ -132,7 +148,10 @@ def test_digests_tell_traces_apart() -> None:
 def test_optuna_proposes_alike_after_an_interruption() -> None:
     """Whatever was recorded is told to the study as if it had just been found."""
     trace, cost = stretchy_trace(10, 50), ConstantCost(1e-3, 1e-2)
-    runs = [find_best(AdaEDL, trace, cost, search="optuna", trials=30, seed=s) for s in (0, 0, 1)]
+    runs = [
+        find_best(AdaEDL, PricedTrace(trace, cost), SearchSettings(search="optuna", trials=30, seed=s))
+        for s in (0, 0, 1)
+    ]
     assert runs[0] == runs[1] != runs[2] and optuna_search.BATCH < 30
 
 

@@ -1,0 +1,1 @@
+"""What `import specsim` offers, one function per question; the commands are thin skins over it."""

@@ -1,0 +1,221 @@
+"""Predict or replay one policy on a recorded trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specsim.cost.model import CostModel
+from specsim.errors import InputError
+from specsim.fitting.fit import fit, is_fitted, needs_fitting
+from specsim.policy.base import Policy, build_policy
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import POLICIES, find_policies, find_policy
+from specsim.replaying.expected import expected_replay
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
+from specsim.speedup.prediction import Prediction, oracle_seconds, predict_policy, summarise
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from specsim.tuning.space import cap_depth
+
+
+@dataclass(frozen=True, repr=False)
+class PolicyPrediction(Prediction):
+    """A prediction that says what it is of.
+
+    learned_on : sequences that the policy learned from, none of which it is reported on; 0 if it learned nothing
+    sequences : sequences that it is reported on
+    expected : whether it is the exact expectation over what the policy draws
+    """
+
+    learned_on: int = 0
+    sequences: int = 0
+    expected: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of these numbers, in words."""
+        learned = f"learned on {self.learned_on} sequences, reported on {self.sequences} others"
+        return [*([learned] if self.learned_on else []), *(["expected"] if self.expected else []), *super().notes]
+
+
+def policies(files: Iterable[str] = ()) -> dict[str, type[Policy]]:
+    """The policies that there are, by name.
+
+    Parameters
+    ----------
+    files : iterable of str, optional
+        Files with policies of your own, FILE.py or FILE.py:NAME.
+
+    Returns
+    -------
+    dict
+        The class of each policy; `source` names its paper, its fields are its settings.
+
+    Raises
+    ------
+    InputError
+        Where a file cannot serve or two policies have one name.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.policies()["adaedl"].source
+    'Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1'
+    """
+    return find_policies([*POLICIES, *files])
+
+
+def predict(
+    trace: Trace,
+    cost: CostModel,
+    policy: str | Policy,
+    *,
+    tuning_share: float = 0.5,
+    expected: bool = False,
+    seed: int = 0,
+    **settings: Any,
+) -> PolicyPrediction:
+    """Predict the speedup of one policy over autoregressive decoding.
+
+    A policy that learns from data or costs learns on one part of the sequences and is reported on the other,
+    unless all that it learns is given.
+
+    Parameters
+    ----------
+    trace : Trace
+        Recorded positions, see `read_trace`.
+    cost : CostModel
+        Seconds of draft steps and target passes, see `read_cost` and `ConstantCost`.
+    policy : str or Policy
+        A name that `policies` lists, FILE.py, FILE.py:NAME, or a policy as `make_policy` and `tune` give it.
+    tuning_share : float
+        Share of the sequences that a policy which learns learns from, in (0, 1).
+    expected : bool
+        Take the exact expectation over what the policy draws in place of one replay.
+    seed : int
+        Seed of the split and of what the policy draws.
+    **settings
+        Settings of a policy given by name. Limits of the draft length that are not given are lowered to the
+        depth of the trace.
+
+    Returns
+    -------
+    PolicyPrediction
+        `speedup` (ratio, with its 95 % interval over sequences), `v_d`, `r_d`, `hm`, `tau` (tokens per target
+        pass), counts in tokens and rounds, `seconds`, `ar_seconds`, and `oracle_regret`.
+
+    Raises
+    ------
+    InputError
+        For an unknown policy or setting, a policy that the trace or the costs cannot serve, or one given as an
+        object that has not learned what it learns.
+
+    References
+    ----------
+    Leviathan et al. 2023, arXiv:2211.17192 (speculative decoding); EESD, arXiv:2406.03853, Eqs. 11-12 (v_d, r_d).
+
+    Examples
+    --------
+    >>> import specsim
+    >>> from specsim.acceptance.iid import IID
+    >>> from specsim.acceptance.synthetic import generate
+    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> cost = specsim.ConstantCost(s_d=0.001, s_t=0.010)
+    >>> found = specsim.predict(trace, cost, "fixed_k", k=4)
+    >>> found.speedup.low < found.speedup.estimate < found.speedup.high
+    True
+    """
+    return predict_with(
+        PricedTrace(trace, cost), policy, settings, tuning_share=tuning_share, expected=expected, seed=seed
+    )
+
+
+def predict_with(
+    priced: PricedTrace,
+    policy: str | Policy,
+    settings: Mapping[str, Any],
+    *,
+    tuning_share: float = 0.5,
+    expected: bool = False,
+    seed: int = 0,
+) -> PolicyPrediction:
+    """`predict`, with the settings as one mapping."""
+    chosen, part, learned_on = _policy(policy, settings, priced.trace.depth), priced, 0
+    if isinstance(policy, str) and needs_fitting(type(chosen)):
+        given = {**cap_depth(type(chosen), priced.trace.depth), **settings}
+        tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=seed)
+        train = priced.trace.select(tuning)
+        learned = fit(type(chosen), given, train, PricedTrace(train, priced.cost).table())
+        if learned != chosen:  # not all was given
+            chosen, part, learned_on = learned, priced.select(rest), len(tuning)
+    elif not is_fitted(chosen):
+        raise InputError(f"policy {chosen.name} has not learned yet; give its name, and it learns before it predicts")
+    if not expected:
+        found = predict_policy(part, chosen, seed=seed)
+    elif isinstance(chosen, ChainPolicy):
+        result = expected_replay(part.trace, chosen, part.table(chosen))
+        found = summarise(result, oracle_seconds(part.trace, [type(chosen)], part.table(), seed=seed))
+    else:
+        raise InputError(f"policy {chosen.name} is of trees, which --expected does not average; replay it")
+    return PolicyPrediction(**vars(found), learned_on=learned_on, sequences=part.trace.sequences, expected=expected)
+
+
+def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0, **settings: Any) -> Replay:
+    """Replay a trace under one policy, round for round what a real run would do.
+
+    Parameters
+    ----------
+    trace, cost, policy, seed, **settings
+        As in `predict`.
+
+    Returns
+    -------
+    Replay
+        Counts [S] and seconds [S, 4] (draft, policy, verify, other) per sequence; `rounds` holds every round,
+        and `rounds.to_frame()` is a pandas table of them.
+
+    Raises
+    ------
+    InputError
+        As in `predict`, and for a policy which learns and has not learned: `predict` and `tune` let it learn
+        on other sequences than it is reported on.
+
+    References
+    ----------
+    Leviathan et al. 2023, arXiv:2211.17192: under loss-free decoding every round starts from a prefix of the
+    target's output, so that one recording serves all policies.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> from specsim.acceptance.iid import IID
+    >>> from specsim.acceptance.synthetic import generate
+    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> run = specsim.replay(trace, specsim.ConstantCost(s_d=0.001, s_t=0.010), "fixed_k", k=5)
+    >>> len(run.rounds.to_frame()) == int(run.num_rounds.sum())
+    True
+    """
+    priced = PricedTrace(trace, cost)
+    chosen = _policy(policy, settings, trace.depth)
+    fitted = is_fitted(chosen)
+    if isinstance(policy, str) and needs_fitting(type(chosen)):
+        given = {**cap_depth(type(chosen), trace.depth), **settings}
+        fitted = fit(type(chosen), given, trace, priced.table()) == chosen
+    if not fitted:
+        raise InputError(
+            f"policy {chosen.name} learns from data or costs and has not yet; use specsim.predict, or replay the "
+            "`best` of specsim.tune"
+        )
+    return priced.replay(chosen, seed=seed, log=True)
+
+
+def _policy(policy: str | Policy, settings: Mapping[str, Any], depth: int) -> Policy:
+    """The policy of that name with these settings, drafts no longer than the trace is deep; or the policy given."""
+    if isinstance(policy, str):
+        kind = find_policy(policy)
+        return build_policy(kind, {**cap_depth(kind, depth), **settings})
+    return dataclasses.replace(policy, **settings) if settings else policy
