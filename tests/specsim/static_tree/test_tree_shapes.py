@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from specsim.cli.tree import drawing
 from specsim.errors import InputError
 from specsim.policy.tree.static import check_shape, level_sizes
 from specsim.static_tree import shape as shapes
@@ -117,6 +118,6 @@ def test_a_tree_accepts_down_to_its_first_missing_node(shape: shapes.Shape, true
 
 def test_a_drawing_has_a_line_per_node_and_no_markup() -> None:
     text = io.StringIO()
-    Console(file=text, width=80).print(shapes.drawing((2, 1, 0, 0), ["1.0", "0.5", "[b]", "0.2"]))
+    Console(file=text, width=80).print(drawing((2, 1, 0, 0), ["1.0", "0.5", "[b]", "0.2"]))
     lines = [line.strip("│├└─ ") for line in text.getvalue().splitlines()]
     assert lines == ["root  1.0", "0  0.5", "0  0.2", "1  [b]"]
