@@ -3,7 +3,7 @@
     theta_M(t, i) = sigmoid(W_p [W^{min(i, 10)} H^T ; H^D])
 
 H^T is the target's last state at the position that produced the pending token, H^D the
-draft model's at the position that produced the i-th drafted token (ERRATA A12); both after
+draft model's at the position that produced the i-th drafted token (errata A12); both after
 the final norm. Nothing stands between the two matrices, so W_p W^i is one vector per depth,
 and a score costs one product with H^D: that is exact, and all that is kept here. The
 standardisation of the training inputs and a bias, which the paper does not mention, fold

@@ -4,7 +4,7 @@ Decoding via Effective Draft Decoder with Pruned Candidate Tree", section 3.1).
 It has the target's structure with one layer; embedding and head start as copies of the target's. In a
 round that starts with token n pending it sees the target's states h_0 .. h_{n-1}, those of a layer a few
 below the last, and behind them the embeddings of the pending token and of what it has drafted.
-States and embeddings stand at the positions of their tokens (ERRATA B8 to B10).
+States and embeddings stand at the positions of their tokens (errata B8 to B10).
 
 The same decoder without the states is the paper's VDM, an independent draft model.
 """

@@ -35,7 +35,7 @@ class MedusaHeads(torch.nn.Module):
     """K heads of one residual block each. residual [K, d, d], W_1; vocabulary [K, V, d], W_2.
 
     W_1 starts at zero and W_2 as the target's head, so that every head starts as the target's own
-    prediction (the paper has the two the wrong way round; ERRATA E1). No biases, as in the formula.
+    prediction (the paper has the two the wrong way round; errata E1). No biases, as in the formula.
     """
 
     def __init__(self, target: Any, heads: int):

@@ -2,7 +2,7 @@
 
 A pass holds the pending token, the candidates c_1 .. c_m that it verifies, and behind each of these m + 1
 tokens a group of k mask tokens. Mask j of a group predicts the token j places after the one that its
-real token predicts (ERRATA C3). If a candidates are accepted, group a proposes the next ones, so drafting
+real token predicts (errata C3). If a candidates are accepted, group a proposes the next ones, so drafting
 costs no pass of its own. Candidates of a round are conditioned on all tokens but the pending one, and
 not on each other (C12).
 
@@ -69,7 +69,7 @@ def pass_layout(tokens: int, masks: int) -> tuple[Ints, torch.Tensor]:
     """Depths [n] and who sees whom, bool [n, n], of n = tokens (masks + 1) rows: real tokens first, then their groups.
 
     The parent of every mask is the one before it in its group, that of the first its real token; rows
-    see their ancestors and themselves. That is the mask of Eqs. 6 and 7 as the text means it (ERRATA C2, C6,
+    see their ancestors and themselves. That is the mask of Eqs. 6 and 7 as the text means it (errata C2, C6,
     C7), in another order of rows, in which accepted tokens lie in a row from the start.
     """
     parents = [*range(-1, tokens - 1)]

@@ -3,7 +3,7 @@
 The first N layers (`split`) and the others are two stacks. A drafter runs the lower one over the
 pending token and those it drafts; their states after layer N are kept, so that verification
 runs the upper layers alone, over all of them, and all layers only for what the drafter never
-fed (EESD: the newest token; ERRATA A13). With N = 0 nothing is shared but the cache.
+fed (EESD: the newest token; errata A13). With N = 0 nothing is shared but the cache.
 """
 
 from __future__ import annotations

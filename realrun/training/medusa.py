@@ -2,7 +2,7 @@
 
     L = sum_{k=1}^{K} 0.8^k L_k,      L_k = -log p_t^(k)(y_{t+k+1})
 
-The paper prints the total without its minus (ERRATA E2). Labels are the text's tokens, of which a
+The paper prints the total without its minus (errata E2). Labels are the text's tokens, of which a
 share was written by the target itself (3.3.2). The optimizer is plain AdamW where the paper has an
 8-bit one.
 """

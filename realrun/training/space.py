@@ -4,7 +4,7 @@
     L_SAR = - sum_{t=1}^{m} log p(y_t | y_<t, X) - sum_{j=1}^{k} log p(y_{m+j} | y_<m, j masks, X)
 
 An example has the first loss with probability p_ar and else the second, for m drawn from 1 .. N - k. The last
-real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (ERRATA C3, C4); the draw is per example
+real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4); the draw is per example
 (C5). Here a window of text is an answer, whose first token stands for X.
 
 A window serves `examples` of them at once: its tokens pass through the model once, causally, and behind

@@ -6,7 +6,7 @@ chance to be accepted is the product along its path, and a round with a tree emi
 
     expected tokens = 1 + sum over nodes of their chances
 
-(ERRATA E10: MEDUSA's sum leaves out the token that every round emits).
+(errata E10: MEDUSA's sum leaves out the token that every round emits).
 
 Where no rate exceeds those of smaller ranks of its depth, taking the likeliest node left,
 again and again, is optimal for every number of nodes: a node is never likelier than its parent,

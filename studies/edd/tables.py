@@ -103,7 +103,7 @@ def paper_cost_table(board: Document) -> list[str]:
 def top(board: Document, policy: str) -> Row | None:
     """The row of a board that was best of this policy's on the tuning prompts, of those that verify few enough nodes.
 
-    The paper has one price for a pass, whatever it holds; VCT's full tree of 363 nodes would not fit (ERRATA B11).
+    The paper has one price for a pass, whatever it holds; VCT's full tree of 363 nodes would not fit (errata B11).
     """
     rows = [row for row in board["rows"] if row["policy"] == policy and row["mean_draft_tokens"] <= MOST_NODES]
     return max(rows, key=lambda row: row["train_speedup"], default=None)

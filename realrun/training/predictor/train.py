@@ -1,7 +1,7 @@
 """Train the acceptance predictor of EESD Eq. 5 on the samples of `predictor_data`.
 
 The factors W^1..W^M and W_p are trained as the paper has them, with cross-entropy; one logit
-and a sigmoid stand for its two rows (ERRATA A11), with a bias, and inputs are standardised.
+and a sigmoid stand for its two rows (errata A11), with a bias, and inputs are standardised.
 The product is taken from the left, W_p W^i first, which changes no value.
 """
 

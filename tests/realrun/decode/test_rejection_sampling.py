@@ -36,7 +36,7 @@ from tests.support.sampling_law import (
 
 
 def broken_replacement(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
-    """Draws the replacement of a rejected token from p (ERRATA C1)."""
+    """Draws the replacement of a rejected token from p (errata C1)."""
     emitted = rejection_verifier(logits, draft, sampler, sequence, position)
     last = draw(sampler.probs(logits[len(emitted) - 1 :][:1]), [sampler.uniform("last", sequence, position, 0)])
     return [*emitted[:-1], int(last)]

@@ -331,7 +331,7 @@ def test_fingerprints_tell_them_apart() -> None:
 
 
 def test_the_default_states_are_the_fourth_to_last() -> None:
-    """Of a list that starts with the embeddings, 32 layers have number 29 there (ERRATA B9)."""
+    """Of a list that starts with the embeddings, 32 layers have number 29 there (errata B9)."""
     target = copy.deepcopy(target_of("llama"))
     for layers, split in ((32, 29), (40, 37), (4, 1), (2, 1), (1, 1)):
         target.config.num_hidden_layers = layers

@@ -89,7 +89,7 @@ def test_a_cartesian_tree_has_the_nodes_that_medusa_counts() -> None:
 
 def test_a_full_vanilla_tree_is_the_cartesian_one() -> None:
     full = shapes.vct(3, 5, 3**5)
-    assert full == shapes.cartesian((3,) * 5) and len(full) - 1 == 363  # ERRATA B11
+    assert full == shapes.cartesian((3,) * 5) and len(full) - 1 == 363  # errata B11
 
 
 def test_a_capped_vanilla_tree_keeps_the_least_rank_sums_of_each_level() -> None:
