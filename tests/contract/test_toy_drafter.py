@@ -1,0 +1,143 @@
+"""A drafter of a user's own is one file and one line: this one repeats the last token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+import torch
+
+import realrun.validation.profile_slices as profile_slices
+from realrun.decode.acceptance_predictor import Predictor, Scorer
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.kind import DrafterKind, Origin
+from realrun.drafters.registry import DRAFTERS
+from realrun.lm.cached import CachedLM
+from realrun.lm.open import open_lm
+from realrun.pairs.pair import Pair, load_pair
+from realrun.profiling.profile import profile
+from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.recorder import Columns, Recorder
+from realrun.proposals.trees import TreeSize
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.run import ValidationSettings, validate
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.profile import profile_from_json
+from specsim.errors import InputError
+from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from tests.support.tiny import tiny_pair, tiny_prompts
+
+# --- What a user writes ----------------------------------------------------------------------------
+
+
+def certain(tokens: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Logits [n, V] that are sure of these tokens [n]."""
+    logits = torch.full((len(tokens), vocabulary), -torch.inf, dtype=torch.float64, device=tokens.device)
+    return logits.scatter(-1, tokens[:, None], 0.0)
+
+
+class RepeatLM(CachedLM):
+    """A pass that says again what it was fed; there is nothing to cache."""
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        return certain(torch.tensor(tokens[-keep:], device=self.device), int(self.model.config.vocab_size))
+
+    def _crop(self, end: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class RepeatProposals:
+    """The token before every output position [T], proposed at every depth."""
+
+    last: torch.Tensor
+    vocabulary: int
+
+    def states(self, step: int) -> torch.Tensor:
+        return self.last[:, None]
+
+    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        return certain(states[:, 0], self.vocabulary)
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatKind(DrafterKind):
+    """Any target has it."""
+
+    name: ClassVar[str] = "repeat"
+    origin: ClassVar[Origin] = "target"
+    trees: ClassVar[bool] = False
+    has_states: ClassVar[bool] = False
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        return target, cls()
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        return open_lm(target), DraftModel(RepeatLM(target), eos_token_ids, predictor)
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        def recorder(
+            prompt: Sequence[int],
+            output: Sequence[int],
+            depth: int,
+            sampler: Sampler,
+            sequence: int,
+            scorer: Scorer | None = None,
+            tree: TreeSize | None = None,
+        ) -> Columns:
+            last = torch.tensor([prompt[-1], *output[:-1]], device=target.device)
+            proposed = RepeatProposals(last, int(target.config.vocab_size))
+            return positionwise_columns(target, proposed, prompt, output, depth, sampler, sequence, scorer, tree)
+
+        return recorder
+
+
+# --- What works then -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setitem(DRAFTERS, "repeat-last", RepeatKind)  # DRAFTERS["repeat-last"] = RepeatKind
+    tiny_pair().target.save_pretrained(tmp_path / "target")
+    tiny_pair().tokenizer.save_pretrained(tmp_path / "target")
+    return load_pair(str(tmp_path / "target"), drafter="repeat-last", dtype="float64")
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.3, seed=4)], ids=lambda s: s.mode)
+def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> None:
+    prompts = tiny_prompts(4)
+    trace = record(pair, prompts, RecordSettings(4, 40, sampler))
+    assert trace.meta["drafter_kind"] == "repeat" and trace.meta["drafter_facts"] == {}
+    assert 0 < trace.match_len.mean() < 4
+    document = profile(pair, contexts=[2, 70], depth=4, repeats=2, sampler=sampler)
+    table = cost_table(trace, profile_from_json(document, "toy"))
+    policy = make_policy("fixed_k", {"k": 3})
+    replayed = replay(trace, policy, table, log=True)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
+    runs = [decoder.decode(prompt.tokens, 40, policy, sequence=index) for index, prompt in enumerate(prompts)]
+    assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0
+
+
+def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_slices, "SLICE_REPEATS", 2)
+    kinds = tuple(CHAIN_POLICIES[name] for name in ("fixed_k", "max_confidence"))
+    settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=1)
+    document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)
+    assert document["drafter_kind"] == "repeat"
+    assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
+
+
+def test_what_it_lacks_is_refused_in_one_line(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="^drafter repeat-last drafts chains only; record it with --tree-nodes 0$"):
+        record(pair, tiny_prompts(1), RecordSettings(4, 8, tree_nodes=8))
+    with pytest.raises(InputError, match="^drafter repeat-last has no states that a predictor reads; leave"):
+        load_pair(str(tmp_path / "target"), drafter="repeat-last", dtype="float64", predictor="lab")
