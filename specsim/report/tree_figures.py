@@ -7,7 +7,6 @@ and the first of several, orange what it is compared with.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from specsim.arrays import Floats
 from specsim.errors import InputError
@@ -30,10 +28,7 @@ from specsim.report.drawing import (
     MUTED,
     PREDICTED,
     RULE,
-    margin_notes,
-    note_above,
     styled,
-    svg,
 )
 from specsim.static_tree import shape as tree_shapes
 from specsim.static_tree.search import BestTrees, node_chances
@@ -41,12 +36,8 @@ from specsim.static_tree.shape import Shape
 
 FORMATS = (".png", ".svg")
 LARGEST_DENSE = 256  # nodes
-WHISKERS = (5, 95)  # percentiles
 DASHES = (0, (4, 3))
-SERIES = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac")
 LABELLED = 80  # nodes of a level at which their ranks still fit into the dots
-
-Points = Sequence[Mapping[str, Any]]
 
 
 def check_figure(path: Path) -> None:
@@ -89,137 +80,9 @@ def draw_sizes(axes: Axes, found: BestTrees, nodes: int) -> None:
         ha="right",
     )
     axes.margins(y=0.12)
-    _size_axis(axes, max(found.nodes, int(dots[:, 0].max())))
+    size_axis(axes, max(found.nodes, int(dots[:, 0].max())))
     axes.set_title("Expected tokens per round")
     axes.legend(loc="lower right")
-
-
-@styled()
-def sizes(dense: Points, sparse: Points, costs: Sequence[str], name: str) -> str:
-    """Tokens per round, and speedup at each of these costs, against a static tree's nodes (MEDUSA, figure 6).
-
-    dense, sparse : {"nodes", "tokens", "speedups": by cost, None where the costs do not cover the tree}; sparse by size
-    """
-    figure = Figure(figsize=(4.1 * (1 + len(costs)), 3.9), layout="constrained")
-    panels = figure.subplots(1, 1 + len(costs), squeeze=False)[0]
-    largest = max(point["nodes"] for point in (*dense, *sparse))
-    for axes, cost in zip(panels, (None, *costs), strict=True):
-        for points, label, style in (
-            (dense, "dense", {"marker": "o", "markersize": 4.5, "linestyle": "none", "color": PREDICTED, "alpha": 0.7}),
-            (sparse, "sparse, searched", {"marker": "*", "markersize": 9, "linewidth": 1.5, "color": ADAPTIVE}),
-        ):
-            height = [point["tokens"] if cost is None else point["speedups"][cost] for point in points]
-            seen = [(p["nodes"], value) for p, value in zip(points, height, strict=True) if value is not None]
-            if seen:
-                axes.plot(*zip(*seen, strict=True), label=label, **{**DOT, **style})
-        if cost is not None:
-            axes.axhline(1, color=MUTED, linewidth=1, linestyle=DASHES)
-        _size_axis(axes, largest)
-        axes.set_title("acceptance length" if cost is None else f"speedup, {cost}")
-        axes.set_ylabel("tokens per round" if cost is None else "ratio, autoregressive = 1")
-    panels[0].legend(loc="lower right")
-    return svg(figure, f"{name}-sizes", "Acceptance length and speedup against the size of a static tree")
-
-
-@styled()
-def widths(rows: Points, reference: Mapping[str, Any], name: str) -> str:
-    """Acceptance length and verified nodes of PCT against its expansion width (EDD + PCT, figure 6).
-
-    rows : {"width", "nodes", "tau"}, by width; reference : {"label", "nodes", "tau"}, of a policy drawn as a line
-    """
-    figure = Figure(figsize=(10.4, 3.8), layout="constrained")
-    at = [row["width"] for row in rows]
-    for axes, key, title, unit in (
-        (figure.add_subplot(1, 2, 1), "tau", "acceptance length", "tokens per round"),
-        (figure.add_subplot(1, 2, 2), "nodes", "nodes verified", "nodes per round, mean"),
-    ):
-        axes.plot(at, [row[key] for row in rows], "o-", color=PREDICTED, linewidth=2, markersize=6, **DOT)
-        axes.axhline(reference[key], color=MEASURED, linewidth=1.5, linestyle=DASHES)
-        axes.set_ylim(0, 1.12 * max(reference[key], *(row[key] for row in rows)))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("children of an expanded node")
-        axes.set_ylabel(unit)
-        axes.set_title(title)
-        margin_notes(axes, [(rows[-1][key], "PCT", PREDICTED), (reference[key], reference["label"], MEASURED)])
-    return svg(figure, f"{name}-widths", "Acceptance length and verified nodes against expansion width")
-
-
-@styled()
-def domains(policies: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str) -> str:
-    """Acceptance length, and how the verified nodes of rounds spread, by domain (EDD + PCT, figure 7).
-
-    policies : by name, then by domain: {"tau", "nodes": of every round [R]}; the same domains for all
-    """
-    found = list(next(iter(policies.values())))
-    figure = Figure(figsize=(10.4, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    width = 0.8 / len(policies)
-    for number, (policy, by_domain) in enumerate(policies.items()):
-        color = SERIES[number % len(SERIES)]
-        places = np.arange(len(found)) + (number - (len(policies) - 1) / 2) * width
-        tau = [by_domain[domain]["tau"] for domain in found]
-        left.bar(places, tau, 0.9 * width, color=color, label=policy)
-        for x, value in zip(places, tau, strict=True):
-            note_above(left, f"{value:.2f}", float(x), value)
-        boxes = right.boxplot(
-            [by_domain[domain]["nodes"] for domain in found],
-            positions=places,
-            widths=0.7 * width,
-            whis=WHISKERS,
-            showfliers=False,
-            patch_artist=True,
-            medianprops={"color": INK, "linewidth": 1.5},
-        )
-        for box in boxes["boxes"]:
-            box.set(facecolor=color, alpha=0.55, edgecolor=INK)
-    for axes, title, unit in (
-        (left, "acceptance length", "tokens per round"),
-        (right, "nodes verified", "nodes of a round: 5, 25, 50, 75, 95 %"),
-    ):
-        axes.set_xticks(np.arange(len(found)), found, color=INK)
-        axes.set_xlim(-0.6, len(found) - 0.4)
-        axes.margins(y=0.12)
-        axes.set_ylim(bottom=0)
-        axes.set_title(title)
-        axes.set_ylabel(unit)
-    figure.legend(loc="outside upper right", ncols=len(policies), handlelength=1, handleheight=1)
-    return svg(figure, f"{name}-domains", "Acceptance length and verified nodes by domain")
-
-
-@styled()
-def reliability(series: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """Chance of nodes against how often they are right, given that their parent is (EDD + PCT, figure 3b).
-
-    series : by name, bins of a `Reliability` as plain data: count, mean_confidence, accept_rate, ece
-    """
-    figure = Figure(figsize=(5.4, 5.0), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=DASHES)
-    for (label, bins), color, marker in zip(series.items(), SERIES, "osD^", strict=False):
-        seen = np.asarray(bins["count"]) > 0
-        x, y = (np.asarray(bins[key], dtype=np.float64)[seen] for key in ("mean_confidence", "accept_rate"))
-        text = f"{label}: ECE {bins['ece']:.3f}, {sum(bins['count']):,} nodes"
-        axes.plot(x, y, f"{marker}-", color=color, linewidth=1.5, markersize=6, label=text, **DOT)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
-    axes.set_aspect("equal")
-    axes.set_xlabel("probability of a node given its parent")
-    axes.set_ylabel("share right, where the parent is")
-    axes.legend(loc="upper left", fontsize=8.5)
-    return svg(figure, f"{name}-reliability", "Probability of nodes against acceptance")
-
-
-@styled()
-def trees(chosen: Mapping[str, tuple[Shape, Floats]], name: str) -> str:
-    """Trees one below the other. chosen : by title, shape and every node's chance of acceptance [n + 1]"""
-    deepest = [int(tree_shapes.depths(shape).max()) for shape, _ in chosen.values()]
-    heights = [1.2 + 0.42 * depth for depth in deepest]
-    figure = Figure(figsize=(11.5, sum(heights)), layout="constrained")
-    panels = figure.subplots(len(chosen), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, (shape, chances)) in zip(panels, chosen.items(), strict=True):
-        draw_tree(axes, shape, chances)
-        axes.set_title(title)
-    return svg(figure, f"{name}-trees", "Static trees")
 
 
 def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
@@ -246,7 +109,7 @@ def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
     axes.tick_params(axis="y", colors=MUTED)
 
 
-def _size_axis(axes: Axes, largest: int) -> None:
+def size_axis(axes: Axes, largest: int) -> None:
     """A horizontal axis of nodes, in powers of 2."""
     axes.set_xscale("log", base=2)
     ticks = [2**k for k in range(largest.bit_length() + 1) if 2**k <= 1.5 * largest]

@@ -1,4 +1,4 @@
-"""All drafters of the lab's target on one board: `python studies/board/run.py [OUT]`.
+"""All drafters of the lab's target on one board: `python -m studies.board.run [OUT]`.
 
 What `realrun leaderboard` does with the settings of config.toml, in each way of decoding. A second start goes
 on with what is there. Writes OUT/<run>/ (with report.html), OUT/figures/ and OUT/report.md, in which every
@@ -7,41 +7,27 @@ number comes from the runs.
 
 from __future__ import annotations
 
-import sys
-import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from realrun.decode.sampling import Sampler
 from realrun.leaderboard.job import Settings, named, run_leaderboard
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB, LAB_WEIGHTS, LOOKUP, load_pair
 from realrun.pairs.prompts import study_prompts
-from realrun.recording.record import RecordSettings
 from specsim.cli.console import progress_bar
 from specsim.files import write_text
 from specsim.policy.registry import POLICIES
 from specsim.report import leaderboard_figures
 from specsim.report.markdown import accuracy, markdown_table
 from specsim.speedup.intervals import interval_text
-
-HERE = Path(__file__).parent
-Config = Mapping[str, Any]
-Document = Mapping[str, Any]
+from studies.common import Config, Document, about_machine, about_prompts, record_settings, run_study
 
 
 def board(out: Path, run: Config, config: Config) -> Document:
     """The leaderboard in this way of decoding."""
     settings = Settings(
-        record=RecordSettings(
-            config["depth"],
-            config["max_new_tokens"],
-            Sampler(run["mode"], run["temperature"], seed=config["seed"]),
-            config["tree_nodes"],
-            config["tree_width"],
-        ),
+        record=record_settings(run, config, trees=True),
         kinds=tuple(POLICIES[name] for name in config["policies"]),
         trials=config["trials"],
         repeats=config["repeats"],
@@ -95,13 +81,10 @@ def drafters_table(document: Document) -> list[str]:
 def report_text(config: Config, boards: Mapping[str, Document]) -> str:
     """The whole report as Markdown."""
     one = next(iter(boards.values()))
-    environment = one["environment"]
     lines = [
         "# All drafters of the lab's target, at equal cost accounting",
         "",
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to rank on; "
-        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        f"{about_prompts(config, one, 'rank on')}; {about_machine(one)}. "
         "Costs of all drafters were measured in slices that took turns, against one autoregressive time, the plain "
         "target's. Of each drafter the best fixed K, adaptive chain and tree, chosen and tuned on the tuning prompts; "
         "speedups with 95 % intervals over prompts; `to the leader` is the first row's less the row's. Drafters with a "
@@ -132,7 +115,4 @@ def main(out: Path, config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
-        tomllib.loads((HERE / "config.toml").read_text()),
-    )
+    run_study(main, __file__)

@@ -1,4 +1,4 @@
-"""Chain policies on the embedded lab, replayed and really run: `python studies/chain_policies/run.py [OUT]`.
+"""Chain policies on the embedded lab, replayed and really run: `python -m studies.chain_policies.run [OUT]`.
 
 For each run of config.toml: record the lab, validate every policy on held-out prompts (replayed
 and really decoded, on this machine's own costs), then a leaderboard per maximal draft length
@@ -10,38 +10,28 @@ comes from the runs.
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from questions import lambda_loss, questions
-
-from realrun.decode.sampling import Sampler
-from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import study_prompts
-from realrun.recording.record import RecordSettings
-from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import read_cost
-from specsim.errors import InputError
-from specsim.files import write_json, write_text
+from specsim.files import write_text
 from specsim.policy.registry import CHAIN_POLICIES
 from specsim.ranking.document import as_document, write_results
 from specsim.ranking.leaderboard import Board, leaderboard
 from specsim.report.markdown import markdown_table, verdict
 from specsim.speedup.intervals import interval_text, paired_difference
 from specsim.trace.files import read_trace
+from studies.chain_policies.questions import lambda_loss, questions
+from studies.common import Config, Document, about_machine, about_prompts, claim, run_study, validation
 
-HERE = Path(__file__).parent
 MEASURED, CHEAP = "measured costs", "cheap drafter"
 LAMBDA = ("adaedl, dynamic", "max_confidence, dynamic")
 
 
-def boards_of(folder: Path, config: Mapping[str, Any], report: Any) -> dict[str, list[Board]]:
+def boards_of(folder: Path, config: Config, report: Any) -> dict[str, list[Board]]:
     """Leaderboards of one run by cost, one per maximal draft length; writes their reports."""
     trace = read_trace(folder / "trace")
     costs: dict[str, CostModel] = {
@@ -135,35 +125,16 @@ def measured_section(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def main(out: Path) -> None:
+def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
-    config = tomllib.loads((HERE / "config.toml").read_text())
-    out.mkdir(parents=True, exist_ok=True)
-    used = out / "config.json"
-    if used.is_file() and json.loads(used.read_text()) != config:
-        raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_json(config, used, indent=2)
-    pair = load_pair(dtype=config["dtype"], threads=config["threads"])
-    prompts = study_prompts(pair.tokenizer, config["prompts"])
-    kinds = tuple(kind for name, kind in CHAIN_POLICIES.items() if name not in config["left_out"])
-    documents: dict[str, dict[str, Any]] = {}
+    claim(out, config)
+    kinds = [kind for name, kind in CHAIN_POLICIES.items() if name not in config["left_out"]]
+    documents: dict[str, Document] = {}
     boards: dict[str, dict[str, list[Board]]] = {}
     for run in config["runs"]:
-        sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        settings = ValidationSettings(
-            record=RecordSettings(config["depth"], config["max_new_tokens"], sampler),
-            kinds=kinds,
-            trials=config["trials"],
-            repeats=config["repeats"],
-            tuning_share=config["tuning_share"],
-            seed=config["seed"],
-        )
         folder = out / run["name"]
         with progress_bar() as report:
-            done = folder / "validation.json"
-            documents[run["name"]] = (
-                json.loads(done.read_text()) if done.is_file() else validate(pair, prompts, settings, folder, report)
-            )
+            documents[run["name"]] = validation(folder, "model", kinds, run, config, report)
             boards[run["name"]] = boards_of(folder, config, report)
         write_text(out / "report.md", report_text(config, documents, boards))
 
@@ -175,14 +146,11 @@ def report_text(
 ) -> str:
     """The study's report as Markdown."""
     first = next(iter(documents.values()))
-    environment = first["environment"]
     lines = [
         "# Chain policies on the lab",
         "",
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {first['sequences']['tuning']} to tune on and {first['sequences']['holdout']} to report on; "
-        f"{environment['device']}, {environment['threads']} thread, {first['dtype']}, "
-        f"{environment['date'][:10]}. Speedups with 95 % intervals over sequences; differences are paired. "
+        f"{about_prompts(config, first)}; {about_machine(first)}. "
+        "Speedups with 95 % intervals over sequences; differences are paired. "
         "Where a question names the best of several policies, that is picked on the reported sequences, which flatters "
         "it. "
         f'"{CHEAP}" sets s_d / s_t to {config["cost_ratio"]} and everything else to nothing.',
@@ -201,4 +169,4 @@ def report_text(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out")
+    run_study(main, __file__)

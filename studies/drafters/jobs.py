@@ -9,20 +9,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from realrun.decode.acceptance_predictor import FILE, load_predictor
-from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.pair import LAB_WEIGHTS, load_pair
 from realrun.pairs.prompts import lab_prompts, study_prompts
-from realrun.recording.record import RecordSettings
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.eesd import EesdSettings, train_eesd
 from realrun.training.predictor.data import PredictorSettings
 from realrun.training.predictor.train import train_predictor
-from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.typical_acceptance import TypicalSettings, compare_typical
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import read_cost
@@ -33,12 +29,11 @@ from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.progress import Progress
-from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
+from studies import common
+from studies.common import Config, Document, board, load, named
 
-Config = Mapping[str, Any]
-Document = dict[str, Any]
 CHAINS_ONLY = ("model", "self-sd")  # as the papers have them
 BASE, NO_DISTILLATION = "base", "no self-distillation"
 WITH_PREDICTOR = (BASE,)
@@ -63,11 +58,6 @@ class CaliParts(CaliTS):
     )
 
 
-def load(drafter: str | Path, config: Config) -> Pair:
-    """The lab with its own draft model, with one of its drafters, or with one in a folder."""
-    return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
-
-
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding."""
     found = {}
@@ -90,23 +80,9 @@ def validation(
     trees: bool = False,
 ) -> Document:
     """Record, profile, tune, predict and really decode with this drafter; its result, and the ratio s_d / s_t."""
-    done = folder / "validation.json"
-    if not done.is_file():
-        pair = load(drafter, config)
-        sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        nodes = config["tree_nodes"] if trees else 0
-        settings = ValidationSettings(
-            record=RecordSettings(config["depth"], config["max_new_tokens"], sampler, nodes, config["tree_width"]),
-            kinds=kinds,
-            trials=config["trials"],
-            repeats=config["repeats"],
-            tuning_share=config["tuning_share"],
-            seed=config["seed"],
-        )
-        prompts = study_prompts(pair.tokenizer, config["prompts"])
-        validate(pair, prompts, settings, folder, lambda what, n, total: report(f"{folder.name}: {what}", n, total))
+    document = common.validation(folder, drafter, kinds, run, config, report, trees=trees)
     table = cost_table(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
-    return {**json.loads(done.read_text()), "step_ratio": table.step_ratio}
+    return {**document, "step_ratio": table.step_ratio}
 
 
 def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
@@ -114,20 +90,9 @@ def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict
     found = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
-        done = folder / "cheap.json"
-        if not done.is_file():
-            (board,) = leaderboard(
-                {drafter: read_trace(folder / "trace")},
-                [ConstantCost(config["cheap"]["step_ratio"], 1.0)],
-                kinds=[POLICIES[name] for name in config["chains"]],
-                trials=config["trials"],
-                tuning_share=config["tuning_share"],
-                seed=config["seed"],
-                sensitivity=False,
-                progress=report,
-            )
-            write_json({**board.as_dict(), "baseline_s": board.baseline_s.tolist()}, done)
-        found[drafter] = json.loads(done.read_text())
+        trace, cost = read_trace(folder / "trace"), ConstantCost(config["cheap"]["step_ratio"], 1.0)
+        kinds = [POLICIES[name] for name in config["chains"]]
+        found[drafter] = board(folder / "cheap.json", drafter, trace, cost, kinds, config, report)
     return found
 
 
@@ -149,7 +114,7 @@ def early_exits(out: Path, config: Config, report: Progress) -> dict[str, Path]:
             settings,
             loop,
             folder,
-            lambda what, n, total, name=name: report(f"{name}: {what}", n, total),
+            named(report, name),
             cache=out / "text",
         )
     return folders
@@ -206,7 +171,7 @@ def typical_job(out: Path, config: Config, report: Progress) -> Document:
     """Typical acceptance of MEDUSA-1 with its searched sparse tree."""
     done, asked = out / "typical.json", config["typical"]
     if not done.is_file():
-        pair = load("medusa-1", config)
+        pair = load(config, "medusa-1")
         rows = json.loads((out / config["runs"][0]["name"] / "medusa-1" / "validation.json").read_text())["rows"]
         row = next(row for row in rows if row["policy"] == "sparse_tree")
         settings = TypicalSettings(
@@ -226,9 +191,7 @@ def add_predictor(folder: Path, config: Config, report: Progress) -> None:
     pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(folder), predictor="none")
     prompts = lab_prompts(pair.tokenizer, config["train"]["predictor_prompts"], split="train")
     settings = PredictorSettings(depth=config["depth"], seed=config["seed"])
-    document = train_predictor(
-        pair, prompts, settings, folder / "predictor", lambda what, n, total: report(f"predictor: {what}", n, total)
-    )
+    document = train_predictor(pair, prompts, settings, folder / "predictor", named(report, "predictor"))
     Path(document["predictor"]).rename(folder / FILE)
 
 

@@ -1,4 +1,4 @@
-"""EESD, Self-SD and MEDUSA in the lab's target, beside its draft model: `python studies/drafters/run.py [OUT]`.
+"""EESD, Self-SD and MEDUSA in the lab's target, beside its draft model: `python -m studies.drafters.run [OUT]`.
 
 Validates every drafter of config.toml (recorded, profiled, tuned, predicted, really decoded on this
 machine), trains the early exits of EESD's ablation and sweeps and validates them too, and weighs
@@ -9,20 +9,21 @@ Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
 from pathlib import Path
 
-import figures
-import tables
-from jobs import Config, Exits, cheap_jobs, drafter_facts, early_exit_jobs, main_jobs, predictor_facts, typical_job
-
 from specsim.cli.console import progress_bar
-from specsim.errors import InputError
 from specsim.files import write_text
-
-HERE = Path(__file__).parent
+from studies.common import Config, about_machine, about_prompts, claim, run_study
+from studies.drafters import figures, tables
+from studies.drafters.jobs import (
+    Exits,
+    cheap_jobs,
+    drafter_facts,
+    early_exit_jobs,
+    main_jobs,
+    predictor_facts,
+    typical_job,
+)
 
 
 def report_text(
@@ -30,13 +31,11 @@ def report_text(
 ) -> str:
     """The whole report as Markdown."""
     one = next(iter(next(iter(runs.values())).values()))
-    environment, facts = one["environment"], drafter_facts(config["drafters"])
+    facts = drafter_facts(config["drafters"])
     lines = [
         "# Drafters inside the target, on the lab",
         "",
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
-        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        f"{about_prompts(config, one)}; {about_machine(one)}. "
         "Speedups over autoregressive decoding with 95 % intervals over sequences. v_d is the acceptance rate, r_d the "
         "share of the output that was drafted, HM their harmonic mean, tau the acceptance length in tokens per round. "
         "MEDUSA-2's output is its own tuned backbone's, the others' the target's.",
@@ -129,11 +128,7 @@ def write_figures(folder: Path, runs: tables.Runs, exits: Exits, typical: tables
 
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
-    out.mkdir(parents=True, exist_ok=True)
-    used = out / "config.json"
-    if used.is_file() and json.loads(used.read_text()) != config:
-        raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_text(used, json.dumps(config, indent=2) + "\n")
+    claim(out, config)
     with progress_bar() as report:
         runs = {run["name"]: main_jobs(out, run, config, report) for run in config["runs"]}
         cheap = {run["name"]: cheap_jobs(out, run, config, report) for run in config["runs"]}
@@ -144,7 +139,4 @@ def main(out: Path, config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
-        tomllib.loads((HERE / "config.toml").read_text()),
-    )
+    run_study(main, __file__)

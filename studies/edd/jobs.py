@@ -6,42 +6,33 @@ What is there already is read, so that a second start goes on.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numba as nb
 
-from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_pair, load_target
+from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_target
 from realrun.pairs.prompts import study_prompts
-from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import recorded_trace
 from realrun.training.common.loop import LoopSettings
 from realrun.training.edd import EddSettings, train_edd
-from realrun.validation.run import ValidationSettings, validate
-from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost
 from specsim.cost.profile import read_cost
-from specsim.files import write_json
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
 from specsim.progress import Progress
-from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
-from specsim.trace.trace import Trace
+from studies.common import Config, Document, board, load, named, record_settings, validation
 
-Config = Mapping[str, Any]
-Document = dict[str, Any]
 EDD, VDM = "edd", "vdm"
 HERE, PAPER = "this machine's costs", "the paper's costs"
 WHOLE, NO_STATES, NO_KL, ONE_BLOCK = "EDD + PCT", "without states", "without KL", "one block length"
@@ -108,11 +99,6 @@ class HeadsK(FixedK):
     variants = (Variant("tuned"), Variant("as deep as heads", {"k": 4}, tuned=False))
 
 
-def load(drafter: str | Path, config: Config) -> Pair:
-    """The lab with one of its drafters, or with one in a folder."""
-    return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
-
-
 def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     """VDM, and the decoders of the ablation and the sweep: name -> folder."""
     ablation = config["ablation"]
@@ -142,21 +128,6 @@ def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     return folders
 
 
-def record_settings(run: Config, config: Config, tree_nodes: int) -> RecordSettings:
-    """What is recorded in this way of decoding."""
-    sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
-    return RecordSettings(config["depth"], config["max_new_tokens"], sampler, tree_nodes, config["tree_width"])
-
-
-def named(report: Progress, name: str) -> Progress:
-    """Progress that says what it is of."""
-
-    def show(what: str, done: int, total: int) -> None:
-        report(f"{name}: {what}", done, total)
-
-    return show
-
-
 def main_jobs(
     out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Progress
 ) -> dict[str, Document]:
@@ -167,11 +138,10 @@ def main_jobs(
     found = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
-        done = folder / "validation.json"
-        if not done.is_file():
-            validated(folder, load(folders.get(drafter, drafter), config), run, config, report)
+        trees = config["trees"] if drafter == EDD else []  # trees with EDD's alone
+        kinds = partial(kinds_of, names=[*config["chains"], *trees])
+        document = validation(folder, folders.get(drafter, drafter), kinds, run, config, report, trees=bool(trees))
         trace, cost = read_trace(folder / "trace"), read_cost(folder / "profile.json")
-        document = json.loads(done.read_text())
         tuning, _ = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
         for row in document["rows"]:
             policy = build_policy(POLICIES[row["policy"]], row["params"])
@@ -182,20 +152,12 @@ def main_jobs(
     return found
 
 
-def validated(folder: Path, pair: Pair, run: Config, config: Config, report: Progress) -> None:
-    """Record, profile, tune, predict and really decode with this drafter; trees with EDD's alone."""
-    trees = config["trees"] if folder.name == EDD else []
-    chains = [name for name in config["chains"] if name != "fixed_k"]
-    settings = ValidationSettings(
-        record=record_settings(run, config, config["tree_nodes"] if trees else 0),
-        kinds=(PaperK if pair.drafter.max_depth is None else HeadsK, *(POLICIES[name] for name in (*chains, *trees))),
-        trials=config["trials"],
-        repeats=config["repeats"],
-        tuning_share=config["tuning_share"],
-        seed=config["seed"],
-    )
-    prompts = study_prompts(pair.tokenizer, config["prompts"])
-    validate(pair, prompts, settings, folder, named(report, folder.name))
+def kinds_of(pair: Pair, names: Sequence[str]) -> list[type[Policy]]:
+    """These policies and fixed K, which MEDUSA has no deeper than it has heads."""
+    return [
+        PaperK if pair.drafter.max_depth is None else HeadsK,
+        *(POLICIES[name] for name in names if name != "fixed_k"),
+    ]
 
 
 def paper_cost(config: Config) -> ConstantCost:
@@ -203,32 +165,12 @@ def paper_cost(config: Config) -> ConstantCost:
     return ConstantCost(config["paper"]["s_d"], config["paper"]["s_t"])
 
 
-def board_of(
-    done: Path, trace: Trace, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress
-) -> Document:
-    """The leaderboard of these policies on the trace at this cost; read where it is there."""
-    if not done.is_file():
-        (board,) = leaderboard(
-            {done.stem: trace},
-            [cost],
-            kinds=kinds,
-            trials=config["trials"],
-            tuning_share=config["tuning_share"],
-            seed=config["seed"],
-            sensitivity=False,
-            progress=report,
-        )
-        write_json({**board.as_dict(), "baseline_s": board.baseline_s.tolist()}, done)
-    return dict(json.loads(done.read_text()))
-
-
 def tree_boards(out: Path, run: Config, config: Config, report: Progress) -> Document:
     """All policies of EDD's validation replayed at the paper's costs."""
     folder = out / run["name"] / EDD
     kinds = [POLICIES[name] for name in (*config["chains"], *config["trees"])]
-    return board_of(
-        folder / "paper-costs.json", read_trace(folder / "trace"), paper_cost(config), kinds, config, report
-    )
+    done = folder / "paper-costs.json"
+    return board(done, done.stem, read_trace(folder / "trace"), paper_cost(config), kinds, config, report)
 
 
 def variants(
@@ -243,19 +185,19 @@ def variants(
     for name, folder in folders.items():
         if name == VDM:
             continue
-        pair = load(folder, config)
+        pair = load(config, folder)
         where = out / "variants" / folder.name
         trace = recorded_trace(
             pair,
             study_prompts(pair.tokenizer, config["prompts"]),
-            record_settings(run, config, config["tree_nodes"]),
+            record_settings(run, config, trees=True),
             where / "trace",
             partial(named(report, name), "record"),
         )
         measured = read_cost(out / run["name"] / EDD / "profile.json")
         kinds: list[type[Policy]] = [PaperK, PaperPCT, SureTree]
         found[name] = {
-            what: board_of(where / f"{what.split()[0]}.json", trace, cost, kinds, config, report)
+            what: board(where / f"{what.split()[0]}.json", what.split()[0], trace, cost, kinds, config, report)
             for what, cost in ((HERE, measured), (PAPER, paper_cost(config)))
         }
     return found

@@ -1,4 +1,4 @@
-"""EDD beside VDM, MEDUSA-1 and EAGLE, and candidate trees on EDD, on the lab: `python studies/edd/run.py [OUT]`.
+"""EDD beside VDM, MEDUSA-1 and EAGLE, and candidate trees on EDD, on the lab: `python -m studies.edd.run [OUT]`.
 
 Trains VDM and the decoders of the ablation and the sweep, validates every drafter of config.toml (recorded,
 profiled, tuned, predicted, really decoded on this machine), and replays what was recorded at the paper's
@@ -9,24 +9,15 @@ Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
 from pathlib import Path
 
-import figures
-import jobs
-import tables
-import text
-from jobs import EDD, Config
-
 from specsim.cli.console import progress_bar
-from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.validation_figures import reliability_diagram
-
-FOLDER = Path(__file__).parent
+from studies.common import Config, claim, run_study
+from studies.edd import figures, jobs, tables, text
+from studies.edd.jobs import EDD
 
 
 def short(row: tables.Row) -> str:
@@ -54,11 +45,7 @@ def write_figures(folder: Path, config: Config, runs: dict[str, text.Documents],
 
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
-    out.mkdir(parents=True, exist_ok=True)
-    used = out / "config.json"
-    if used.is_file() and json.loads(used.read_text()) != config:
-        raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_text(used, json.dumps(config, indent=2) + "\n")
+    claim(out, config)
     with progress_bar() as report:
         folders = jobs.trained(out, config, report)
         runs = {run["name"]: jobs.main_jobs(out, run, config, folders, report) for run in config["runs"]}
@@ -69,7 +56,4 @@ def main(out: Path, config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "out",
-        tomllib.loads((FOLDER / "config.toml").read_text()),
-    )
+    run_study(main, __file__)

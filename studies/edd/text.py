@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import jobs
 import numpy as np
 import pandas as pd
-import tables
-from jobs import EDD, HERE, NO_GAIN, NO_KL, NO_LEAVES, NO_STATES, ONE_BLOCK, PAPER, WHOLE, Config
-from tables import Row
 
 from specsim.report.markdown import accuracy, verdict
+from studies.common import Config, Document, about_machine, about_prompts
+from studies.edd import tables
+from studies.edd.jobs import EDD, HERE, NO_GAIN, NO_KL, NO_LEAVES, NO_STATES, ONE_BLOCK, PAPER, WHOLE
+from studies.edd.tables import Row
 
 PAPER_ECE = 0.019  # figure 3b
 UNSURE = 0.1  # of probability, from which on a distance between confidence and truth asks for a reason
-Documents = dict[str, jobs.Document]  # by drafter
-Boards = dict[str, dict[str, jobs.Document]]  # by decoder and costs
+Documents = dict[str, Document]  # by drafter
+Boards = dict[str, dict[str, Document]]  # by decoder and costs
 
 # Likely reasons, told where an order is not the paper's.
 WHY_DRAFTERS = (
@@ -54,7 +54,7 @@ def sweep_rows(boards: Boards, config: Config) -> dict[int, dict[str, Row]]:
     return found
 
 
-def findings(documents: Documents, rounds: dict[str, pd.DataFrame], board: jobs.Document) -> list[str]:
+def findings(documents: Documents, rounds: dict[str, pd.DataFrame], board: Document) -> list[str]:
     """What one way of decoding says of the paper's claims. rounds : drafter -> all its real rounds"""
     edd = documents[EDD]
     usual = {name: tables.fixed(document) for name, document in documents.items()}
@@ -100,7 +100,7 @@ def findings(documents: Documents, rounds: dict[str, pd.DataFrame], board: jobs.
     return [*lines, ""]
 
 
-def calibration(document: jobs.Document) -> str:
+def calibration(document: Document) -> str:
     """How sure the drafter is and how often it is right, with the likely reason where it is right much more often."""
     bins = document["reliability"]
     filled = np.array(bins["count"]) > 0
@@ -120,7 +120,7 @@ def calibration(document: jobs.Document) -> str:
     )
 
 
-def section(name: str, documents: Documents, board: jobs.Document, out: Path) -> list[str]:
+def section(name: str, documents: Documents, board: Document, out: Path) -> list[str]:
     """The report on one way of decoding."""
     rounds = {drafter: pd.read_parquet(out / name / drafter / "rounds.parquet") for drafter in documents}
     edd = documents[EDD]
@@ -158,15 +158,12 @@ def report_text(config: Config, runs: dict[str, Documents], boards: Documents, v
     """The whole report as Markdown."""
     first = config["runs"][0]["name"]
     one = runs[first][EDD]
-    environment = one["environment"]
     steps = [document["step_ratio"] for document in runs[first].values()]
     paper = config["paper"]["s_d"] / config["paper"]["s_t"]
     lines = [
         "# EDD and candidate trees, on the lab",
         "",
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
-        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        f"{about_prompts(config, one)}; {about_machine(one)}. "
         "Speedups over autoregressive decoding with 95 % intervals over sequences; a policy's best form is the one "
         "predicted fastest on the tuning prompts. alpha is the paper's, tau over the draft length (it counts the "
         "target's own token and is no rate); v_d is the share of drafted tokens that was accepted; tau the acceptance "

@@ -1,4 +1,4 @@
-"""SPACE on the lab: `python studies/space/run.py [OUT]`.
+"""SPACE on the lab: `python -m studies.space.run [OUT]`.
 
 Validates every k (recorded, profiled, predicted, really decoded on this machine) beside policies that verify
 fewer of the candidates, replays the same trace where a pass costs the same whatever its size, and
@@ -9,9 +9,6 @@ Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,21 +16,16 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, load_pair, load_target
-from realrun.pairs.prompts import study_prompts
-from realrun.recording.record import RecordSettings
+from realrun.pairs.pair import LAB_WEIGHTS, load_target
 from realrun.training.common.distill import DistillSettings, TextSettings, training_text
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import SpaceSettings, train_space
-from realrun.validation.run import ValidationSettings, validate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
 from specsim.files import write_text
-from specsim.policy.base import Variant
+from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
@@ -44,13 +36,11 @@ from specsim.speedup.intervals import interval_text
 from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
+from studies.common import Config, Document, about_machine, about_prompts, claim, run_study, validation
 
-HERE = Path(__file__).parent
 DRAFTER = "space"
 PAPER_K = 5  # figure 6
 ALIKE = 0.005  # share of a speedup by which two k may differ and still be alike
-Config = Mapping[str, Any]
-Document = dict[str, Any]
 
 
 class EveryK(SpaceK):
@@ -58,24 +48,6 @@ class EveryK(SpaceK):
 
     name = "space_k"
     variants = tuple(Variant(f"k = {k}", {"k": k}, tuned=False) for k in range(1, 6))
-
-
-def validation(folder: Path, run: Config, config: Config, report: Progress) -> Document:
-    """Record, profile, tune, predict and really decode; with the speedups were a pass of any size one step."""
-    done = folder / "validation.json"
-    if not done.is_file():
-        pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=DRAFTER)
-        sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        settings = ValidationSettings(
-            record=RecordSettings(config["masks"], config["max_new_tokens"], sampler),
-            kinds=(EveryK, *(POLICIES[name] for name in config["others"])),
-            trials=config["trials"],
-            repeats=config["repeats"],
-            tuning_share=config["tuning_share"],
-            seed=config["seed"],
-        )
-        validate(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, report)
-    return dict(json.loads(done.read_text()))
 
 
 def free_passes(folder: Path, config: Config) -> dict[int, Mapping[str, float]]:
@@ -215,16 +187,13 @@ def against_k(documents: Mapping[str, Document]) -> str:
 def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: tuple[Document, Document]) -> str:
     """The whole report as Markdown."""
     one = next(iter(runs.values()))
-    environment = one["environment"]
     ours, theirs = tuned
     ends = [facts["held_out"]["end"] for facts in (ours, theirs)]
     harm, plain = ends[0]["tuned"] - ends[1]["tuned"], ends[1]["tuned"] - ends[1]["original"]
     lines = [
         "# SPACE, on the lab",
         "",
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
-        f"{environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        f"{about_prompts(config, one)}; {about_machine(one)}. "
         "Speedups over autoregressive decoding with the same tuned target, with 95 % intervals over sequences. "
         "Tokens a pass are the paper's average tokens. A pass of k feeds 1 + k (k + 2) tokens; a policy that verifies "
         "m of the candidates still has a group of all masks below each, (m + 1) (masks + 1) tokens. The last column "
@@ -262,20 +231,17 @@ def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: 
 
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
-    out.mkdir(parents=True, exist_ok=True)
-    used = out / "config.json"
-    if used.is_file() and json.loads(used.read_text()) != config:
-        raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_text(used, json.dumps(config, indent=2) + "\n")
+    claim(out, config)
+    kinds: tuple[type[Policy], ...] = (EveryK, *(POLICIES[name] for name in config["others"]))
+    one_pass = {**config, "depth": config["masks"]}
     with progress_bar() as report:
-        runs = {run["name"]: validation(out / run["name"], run, config, report) for run in config["runs"]}
+        runs = {
+            run["name"]: validation(out / run["name"], DRAFTER, kinds, run, one_pass, report) for run in config["runs"]
+        }
         tuned = plain_tuning(out, config, report)
     write_text(out / "figures" / "k.svg", against_k(runs))
     write_text(out / "report.md", report_text(config, runs, out, tuned))
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
-        tomllib.loads((HERE / "config.toml").read_text()),
-    )
+    run_study(main, __file__)

@@ -1,4 +1,4 @@
-"""Tree policies on the embedded lab, replayed and really run: `python studies/trees/run.py [OUT]`.
+"""Tree policies on the embedded lab, replayed and really run: `python -m studies.trees.run [OUT]`.
 
 For each run of config.toml: record the lab with draft trees, validate every tree policy and a few
 chains on held-out prompts (replayed and really decoded, on this machine's own costs), then a
@@ -12,14 +12,26 @@ every number comes from the runs.
 from __future__ import annotations
 
 import json
-import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from costs import PAPER, costs_of
-from facts import (
+from realrun.recording.record import elapsed_ratio
+from specsim.cli.console import progress_bar
+from specsim.cost.model import CostModel
+from specsim.files import write_text
+from specsim.fitting.tree_calibration import compare
+from specsim.policy.base import Policy
+from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
+from specsim.progress import Progress
+from specsim.ranking.document import as_document, write_results
+from specsim.ranking.leaderboard import leaderboard
+from specsim.trace.files import read_trace
+from specsim.trace.trace import Trace
+from studies.common import Config, claim, run_study, validation
+from studies.trees import figures as drawn
+from studies.trees.costs import PAPER, costs_of
+from studies.trees.facts import (
     baseline_s,
     best_static,
     domain_rows,
@@ -33,38 +45,18 @@ from facts import (
     static_sizes,
     width_rows,
 )
-from text import OURS, Run, report_text
+from studies.trees.text import OURS, Run, report_text
 
-from realrun.decode.sampling import Sampler
-from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import study_prompts
-from realrun.recording.record import RecordSettings, elapsed_ratio
-from realrun.validation.run import ValidationSettings, validate
-from specsim.cli.console import progress_bar
-from specsim.cost.model import CostModel
-from specsim.errors import InputError
-from specsim.files import write_text
-from specsim.fitting.tree_calibration import compare
-from specsim.policy.base import Policy
-from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
-from specsim.progress import Progress
-from specsim.ranking.document import as_document, write_results
-from specsim.ranking.leaderboard import leaderboard
-from specsim.report import tree_figures
-from specsim.trace.files import read_trace
-from specsim.trace.trace import Trace
-
-HERE = Path(__file__).parent
 SHOWN = 6  # one dense tree in so many is drawn
 
 
-def kinds_run(config: Mapping[str, Any]) -> tuple[type[Policy], ...]:
+def kinds_run(config: Config) -> tuple[type[Policy], ...]:
     """What is really run."""
     return (*(CHAIN_POLICIES[name] for name in config["chains"]), *TREE_POLICIES.values())
 
 
 def boards_of(
-    folder: Path, trace: Trace, costs: Mapping[str, CostModel], config: Mapping[str, Any], report: Progress
+    folder: Path, trace: Trace, costs: Mapping[str, CostModel], config: Config, report: Progress
 ) -> dict[str, dict[str, Any]]:
     """The board of every cost as a plain document; those that are there already are read."""
     found = {}
@@ -119,44 +111,25 @@ def write_figures(folder: Path, name: str, run: Run) -> None:
     line = {"label": "EAGLE-2", "nodes": eagle2.verified.estimate, "tau": eagle2.tau.estimate}
     dense, sparse = run.sizes
     figures = {
-        "sizes": tree_figures.sizes(dense[::SHOWN], sparse, list(run.boards), name),
-        "widths": tree_figures.widths(run.widths, line, name),
-        "domains": tree_figures.domains(run.domains, name),
-        "trees": tree_figures.trees(run.trees, name),
-        "reliability": tree_figures.reliability(run.bins, name),
+        "sizes": drawn.sizes(dense[::SHOWN], sparse, list(run.boards), name),
+        "widths": drawn.widths(run.widths, line, name),
+        "domains": drawn.domains(run.domains, name),
+        "trees": drawn.trees(run.trees, name),
+        "reliability": drawn.reliability(run.bins, name),
     }
     for kind, figure in figures.items():
         write_text(folder / f"{name}-{kind}.svg", figure)
 
 
-def main(out: Path, config: Mapping[str, Any]) -> None:
+def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
-    out.mkdir(parents=True, exist_ok=True)
-    used = out / "config.json"
-    if used.is_file() and json.loads(used.read_text()) != config:
-        raise InputError(f"{out} holds results of another configuration; give another folder")
-    write_text(used, json.dumps(config, indent=2) + "\n")
-    pair = load_pair(dtype=config["dtype"], threads=config["threads"])
-    prompts = study_prompts(pair.tokenizer, config["prompts"])
+    claim(out, config)
     runs: dict[str, Run] = {}
     for run in config["runs"]:
-        name, sampler = run["name"], Sampler(run["mode"], run["temperature"], seed=config["seed"])
-        settings = ValidationSettings(
-            record=RecordSettings(
-                config["depth"], config["max_new_tokens"], sampler, config["tree_nodes"], config["tree_width"]
-            ),
-            kinds=kinds_run(config),
-            trials=config["trials"],
-            repeats=config["repeats"],
-            tuning_share=config["tuning_share"],
-            seed=config["seed"],
-        )
+        name = run["name"]
         folder = out / name
-        done = folder / "validation.json"
         with progress_bar() as report:
-            if not done.is_file():
-                validate(pair, prompts, settings, folder, report)
-            document = json.loads(done.read_text())
+            document = validation(folder, "model", kinds_run(config), run, config, report, trees=True)
             trace, costs = read_trace(folder / "trace"), costs_of(folder, config)
             boards = boards_of(folder, trace, costs, config, report)
         runs[name] = facts_of(trace, document, boards, costs, config)
@@ -165,7 +138,4 @@ def main(out: Path, config: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "out",
-        tomllib.loads((HERE / "config.toml").read_text()),
-    )
+    run_study(main, __file__)

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from costs import KNEE, MEASURED, PAPER
-from facts import (
+
+from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
+from specsim.report.markdown import markdown_table, verdict
+from specsim.speedup.intervals import Estimate, interval_text
+from studies.common import about_machine, about_prompts
+from studies.trees.costs import KNEE, MEASURED, PAPER
+from studies.trees.facts import (
     Document,
     PaperAnswer,
     Rounds,
@@ -19,10 +24,6 @@ from facts import (
     opponents,
     tuned_best,
 )
-
-from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
-from specsim.report.markdown import markdown_table, verdict
-from specsim.speedup.intervals import Estimate, interval_text
 
 TARGET_PERCENT = 5.0  # median error of predictions
 ABOUT_HALF = (0.4, 0.6)  # of the nodes
@@ -59,14 +60,13 @@ class Run:
 def report_text(config: Document, runs: Mapping[str, Run]) -> str:
     """The whole report. runs : by name, as far as they are done"""
     one = next(iter(runs.values())).document
-    environment, paper = one["environment"], config["paper"]
+    paper = config["paper"]
     lines = [
         "# Tree policies on the lab",
         "",
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {one['sequences']['tuning']} to tune on and {one['sequences']['holdout']} to report on; "
+        f"{about_prompts(config, one)}; "
         f"{config['tree_nodes']} nodes recorded per position, {config['tree_width']} children wide, {config['depth']} "
-        f"deep; {environment['device']}, {environment['threads']} thread, {one['dtype']}, {environment['date'][:10]}. "
+        f"deep; {about_machine(one)}. "
         "Speedups with 95 % intervals over sequences; differences are paired. tau is the acceptance length, tokens per "
         "round.",
         "",

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.support import ROOT
-
-FOLDER = ROOT / "studies" / "drafters"
-
-
-@pytest.fixture(scope="module")
-def tables() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        yield importlib.import_module("tables")
-    sys.modules.pop("tables")
+from studies.drafters import tables
 
 
 def spread(estimate: float) -> dict[str, float]:
@@ -58,7 +44,7 @@ def cells(table: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_contenders_are_the_tuned_rows_that_were_predicted_best(tables: ModuleType, document: dict[str, Any]) -> None:
+def test_contenders_are_the_tuned_rows_that_were_predicted_best(document: dict[str, Any]) -> None:
     found = {name: each["label"] for name, each in tables.contenders(document)}
     assert found == {
         "best fixed K": "fixed_k(k=2)",  # not the fixed one of the paper, better as it was
@@ -69,16 +55,14 @@ def test_contenders_are_the_tuned_rows_that_were_predicted_best(tables: ModuleTy
     }
 
 
-def test_gains_of_thompson_sampling_are_differences_from_the_best_fixed_k(
-    tables: ModuleType, document: dict[str, Any]
-) -> None:
+def test_gains_of_thompson_sampling_are_differences_from_the_best_fixed_k(document: dict[str, Any]) -> None:
     (line,) = cells(tables.generality_table({"eesd": document}))
     assert line[:3] == ["eesd", "fixed_k(k=2)", "cali_ts()"]
     assert [float(cell) for cell in line[3:6]] == pytest.approx([1.25, 1.2, 0.1])
     assert line[6].startswith("-0.050 ") and line[6].endswith("worse")
 
 
-def test_findings_name_the_fastest_and_what_pays(tables: ModuleType, document: dict[str, Any]) -> None:
+def test_findings_name_the_fastest_and_what_pays(document: dict[str, Any]) -> None:
     slow = {**document, "rows": [row("fixed_k", "fixed_k(k=1)", 0.9, 0.9), row("beta_ts", "beta_ts()", 0.9, 0.95)]}
     fastest, pays, sampling, _ = tables.findings({"eesd": document, "medusa-1": slow})
     assert "eesd under best fixed K (fixed_k(k=2)), 1.250" in fastest
@@ -86,16 +70,14 @@ def test_findings_name_the_fastest_and_what_pays(tables: ModuleType, document: d
     assert sampling.endswith("1 better, 0 not separated, 1 worse.")
 
 
-def test_cheap_drafts_are_compared_over_the_boards_own_sequences(tables: ModuleType, document: dict[str, Any]) -> None:
+def test_cheap_drafts_are_compared_over_the_boards_own_sequences(document: dict[str, Any]) -> None:
     rows = [{**each, "speedup": each["predicted"], "tuned": each["role"] == "tuned"} for each in document["rows"]]
     (line,) = cells(tables.cheap_table({"eesd": {"rows": rows, "baseline_s": [3.0, 2.0]}}))
     assert [cell[:5] for cell in line[:5]] == ["eesd", "1.200", "1.100", "1.300", "1.150"]
     assert line[5].startswith("-0.050 ")  # by the seconds of the sequences
 
 
-def test_milliseconds_of_a_token_come_from_the_logged_rounds(
-    tables: ModuleType, document: dict[str, Any], tmp_path: Path
-) -> None:
+def test_milliseconds_of_a_token_come_from_the_logged_rounds(document: dict[str, Any], tmp_path: Path) -> None:
     seconds = {"draft_s": [1e-3, 3e-3], "verify_s": [10e-3, 10e-3], "policy_s": [0.5e-3, 0.5e-3], "other_s": [0, 5e-3]}
     labels = ("fixed_k(k=2)", "beta_ts()", "cali_ts()", "adaedl()")
     rounds = pd.concat([pd.DataFrame({"policy": label, **seconds}) for label in labels])
@@ -105,18 +87,18 @@ def test_milliseconds_of_a_token_come_from_the_logged_rounds(
     assert lines[0][2:] == ["0.400 (13.3 %)", "2.000 (66.7 %)", "0.100 (3.3 %)", "0.500 (16.7 %)", "3.000"]
 
 
-def test_overheads_divide_what_was_measured(tables: ModuleType, document: dict[str, Any]) -> None:
+def test_overheads_divide_what_was_measured(document: dict[str, Any]) -> None:
     lines = cells(tables.overhead_table({"medusa-1": document}))
     assert {tuple(line[2:5]) for line in lines} == {("1.500", "1.250", "1.200")}
 
 
-def test_errors_are_counted_over_all_rows(tables: ModuleType, document: dict[str, Any]) -> None:
+def test_errors_are_counted_over_all_rows(document: dict[str, Any]) -> None:
     errors = sorted(abs(each["error_percent"]) for each in document["rows"])
     assert tables.median_error_percent([document]) == pytest.approx(errors[3])
     (line,) = cells(tables.errors_table({"eesd": document}))
     assert line[1:] == ["7", f"{errors[3]:.2f}", f"{errors[-1]:.1f}", "met"]
 
 
-def test_the_ablation_takes_the_row_it_is_told(tables: ModuleType, document: dict[str, Any]) -> None:
+def test_the_ablation_takes_the_row_it_is_told(document: dict[str, Any]) -> None:
     (line,) = cells(tables.ablation_table({"without TS, K = 10": (document, "fixed_k(k=10)")}))
     assert line[1] == "fixed_k(k=10)" and line[6].startswith("1.9")

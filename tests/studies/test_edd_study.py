@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.support import ROOT
+from studies.edd import tables
 
 Row = dict[str, Any]
-STUDIES = ROOT / "studies"
-
-
-def imported(study: str, name: str) -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(STUDIES / study)
-        yield importlib.import_module(name)
-    sys.modules.pop(name)
 
 
 @pytest.fixture(scope="module")
-def tables() -> Iterator[ModuleType]:
-    yield from imported("edd", "tables")
-
-
-@pytest.fixture(scope="module")
-def space() -> Iterator[ModuleType]:
+def space() -> ModuleType:
     pytest.importorskip("torch")
-    yield from imported("space", "run")
+    return importlib.import_module("studies.space.run")
 
 
 def spread(estimate: float) -> dict[str, float]:
@@ -76,7 +61,7 @@ def cells(table: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_drafters_stand_at_the_papers_length_and_under_their_best_chain(tables: ModuleType) -> None:
+def test_drafters_stand_at_the_papers_length_and_under_their_best_chain() -> None:
     lines = cells(tables.drafters_table({"edd": document(), "medusa-1": document("medusa")}))
     assert [line[:3] for line in lines] == [
         ["EDD", "fixed_k(k=5)", "0.40"],  # alpha = tau / K
@@ -87,7 +72,7 @@ def test_drafters_stand_at_the_papers_length_and_under_their_best_chain(tables: 
     assert lines[0][5].startswith("1.100") and lines[0][6].startswith("1.150") and lines[0][7] == "-4.3"
 
 
-def test_trees_show_the_nodes_of_their_real_rounds(tables: ModuleType) -> None:
+def test_trees_show_the_nodes_of_their_real_rounds() -> None:
     labels = ("fixed_k(k=2)", "eagle2(nodes=50)", "pct()")
     parts = [
         pd.DataFrame({"policy": label, "drafted": [10 * n, 20 * n], "verified": [n, 3 * n]})
@@ -98,7 +83,7 @@ def test_trees_show_the_nodes_of_their_real_rounds(tables: ModuleType) -> None:
     assert [line[3:5] for line in lines] == [["15.0", "2.0"], ["30.0", "4.0"], ["45.0", "6.0"]]
 
 
-def test_differences_to_pct_are_of_each_policys_best_form(tables: ModuleType) -> None:
+def test_differences_to_pct_are_of_each_policys_best_form() -> None:
     rows = [board_row("pct", "pct, tuned", 1.5), board_row("pct", "pct, plain", 1.2), board_row("eagle2", "e", 1.25)]
     lines = {line[0]: line for line in cells(tables.paper_cost_table({"rows": rows, "baseline_s": [3.0, 2.0]}))}
     assert lines["PCT"][1] == "pct, tuned" and lines["PCT"][6] == ""
@@ -106,14 +91,14 @@ def test_differences_to_pct_are_of_each_policys_best_form(tables: ModuleType) ->
     assert lines["EAGLE-2"][4] == "25.0"  # % of rounds truncated
 
 
-def test_trees_too_large_for_one_price_are_left_out(tables: ModuleType) -> None:
+def test_trees_too_large_for_one_price_are_left_out() -> None:
     full = {**board_row("vct", "vct, full", 2.9), "mean_draft_tokens": 311.4}
     assert tables.top({"rows": [full, board_row("vct", "vct, capped", 1.4)]}, "vct")["label"] == "vct, capped"
     assert tables.top({"rows": [full]}, "vct") is None
     assert tables.too_large({"rows": [full, board_row("vct", "v", 1.4)]}) == "vct, full (311 nodes, 2.90)"
 
 
-def test_the_best_form_is_chosen_on_the_tuning_prompts(tables: ModuleType) -> None:
+def test_the_best_form_is_chosen_on_the_tuning_prompts() -> None:
     lucky = {**board_row("pct", "pct, plain", 1.9), "train_speedup": 1.0}
     assert tables.top({"rows": [lucky, board_row("pct", "pct, tuned", 1.5)]}, "pct")["label"] == "pct, tuned"
     whole = document()
@@ -121,7 +106,7 @@ def test_the_best_form_is_chosen_on_the_tuning_prompts(tables: ModuleType) -> No
     assert tables.best(whole, "fixed_k")["label"] == "fixed_k(k=4)"
 
 
-def test_the_order_found_is_set_against_the_papers(tables: ModuleType) -> None:
+def test_the_order_found_is_set_against_the_papers() -> None:
     def order(values: dict[str, float], apart: float = 0.05) -> str:
         def told(a: str, b: str) -> bool:
             return abs(values[a] - values[b]) > apart
@@ -140,7 +125,7 @@ def test_the_order_found_is_set_against_the_papers(tables: ModuleType) -> None:
     )
 
 
-def test_drafters_are_told_apart_over_what_each_of_them_ran(tables: ModuleType) -> None:
+def test_drafters_are_told_apart_over_what_each_of_them_ran() -> None:
     def run(rounds: list[int]) -> tuple[Row, pd.DataFrame]:
         ids = [n for n, count in enumerate(rounds) for _ in range(count)]
         frame = pd.DataFrame({"policy": ["fixed"] * len(ids), "sequence_id": ids})
@@ -156,7 +141,7 @@ def test_drafters_are_told_apart_over_what_each_of_them_ran(tables: ModuleType) 
     assert tables.speedups_apart(a, b, a["rows"][0], a["rows"][0])
 
 
-def test_the_ablation_takes_the_untuned_pct_with_its_leaves(tables: ModuleType) -> None:
+def test_the_ablation_takes_the_untuned_pct_with_its_leaves() -> None:
     board = {
         "rows": [
             board_row("pct", "pct, tuned", 1.6, leaf_threshold=0.01),
@@ -170,7 +155,7 @@ def test_the_ablation_takes_the_untuned_pct_with_its_leaves(tables: ModuleType) 
     assert tables.form(board, "fixed_k", "k=5")["speedup"]["estimate"] == 1.2
 
 
-def test_what_was_really_run_is_compared_pair_by_pair(tables: ModuleType) -> None:
+def test_what_was_really_run_is_compared_pair_by_pair() -> None:
     gain = tables.compared(document(), ["pct"], ["eagle2"])
     assert gain.difference.estimate == pytest.approx(0.05)
     assert tables.compared(document(), ["fixed_k", "max_confidence"], ["pct"]).difference.estimate == pytest.approx(
@@ -178,14 +163,14 @@ def test_what_was_really_run_is_compared_pair_by_pair(tables: ModuleType) -> Non
     )
 
 
-def test_the_ablation_is_set_against_the_whole(tables: ModuleType) -> None:
+def test_the_ablation_is_set_against_the_whole() -> None:
     rows = {"EDD + PCT": board_row("pct", "pct, plain", 1.5), "without states": board_row("pct", "pct, plain", 1.2)}
     lines = cells(tables.ablation_table(rows, {"baseline_s": [3.0, 2.0]}))
     assert [line[0] for line in lines] == list(rows) and [line[6] for line in lines] == ["3.04", "2.58"]
     assert lines[0][5] == "" and lines[1][5].startswith("-0.300 ")
 
 
-def test_the_sweep_is_set_against_the_usual_layer(tables: ModuleType) -> None:
+def test_the_sweep_is_set_against_the_usual_layer() -> None:
     rows = {n: {"PCT": board_row("pct", "pct, plain", 1.0 + n / 10)} for n in (1, 5, 8)}
     lines = cells(tables.sweep_table(rows, 5, {"baseline_s": [3.0, 2.0]}))
     assert [line[0] for line in lines] == ["1", "5", "8"]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
-import sys
-from collections.abc import Iterator
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +19,9 @@ from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.ranking.leaderboard import leaderboard
 from specsim.static_tree import shape as tree_shapes
 from specsim.trace.trace import Trace
-from tests.support import ROOT
+from studies.trees import costs, facts, text
 from tests.support.tree_traces import tree_trace
 
-FOLDER = ROOT / "studies" / "trees"
 CONFIG = {
     "prompts": 8, "max_new_tokens": 60, "tree_nodes": 24, "tree_width": 10, "depth": 6, "tuning_share": 0.5, "seed": 0,
     "paper": {"s_d": 1.1e-3, "s_t": 29.8e-3, "width": 5, "max_depth": 6, "leaf_threshold": 0.01},
@@ -34,28 +29,13 @@ CONFIG = {
 }  # fmt: skip
 
 
-class Study(NamedTuple):
-    costs: ModuleType
-    facts: ModuleType
-    text: ModuleType
-
-
-@pytest.fixture(scope="module")
-def study() -> Iterator[Study]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        yield Study(*(importlib.import_module(name) for name in Study._fields))
-    for name in Study._fields:
-        sys.modules.pop(name)
-
-
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     return tree_trace(1, sequences=8, depth=6, width=10, nodes=60)
 
 
-def test_a_pass_is_flat_up_to_the_knee_and_linear_beyond(study: Study) -> None:
-    cost = study.costs.KneeCost(1e-3, 1e-2, 32)
+def test_a_pass_is_flat_up_to_the_knee_and_linear_beyond() -> None:
+    cost = costs.KneeCost(1e-3, 1e-2, 32)
     table = compile_table(cost, max_draft_tokens=8, contexts=(10, 100), trees=True)
     assert table.tree is not None
     assert table.tree.verify_s[[1, 32, 33, 64], 0] == pytest.approx([1e-2, 1e-2, 1e-2 * 33 / 32, 2e-2])
@@ -63,10 +43,10 @@ def test_a_pass_is_flat_up_to_the_knee_and_linear_beyond(study: Study) -> None:
     assert table.draft_s[4, 0] == pytest.approx(4e-3)
 
 
-def test_rounds_count_passes_nodes_and_tokens(study: Study, trace: Trace) -> None:
-    chain = study.facts.rounds_of(trace, FixedK(k=3))
+def test_rounds_count_passes_nodes_and_tokens(trace: Trace) -> None:
+    chain = facts.rounds_of(trace, FixedK(k=3))
     assert chain.passes == pytest.approx(chain.verified.estimate) and chain.truncated == 0
-    star = study.facts.rounds_of(trace, SparseTree(children=(4.0, 0.0, 0.0, 0.0, 0.0)))
+    star = facts.rounds_of(trace, SparseTree(children=(4.0, 0.0, 0.0, 0.0, 0.0)))
     # Each sequence's last round has no room for a draft where a round before left just one token.
     drafted = star.replayed.rounds.drafted > 0
     assert star.passes == pytest.approx(drafted.mean())
@@ -75,31 +55,31 @@ def test_rounds_count_passes_nodes_and_tokens(study: Study, trace: Trace) -> Non
     assert star.tau.estimate == pytest.approx(1 + np.where(drafted, accepted[starts], 0).mean())
 
 
-def test_pct_of_the_paper_has_no_more_nodes_as_it_narrows(study: Study, trace: Trace) -> None:
-    rows = study.facts.width_rows(trace, CONFIG)
+def test_pct_of_the_paper_has_no_more_nodes_as_it_narrows(trace: Trace) -> None:
+    rows = facts.width_rows(trace, CONFIG)
     assert [row["width"] for row in rows] == list(range(1, 9))
     assert all(a["nodes"] <= b["nodes"] + 1e-9 for a, b in itertools.pairwise(rows))
-    answer = study.facts.paper_answer(trace, CONFIG, ConstantCost(1.1e-3, 29.8e-3))
+    answer = facts.paper_answer(trace, CONFIG, ConstantCost(1.1e-3, 29.8e-3))
     assert answer.pct.verified.estimate == pytest.approx(rows[4]["nodes"])
     assert answer.node_share == pytest.approx(rows[4]["nodes"] / answer.eagle2.verified.estimate)
     assert answer.small.nodes.max() == min(50, round(rows[4]["nodes"]))
 
 
-def test_rounds_of_domains_are_all_rounds(study: Study, trace: Trace) -> None:
+def test_rounds_of_domains_are_all_rounds(trace: Trace) -> None:
     policy = PCT(max_depth=6)
-    found = study.facts.domain_rows(trace, {"PCT": policy})["PCT"]
+    found = facts.domain_rows(trace, {"PCT": policy})["PCT"]
     assert set(found) == {"code", "prose"}
     together = np.concatenate([one["nodes"] for one in found.values()])
-    assert sorted(together) == sorted(study.facts.rounds_of(trace, policy).nodes)
+    assert sorted(together) == sorted(facts.rounds_of(trace, policy).nodes)
 
 
-def test_static_trees_by_size_leave_out_what_costs_do_not_cover(study: Study, trace: Trace) -> None:
+def test_static_trees_by_size_leave_out_what_costs_do_not_cover(trace: Trace) -> None:
     class Small(ConstantCost):
         max_tree_tokens = 33
 
-    train, holdout = study.facts.parts(trace, CONFIG)
-    dense, sparse = study.facts.static_sizes(train, holdout, {"all": ConstantCost(1, 9), "small": Small(1, 9)})
-    assert [point["nodes"] for point in sparse] == list(study.facts.SIZES)
+    train, holdout = facts.parts(trace, CONFIG)
+    dense, sparse = facts.static_sizes(train, holdout, {"all": ConstantCost(1, 9), "small": Small(1, 9)})
+    assert [point["nodes"] for point in sparse] == list(facts.SIZES)
     for point in (*dense, *sparse):
         assert (point["speedups"]["small"] is None) == (point["nodes"] > 32)
         assert point["speedups"]["all"] > 0
@@ -135,43 +115,42 @@ def validation_of(board: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_report_answers_with_the_numbers_of_the_runs(study: Study, trace: Trace) -> None:
-    costs = {name: ConstantCost(1.1e-3, 29.8e-3) for name in (study.costs.MEASURED, study.costs.PAPER)}
-    costs[study.costs.KNEE] = study.costs.KneeCost(1.1e-3, 29.8e-3, 32)
+def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
+    priced = {name: ConstantCost(1.1e-3, 29.8e-3) for name in (costs.MEASURED, costs.PAPER)}
+    priced[costs.KNEE] = costs.KneeCost(1.1e-3, 29.8e-3, 32)
     kinds = [FixedK, PCT, Eagle2, OptimalTree]
     boards = {
         name: leaderboard({"t": trace}, [cost], kinds=kinds, trials=2, sensitivity=False)[0].as_dict()
-        for name, cost in costs.items()
+        for name, cost in priced.items()
     }
-    train, holdout = study.facts.parts(trace, CONFIG)
-    board = boards[study.costs.MEASURED]
+    train, holdout = facts.parts(trace, CONFIG)
+    board = boards[costs.MEASURED]
     document = validation_of(board)
-    baselines = {name: study.facts.baseline_s(holdout, cost) for name, cost in costs.items()}
-    document["autoregressive_sequence_seconds"] = baselines[study.costs.MEASURED].tolist()
+    baselines = {name: facts.baseline_s(holdout, cost) for name, cost in priced.items()}
+    document["autoregressive_sequence_seconds"] = baselines[costs.MEASURED].tolist()
     rounds = {
-        name: [study.facts.rounds_of(holdout, study.facts.policy_of(row)) for row in one["rows"]]
-        for name, one in boards.items()
+        name: [facts.rounds_of(holdout, facts.policy_of(row)) for row in one["rows"]] for name, one in boards.items()
     }
-    run = study.text.Run(
+    run = text.Run(
         document=document,
         boards=boards,
         rounds=rounds,
         baselines=baselines,
-        measured=rounds[study.costs.MEASURED],
-        paper=study.facts.paper_answer(trace, CONFIG, costs[study.costs.PAPER]),
-        widths=study.facts.width_rows(trace, CONFIG),
-        domains=study.facts.domain_rows(holdout, {"PCT": PCT(max_depth=6)}),
-        sizes=study.facts.static_sizes(train, holdout, costs),
-        trees=study.facts.best_static(boards, train),
+        measured=rounds[costs.MEASURED],
+        paper=facts.paper_answer(trace, CONFIG, priced[costs.PAPER]),
+        widths=facts.width_rows(trace, CONFIG),
+        domains=facts.domain_rows(holdout, {"PCT": PCT(max_depth=6)}),
+        sizes=facts.static_sizes(train, holdout, priced),
+        trees=facts.best_static(boards, train),
         calibration={
             "draft probability": {"ece": 0.02, "log_loss_nats": 0.25},
             "calibrated": {"ece": 0.01, "log_loss_nats": 0.19},
         },
-        bins=study.facts.node_bins(holdout),
+        bins=facts.node_bins(holdout),
         record_ratio=3.25,
     )
-    report = study.text.report_text(CONFIG, {"one": run})
-    answers = dict(study.text.answers([run]))
+    report = text.report_text(CONFIG, {"one": run})
+    answers = dict(text.answers([run]))
     assert answers["predicted speedup of tree policies: median error, target 5 %"] == "4.00 %, met"
     assert "0.2500 nats, 0.0200; 0.1900 nats, 0.0100" in answers.values() and "3.25" in answers.values()
     leader = board["rows"][0]
@@ -180,8 +159,8 @@ def test_the_report_answers_with_the_numbers_of_the_runs(study: Study, trace: Tr
     assert answers["hardware_pct less PCT, tuned, measured costs"] == "not on this board"
     ours = {**leader, "policy": "hardware_pct", "label": "hardware_pct, fitted"}
     with_ours = {name: {**one, "rows": [ours, *one["rows"]]} for name, one in boards.items()}
-    answers = dict(study.text.answers([dataclasses.replace(run, boards=with_ours)]))
-    other = study.facts.first(board["rows"], study.facts.labelled("pct, tuned"))
+    answers = dict(text.answers([dataclasses.replace(run, boards=with_ours)]))
+    other = facts.first(board["rows"], facts.labelled("pct, tuned"))
     ahead = leader["speedup"]["estimate"] - other["speedup"]["estimate"]
     assert answers["hardware_pct less PCT, tuned, measured costs"].startswith(f"{ahead:+.3f} [")
     for kind in ("widths", "sizes", "trees", "domains", "reliability"):

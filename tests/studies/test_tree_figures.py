@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from specsim.report import tree_figures
+from studies.trees import figures
 
 COSTS = ["measured", "paper"]
 POINTS = [
@@ -32,11 +32,11 @@ BINS = {
 }
 TREES = {"a fork": ((2, 1, 0, 0), np.array([1, 0.6, 0.3, 0.4])), "a chain": ((1, 1, 0), np.array([1, 0.6, 0.3]))}
 FIGURES: dict[str, Callable[[str], str]] = {
-    "sizes": lambda name: tree_figures.sizes(POINTS, POINTS, COSTS, name),
-    "widths": lambda name: tree_figures.widths(WIDTHS, EAGLE2, name),
-    "domains": lambda name: tree_figures.domains(DOMAINS, name),
-    "reliability": lambda name: tree_figures.reliability(BINS, name),
-    "trees": lambda name: tree_figures.trees(TREES, name),
+    "sizes": lambda name: figures.sizes(POINTS, POINTS, COSTS, name),
+    "widths": lambda name: figures.widths(WIDTHS, EAGLE2, name),
+    "domains": lambda name: figures.domains(DOMAINS, name),
+    "reliability": lambda name: figures.reliability(BINS, name),
+    "trees": lambda name: figures.trees(TREES, name),
 }
 
 
@@ -64,7 +64,7 @@ def test_sizes_have_a_panel_per_cost_with_units() -> None:
 def test_sizes_leave_out_what_the_costs_do_not_cover() -> None:
     none = [{**point, "speedups": {"measured": None, "paper": 1.0}} for point in POINTS]
     # One mark per point: all in the panels of length and of the paper's cost, none where no cost covers the tree.
-    assert tree_figures.sizes(none, none, COSTS, "s").count("<use ") + 2 * len(POINTS) == tree_figures.sizes(
+    assert figures.sizes(none, none, COSTS, "s").count("<use ") + 2 * len(POINTS) == figures.sizes(
         none, none, ["paper", "paper"], "s"
     ).count("<use ")
 
