@@ -1,4 +1,4 @@
-// Deterministic verification of draft trees: each rule judges a node by its parent's row, and
+// Deterministic verification of draft trees: each rule verifies a node by its parent's row, and
 // the longest path of accepted nodes wins, the lowest node index among equals.
 #include <type_traits>
 
@@ -40,8 +40,8 @@ struct Typical {
 };
 
 // One block per tree, one thread per node.
-template <typename Judge>
-__global__ void verify_kernel(Judge accepts, const int64_t* __restrict__ tokens, const int* __restrict__ parents,
+template <typename Rule>
+__global__ void verify_kernel(Rule accepts, const int64_t* __restrict__ tokens, const int* __restrict__ parents,
                               const int64_t* __restrict__ choices, int nodes, int* __restrict__ path,
                               int* __restrict__ accepted, int64_t* __restrict__ emitted) {
   __shared__ int link[MAX_NODES];  // the parent if the node is accepted once that is, else -1
@@ -53,8 +53,8 @@ __global__ void verify_kernel(Judge accepts, const int64_t* __restrict__ tokens,
   if (inside) {
     const int parent = parents[first + node];
     const int64_t token = tokens[first + node];
-    const bool judged = parent >= 0 && parent < node && token >= 0;  // padding never is
-    link[node] = judged && accepts(first + parent, token) ? parent : -1;
+    const bool verified = parent >= 0 && parent < node && token >= 0;  // padding never is
+    link[node] = verified && accepts(first + parent, token) ? parent : -1;
   }
   if (node == 0) best = 0;
   __syncthreads();
@@ -84,13 +84,13 @@ __global__ void verify_kernel(Judge accepts, const int64_t* __restrict__ tokens,
   emitted[first + node] = token;
 }
 
-template <typename Judge>
-int verify(Judge judge, const int64_t* tokens, const int* parents, const int64_t* choices, int64_t trees, int64_t nodes,
+template <typename Rule>
+int verify(Rule rule, const int64_t* tokens, const int* parents, const int64_t* choices, int64_t trees, int64_t nodes,
            int* path, int* accepted, int64_t* emitted, void* stream) {
   if (trees == 0) return cudaSuccess;
   if (nodes < 1 || nodes > MAX_NODES) return cudaErrorInvalidValue;
   const unsigned threads = unsigned(ceil_div(nodes, 32) * 32);
-  return LAUNCH(verify_kernel<Judge>, dim3(unsigned(trees)), dim3(threads), 0, stream, judge, tokens, parents, choices,
+  return LAUNCH(verify_kernel<Rule>, dim3(unsigned(trees)), dim3(threads), 0, stream, rule, tokens, parents, choices,
                 int(nodes), path, accepted, emitted);
 }
 
@@ -107,10 +107,10 @@ EXPORT int typical_acceptance(const int64_t* tokens, const int* parents, const v
                               int64_t token_stride, double log_epsilon, double log_delta, int* path, int* accepted,
                               int64_t* emitted, void* stream) {
   const auto run = [&](auto* typed) {
-    const Typical<std::remove_const_t<std::remove_pointer_t<decltype(typed)>>> judge = {
+    const Typical<std::remove_const_t<std::remove_pointer_t<decltype(typed)>>> rule = {
         typed,       logsumexp,   entropy_nats, nodes,       vocabulary,
         tree_stride, node_stride, token_stride, log_epsilon, log_delta};
-    return verify(judge, tokens, parents, choices, trees, nodes, path, accepted, emitted, stream);
+    return verify(rule, tokens, parents, choices, trees, nodes, path, accepted, emitted, stream);
   };
   switch (logits_type) {
     case FLOAT16:

@@ -1,4 +1,4 @@
-"""Chain rejection, against the reference, by exact enumeration of its law, and known bugs of others."""
+"""Chain rejection, against the reference, by exact enumeration of its distribution, and known bugs of others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.chain_rejection import MAX_VOCABULARY, ChainVerified, chain_rejection
 from speckernels.ops.chain_rejection.reference import weights
-from tests.support.exact_law import BELOW_ONE, Path, distance, dyadic_rows, outcomes, say_on
+from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, dyadic_rows, outcomes
 from tests.support.kernel_trees import Refusals, assert_same, thread_orders
 from tests.support.mutants import Mutant
 
-LAW_TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights are multiples of 2^-40
+TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights are multiples of 2^-40
 BAD_TOKENS = (-1, -(2**62), 2**40)
 BAD_UNIFORMS = (0.0, BELOW_ONE, 1.0, -0.5, math.nan)
 MUTANTS = [
@@ -94,8 +94,8 @@ def check(device: str) -> None:
                 assert_same(ChainVerified(*(t.cpu() for t in got)), wanted, what)
 
 
-def emitted_law(draft: torch.Tensor, target: torch.Tensor, paths: dict[Path, int]) -> dict[Path, float]:
-    """Law of the first k + 1 tokens: drafts of k, verification, and the target beyond it.
+def emitted_distribution(draft: torch.Tensor, target: torch.Tensor, paths: dict[Path, int]) -> dict[Path, float]:
+    """Distribution of the first k + 1 tokens: drafts of k, verification, and the target beyond it.
 
     draft, target : [rows, V]; paths : the row after each path of up to k tokens
     """
@@ -116,37 +116,37 @@ def emitted_law(draft: torch.Tensor, target: torch.Tensor, paths: dict[Path, int
 
     found = outcomes(run, len(tokens), list(range(drafts)), drafts, vocabulary)
     rows = {path: target[row].tolist() for path, row in paths.items()}
-    law: dict[Path, float] = {}
-    for row, chance, decisions, last in zip(found.rows, found.chance, found.decisions, found.last, strict=True):
+    distribution: dict[Path, float] = {}
+    for row, path_prob, decisions, last in zip(found.rows, found.path_prob, found.decisions, found.last, strict=True):
         start = tuple(tokens[row, : int(decisions.sum())].tolist())
         for token in range(vocabulary):
-            say_on(law, rows, (*start, token), float(drawn[row] * chance * last[token]), drafts + 1)
-    return law
+            continue_text(distribution, rows, (*start, token), float(drawn[row] * path_prob * last[token]), drafts + 1)
+    return distribution
 
 
 @pytest.mark.parametrize(("vocabulary", "drafts", "seed"), [(3, 2, 0), (3, 2, 1), (5, 1, 2), (4, 2, 3)])
-def test_law_is_the_targets(vocabulary: int, drafts: int, seed: int) -> None:
+def test_distribution_is_the_targets(vocabulary: int, drafts: int, seed: int) -> None:
     """Every draft, with its probability, and every decision, with its threshold."""
     generator = torch.Generator().manual_seed(seed)
     every = [p for length in range(drafts + 1) for p in itertools.product(range(vocabulary), repeat=length)]
     draft, target = (dyadic_rows(generator, len(every), vocabulary) for _ in range(2))
     wanted: dict[Path, float] = {}
-    say_on(wanted, dict(zip(every, target.tolist(), strict=True)), (), 1.0, drafts + 1)
-    law = emitted_law(draft, target, {path: row for row, path in enumerate(every)})
-    assert distance(law, wanted) < LAW_TOLERANCE
+    continue_text(wanted, dict(zip(every, target.tolist(), strict=True)), (), 1.0, drafts + 1)
+    distribution = emitted_distribution(draft, target, {path: row for row, path in enumerate(every)})
+    assert distance(distribution, wanted) < TOLERANCE
 
 
-def test_law_departs_no_further_than_the_sums() -> None:
-    """Rows that are not quite normalised, as of half precision, move the law by their excess alone."""
+def test_distribution_departs_no_further_than_the_sums() -> None:
+    """Rows that are not quite normalised, as of half precision, move the distribution by their excess alone."""
     excess = 1e-3
     paths: dict[Path, int] = {(): 0, (0,): 0, (1,): 0, (2,): 0}
     draft, target = torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[0.6, 0.3, 0.1]])
     wanted: dict[Path, float] = {}
-    say_on(wanted, {path: target[0].tolist() for path in paths}, (), 1.0, 1)
+    continue_text(wanted, {path: target[0].tolist() for path in paths}, (), 1.0, 1)
     for factors in ((1 + excess, 1), (1, 1 + excess), (1 - excess, 1), (1, 1 - excess)):
-        law = emitted_law(draft * factors[0], target * factors[1], paths)
-        total = sum(law.values())
-        first = {(x,): sum(chance for path, chance in law.items() if path[0] == x) / total for x in range(3)}
+        distribution = emitted_distribution(draft * factors[0], target * factors[1], paths)
+        total = sum(distribution.values())
+        first = {(x,): sum(p for path, p in distribution.items() if path[0] == x) / total for x in range(3)}
         assert distance(first, wanted) < excess
 
 

@@ -1,4 +1,4 @@
-"""Tree rejection, against the reference, by exact enumeration of its law, and known bugs of others."""
+"""Tree rejection, against the reference, by exact enumeration of its distribution, and known bugs of others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from speckernels.ops.chain_rejection.reference import SCALE, weights
 from speckernels.ops.results import Verified
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.tree_rejection.reference import shares
-from tests.support.exact_law import BELOW_ONE, Path, distance, dyadic_rows, outcomes, say_on
+from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, dyadic_rows, outcomes
 from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
-LAW_TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights and rests are multiples of 2^-40
+TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights and rests are multiples of 2^-40
 BAD_UNIFORMS = (0.0, BELOW_ONE, 1.0, -0.5, math.nan)
 KINDS = list(SiblingKind)
 MUTANTS = [
@@ -31,11 +31,11 @@ MUTANTS = [
     Mutant("csrc/rejection.cu", "if (kind == WITHOUT_REPLACEMENT) draft_total -= drafted;", "",
            "the draft is not renormalised without the token drawn"),
     Mutant("csrc/rejection.cu", "if (kind != IID && is_child", "if (kind == TOP_K && is_child",
-           "a repeated sibling is judged without replacement"),
+           "a repeated sibling is verified without replacement"),
     Mutant("csrc/rejection.cu", "if (parents[node] != current) continue;", "if (parents[node] > current) continue;",
-           "padding is judged"),
+           "padding is verified"),
     Mutant("csrc/rejection.cu", "      subtracted = false;\n      draft", "      draft", "the parent's rest is kept"),
-    Mutant("csrc/rejection.cu", "if (drafted == 0) continue;", "", "a token that was not drafted is judged"),
+    Mutant("csrc/rejection.cu", "if (drafted == 0) continue;", "", "a token that was not drafted is verified"),
     Mutant("csrc/rejection.cu", "removed_any && is_child(i, nodes) ? 0", "false ? 0", "a removed token is drawn"),
     Mutant("csrc/rejection.cu", "      __syncthreads();  // all have read the sums\n", "",
            "sums change while others read them"),
@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant("ops/tree_rejection/triton.py", "draft_total -= drafted", "draft_total -= 0",
            "the draft is not renormalised without the token drawn"),
     Mutant("ops/tree_rejection/triton.py", "& (token >= 0) & (token < vocabulary)", "& (token < vocabulary)",
-           "a negative token is judged"),
+           "a negative token is verified"),
     Mutant("ops/tree_rejection/triton.py", "                total -= remaining\n", "",
            "the target is not renormalised without the token removed"),
     Mutant("ops/tree_rejection/triton.py", "(index >= depth)", "(index > depth)",
@@ -85,7 +85,7 @@ def random_case(
     draft = target * likeness + other * (1 - likeness)
     tokens = drafted_tokens(parents, draft, kind, generator)
     uniforms = torch.rand(batch, nodes + 1, dtype=torch.float64, generator=generator)
-    uniforms[::2, :nodes] **= 0.1  # every other tree is judged strictly: many rejections in a row
+    uniforms[::2, :nodes] **= 0.1  # every other tree is verified strictly: many rejections in a row
     if spoilt:
         factors = torch.tensor([1.0, 1.0, 1.0, 0.98, 1.02, 0.0, 1e6])
         for rows in (draft, target):
@@ -102,7 +102,7 @@ def random_case(
 
 
 def alike_case(kind: SiblingKind) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """Rows of target and draft equal but for a factor, judged as strictly as can be: often nothing is left."""
+    """Rows of target and draft equal but for a factor, verified as strictly as can be: often nothing is left."""
     generator = torch.Generator().manual_seed(0)
     parents = forest(("star",) * 30, 4, seed=0)
     counts = torch.randint(1, 20, (30, 1, 3), generator=generator).expand(-1, 4, -1)
@@ -129,7 +129,7 @@ def check(device: str) -> None:
             assert_same(Verified(*(t.cpu() for t in got)), wanted, f"{kind.name}, {what}, order {order}")
 
 
-# The law, by enumeration in fractions: no code shared with the operation, not even its integers.
+# The distribution, by enumeration in fractions: no code shared with the operation, not even its integers.
 
 Rows = Mapping[Path, Sequence[Fraction]]
 
@@ -144,18 +144,18 @@ def drafts(kind: SiblingKind, parents: Sequence[int], draft: Rows) -> list[tuple
     trees = [([0], Fraction(1))]
     for node in range(1, len(parents)):
         if parents[node] < 0:
-            trees = [([*tokens, 0], chance) for tokens, chance in trees]  # padding
+            trees = [([*tokens, 0], path_prob) for tokens, path_prob in trees]  # padding
             continue
         longer = []
-        for tokens, chance in trees:
+        for tokens, path_prob in trees:
             row = list(draft[paths_of(tokens, parents[:node])[parents[node]]])
             for sibling in range(1, node):
                 if kind != SiblingKind.iid and parents[sibling] == parents[node]:
                     row[tokens[sibling]] = Fraction(0)
             if kind == SiblingKind.top_k:
-                longer.append(([*tokens, row.index(max(row))], chance))
+                longer.append(([*tokens, row.index(max(row))], path_prob))
             else:
-                longer += [([*tokens, x], chance * q / sum(row)) for x, q in enumerate(row) if q]
+                longer += [([*tokens, x], path_prob * q / sum(row)) for x, q in enumerate(row) if q]
         trees = longer
     return trees
 
@@ -163,64 +163,64 @@ def drafts(kind: SiblingKind, parents: Sequence[int], draft: Rows) -> list[tuple
 def judge(
     rule: SiblingKind, children: Sequence[int], p: Sequence[Fraction], q: Sequence[Fraction]
 ) -> tuple[list[Fraction], list[Fraction]]:
-    """The chance to accept each child once those before it are rejected, and the law after all are."""
-    rest, offered, chances, met = list(p), list(q), [], set()
+    """The probability to accept each child once those before it are rejected, and the distribution after all are."""
+    rest, offered, accept_probs, met = list(p), list(q), [], set()
     for x in children:
         if rule == SiblingKind.top_k:
-            chances.append(rest[x])
+            accept_probs.append(rest[x])
             rest[x] = Fraction(0)
         elif (rule == SiblingKind.without_replacement and x in met) or not offered[x]:
-            chances.append(Fraction(0))
+            accept_probs.append(Fraction(0))
             continue
         else:
-            chances.append(min(Fraction(1), rest[x] / offered[x]))
+            accept_probs.append(min(Fraction(1), rest[x] / offered[x]))
             rest = [max(a - b, Fraction(0)) for a, b in zip(rest, offered, strict=True)]
             if rule == SiblingKind.without_replacement:
                 offered[x] = Fraction(0)
                 offered = [b / (sum(offered) or 1) for b in offered]
         met.add(x)
         rest = [a / (sum(rest) or 1) for a in rest]
-    return chances, rest if sum(rest) else list(p)
+    return accept_probs, rest if sum(rest) else list(p)
 
 
-def verified_law(
+def verified_distribution(
     rule: SiblingKind, tokens: Sequence[int], parents: Sequence[int], target: Rows, draft: Rows, length: int
 ) -> dict[Path, Fraction]:
-    """Law of the first `length` tokens, given the draft."""
+    """Distribution of the first `length` tokens, given the draft."""
     paths = paths_of(tokens, parents)
-    law: dict[Path, Fraction] = {}
+    distribution: dict[Path, Fraction] = {}
 
     def walk(node: int, reached: Fraction) -> None:
         path = paths[node]
         children = [child for child in range(1, len(parents)) if parents[child] == node]
-        chances, rest = judge(rule, [tokens[c] for c in children], target[path], draft[path])
-        for child, chance in zip(children, chances, strict=True):
-            if reached * chance:
-                walk(child, reached * chance)
-            reached *= 1 - chance
+        accept_probs, rest = judge(rule, [tokens[c] for c in children], target[path], draft[path])
+        for child, path_prob in zip(children, accept_probs, strict=True):
+            if reached * path_prob:
+                walk(child, reached * path_prob)
+            reached *= 1 - path_prob
         for token, prob in enumerate(rest):
-            say_on(law, target, (*path, token), reached * prob, length)
+            continue_text(distribution, target, (*path, token), reached * prob, length)
 
     walk(0, Fraction(1))
-    return law
+    return distribution
 
 
-def law_by_fractions(
+def distribution_by_fractions(
     drawn: SiblingKind, rule: SiblingKind, parents: Sequence[int], target: Rows, draft: Rows, length: int
 ) -> dict[Path, Fraction]:
     total: dict[Path, Fraction] = {}
-    for tokens, chance in drafts(drawn, parents, draft):
-        for path, prob in verified_law(rule, tokens, parents, target, draft, length).items():
-            total[path] = total.get(path, Fraction(0)) + chance * prob
+    for tokens, path_prob in drafts(drawn, parents, draft):
+        for path, prob in verified_distribution(rule, tokens, parents, target, draft, length).items():
+            total[path] = total.get(path, Fraction(0)) + path_prob * prob
     return total
 
 
-def law_of_operation(
+def distribution_of_operation(
     drawn: SiblingKind, rule: SiblingKind, parents: Sequence[int], target: Rows, draft: Rows, length: int
 ) -> dict[Path, float]:
     """The same, from the operation's own decisions: each is a threshold in its uniform."""
     nodes, vocabulary = len(parents), len(target[()])
-    trees, chances = zip(*drafts(drawn, parents, draft), strict=True)
+    trees, accept_probs = zip(*drafts(drawn, parents, draft), strict=True)
     tokens = torch.tensor(trees)
     links = torch.tensor([parents], dtype=torch.int32).expand(len(trees), -1)
 
@@ -236,14 +236,14 @@ def law_of_operation(
         return is_accepted, result.emitted.gather(1, result.accepted[:, None].long())[:, 0]
 
     found = outcomes(run, len(trees), list(range(1, nodes)), nodes, vocabulary)
-    law: dict[Path, float] = {}
-    for row, chance, decisions, last in zip(
-        found.rows.tolist(), found.chance.tolist(), found.decisions, found.last.tolist(), strict=True
+    distribution: dict[Path, float] = {}
+    for row, path_prob, decisions, last in zip(
+        found.rows.tolist(), found.path_prob.tolist(), found.decisions, found.last.tolist(), strict=True
     ):
         start = tuple(tokens[row, 1:][decisions].tolist())
         for token, prob in enumerate(last):
-            say_on(law, target, (*start, token), float(chances[row]) * chance * prob, length)
-    return law
+            continue_text(distribution, target, (*start, token), float(accept_probs[row]) * path_prob * prob, length)
+    return distribution
 
 
 def random_tables(vocabulary: int, depth: int, seed: int) -> tuple[Rows, Rows]:
@@ -268,20 +268,20 @@ TREES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", TREES)
-def test_law_is_the_targets(shape: str, kind: SiblingKind) -> None:
+def test_distribution_is_the_targets(shape: str, kind: SiblingKind) -> None:
     """Every draft with its probability, every decision with its threshold: first tokens and all below."""
     parents, vocabulary = TREES[shape]
     length = max(len(path_to_root(parents, node)) for node in range(len(parents)))
     target, draft = random_tables(vocabulary, length - 1, seed=len(shape))
     wanted: dict[Path, Fraction] = {}
-    say_on(wanted, target, (), Fraction(1), length)
-    exact = law_by_fractions(kind, kind, parents, target, draft, length)
-    assert all(exact.get(path, 0) == chance for path, chance in wanted.items())
-    law = law_of_operation(kind, kind, parents, target, draft, length)
-    assert distance(law, wanted) < LAW_TOLERANCE
+    continue_text(wanted, target, (), Fraction(1), length)
+    exact = distribution_by_fractions(kind, kind, parents, target, draft, length)
+    assert all(exact.get(path, 0) == path_prob for path, path_prob in wanted.items())
+    distribution = distribution_of_operation(kind, kind, parents, target, draft, length)
+    assert distance(distribution, wanted) < TOLERANCE
 
 
-# How the siblings were drawn, the rule they are judged by, and the first token's bias in total variation.
+# How the siblings were drawn, the rule they are verified by, and the first token's bias in total variation.
 MIXED = [
     (SiblingKind.without_replacement, SiblingKind.iid, 0.24),
     (SiblingKind.top_k, SiblingKind.iid, 0.65),
@@ -294,17 +294,17 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(("drawn", "rule", "bias"), MIXED, ids=[f"{a.name} judged as {b.name}" for a, b, _ in MIXED])
+@pytest.mark.parametrize(("drawn", "rule", "bias"), MIXED, ids=[f"{a.name} verified as {b.name}" for a, b, _ in MIXED])
 def test_bias_of_each_other_rule(drawn: SiblingKind, rule: SiblingKind, bias: float) -> None:
-    """Why drafts carry their kind: three of the six mistakes give another law than the target's."""
+    """Why drafts carry their kind: three of the six mistakes give another distribution than the target's."""
     parents = [-1, 0, 0, 0]
     paths = [(), *((x,) for x in range(4))]
     target = {path: [Fraction(x, 16) for x in (1, 4, 3, 8)] for path in paths}
     draft = {path: [Fraction(x, 16) for x in (9, 2, 4, 1)] for path in paths}
-    law = law_of_operation(drawn, rule, parents, target, draft, 1)
-    assert distance(law, law_by_fractions(drawn, rule, parents, target, draft, 1)) < LAW_TOLERANCE
+    distribution = distribution_of_operation(drawn, rule, parents, target, draft, 1)
+    assert distance(distribution, distribution_by_fractions(drawn, rule, parents, target, draft, 1)) < TOLERANCE
     wanted = {(x,): prob for x, prob in enumerate(target[()])}
-    assert distance(law, wanted) == pytest.approx(bias, abs=0.005 if bias else LAW_TOLERANCE)
+    assert distance(distribution, wanted) == pytest.approx(bias, abs=0.005 if bias else TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [SiblingKind.iid, SiblingKind.without_replacement])
@@ -325,7 +325,7 @@ def test_chain_is_chain_rejection(kind: SiblingKind) -> None:
 
 
 def test_many_rejections_lose_no_accuracy() -> None:
-    """Rests are rounded to 2^-40 once per rejection, which errs by less than V * 2^-40 in the law each time."""
+    """Rests are rounded to 2^-40 once per rejection, an error below V * 2^-40 in the distribution."""
     generator = torch.Generator().manual_seed(0)
     vocabulary, rejections = 50_000, 12
     p = (torch.randn(1, vocabulary, generator=generator, dtype=torch.float64) * 3).softmax(-1).float()
@@ -413,7 +413,7 @@ def test_repeated_sibling_is_another_draw_only_where_draws_are_independent() -> 
 
 @pytest.mark.usefixtures("_backend")
 def test_repeated_sibling_is_not_accepted_with_what_is_left() -> None:
-    """Token 0 is rejected by its uniform; its repetition must not get a second chance at u = 0."""
+    """Token 0 is rejected by its uniform; its repetition must not get a second try at u = 0."""
     for kind in KINDS:
         draft = draft_for(kind, [[1.0, 0.0, 0.0]] * 3)
         assert verify(kind, [9, 0, 0], [-1, 0, 0], draft, [[0.5, 0.0, 0.5]] * 3, [0.75, 0.0, 0.0]) == ([0], [2])
@@ -433,7 +433,7 @@ def test_child_beyond_an_exhausted_draft_is_passed_over() -> None:
 def test_nothing_left_gives_a_token_of_the_target(kind: SiblingKind) -> None:
     """A residual of 0 everywhere leaves a token unset elsewhere."""
     if kind == SiblingKind.top_k:
-        # All that the target says is judged; the last child is accepted, whatever its uniform.
+        # All that the target says is verified; the last child is accepted, whatever its uniform.
         target = [[0.25, 0.75, 0.0], *[[0.0, 0.0, 1.0]] * 2]
         got = verify(kind, [9, 0, 1], [-1, 0, 0], None, target, [BELOW_ONE, BELOW_ONE, 0.0])
         assert got == ([0, 2], [1, 2])
@@ -472,7 +472,7 @@ def test_padding_is_never_accepted(kind: SiblingKind) -> None:
 @pytest.mark.usefixtures("_backend")
 @pytest.mark.parametrize("kind", KINDS)
 def test_unnormalised_rows_count_as_normalised(kind: SiblingKind) -> None:
-    """Sums a little off 1, as of half precision, do not move the law: rows are divided by them."""
+    """Sums a little off 1, as of half precision, do not move the distribution: rows are divided by them."""
     tokens, parents, target = [9, 0, 1], [-1, 0, 0], [[0.25, 0.5, 0.25]] * 3
     generator = torch.Generator().manual_seed(0)
     for _ in range(10):

@@ -31,16 +31,16 @@ def _inputs(case: Case, generator: torch.Generator) -> Arguments:
 def _work(case: Case, args: Arguments, expected: Any) -> Work:
     """Reads the row of the last token, 4 V bytes of the target and, after a rejection, 4 V of the draft.
 
-    Beside it 24 bytes a judged draft token (id, two probabilities, uniform), and the results.
+    Beside it 24 bytes a verified draft token (id, two probabilities, uniform), and the results.
     A residual takes 2 divisions, a subtraction and a sum per token, a plain row a sum.
     """
     batch, drafted, vocabulary = (case.shape[name] for name in ("batch", "drafted", "vocab"))
     accepted = expected[0].cpu()
     rejected = int((accepted < drafted).sum())
-    judged = int(accepted.sum()) + rejected
+    verified = int(accepted.sum()) + rejected
     rows = batch + rejected
     written = batch * (8 * (drafted + 1) + 4)
-    return Work(4 * vocabulary * rows + 24 * judged + 8 * batch + written, vocabulary * (batch + 3 * rejected))
+    return Work(4 * vocabulary * rows + 24 * verified + 8 * batch + written, vocabulary * (batch + 3 * rejected))
 
 
 OPERATION = Operation(

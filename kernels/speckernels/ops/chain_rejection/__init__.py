@@ -33,8 +33,8 @@ def chain_rejection(
     distribution at its place. The last token is drawn from max(p - q, 0) where a token was
     rejected, from p where all were accepted. Probabilities are taken as whole multiples of
     2^-40, rounded down, and u * q in float64, so every backend gives the same tokens; this
-    moves the law by about V * 2^-40 at most. Rows are not normalised here: the law departs from
-    the target's by as much as the rows' sums depart from 1.
+    moves the distribution by about V * 2^-40 at most. Rows are not normalised here: the
+    distribution departs from the target's by as much as the rows' sums depart from 1.
 
     NaN and negative probabilities count as 0, those above 1 as 1. A token that the draft cannot
     have drawn (of probability 0, below 0, or >= V) ends the chain as if it were not there: the
@@ -46,7 +46,7 @@ def chain_rejection(
     draft_tokens : int64 [B, k], k >= 0
     draft_probs : float32 [B, k, V], the distribution each was drawn from; V up to 2^22
     target_probs : float32 [B, k + 1, V], the target's distribution at each place and after the last
-    uniforms : float64 [B, k + 1] in [0, 1); [:, i] judges token i, [:, k] draws the last token.
+    uniforms : float64 [B, k + 1] in [0, 1); [:, i] decides on token i, [:, k] draws the last token.
         Outside values count as the nearest inside, NaN as 0
 
     Raises

@@ -58,8 +58,8 @@ def _kernel(
     at = step.to(tl.int64) * vocabulary + tokens
     drafted = weights(tl.load(draft_probs + at, mask=inside, other=0.0))
     wanted = weights(tl.load(target_probs + at, mask=inside, other=0.0))
-    judge = in_unit_interval(tl.load(uniforms + step, mask=given, other=0.0))
-    passes = (drafted > 0) & (judge * drafted.to(tl.float64) < wanted.to(tl.float64))
+    uniform = in_unit_interval(tl.load(uniforms + step, mask=given, other=0.0))
+    passes = (drafted > 0) & (uniform * drafted.to(tl.float64) < wanted.to(tl.float64))
     stop = tl.min(tl.where(given & (passes == 0), step, drafts))
 
     # Subtract nothing where all were accepted, or where the draft cannot have drawn the token.

@@ -16,7 +16,7 @@ def greedy_verify(tokens: torch.Tensor, parents: torch.Tensor, choices: torch.Te
 
     Parameters
     ----------
-    tokens : int64 [B, n], the token of each node; that of the root is not judged
+    tokens : int64 [B, n], the token of each node; that of the root is not verified
     parents : int32 [B, n], the parent of each node, which precedes it. Node 0 is the root
         (the pending token) with parent -1; later nodes with parent -1 are padding
     choices : int64 [B, n], the target's choice (argmax) after each node

@@ -52,9 +52,9 @@ def _kernel(
     inside = node < nodes
     parent = tl.load(parents + first + node, mask=inside, other=-1)
     token = tl.load(tokens + first + node, mask=inside, other=-1)
-    judged = (parent >= 0) & (parent < node) & (token >= 0)
-    choice = tl.load(choices + first + parent, mask=judged, other=-1)
-    link = tl.where(judged & (token == choice), parent, -1)
+    verified = (parent >= 0) & (parent < node) & (token >= 0)
+    choice = tl.load(choices + first + parent, mask=verified, other=-1)
+    link = tl.where(verified & (token == choice), parent, -1)
     longest_path(link, tree, tokens, parents, choices, nodes, path, accepted, emitted, BLOCK)
 
 

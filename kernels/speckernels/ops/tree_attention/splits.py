@@ -27,8 +27,8 @@ def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
     slots : blocks the GPU runs at once. The last wave of blocks leaves part of the GPU idle:
     the fewest parts that come within GOOD_ENOUGH of the best use are taken.
     """
-    most = max(1, min(slots, capacity_tiles // MIN_TILES))
-    used = {splits: _used(blocks * splits, slots) for splits in range(1, most + 1)}
+    max_splits = max(1, min(slots, capacity_tiles // MIN_TILES))
+    used = {splits: _used(blocks * splits, slots) for splits in range(1, max_splits + 1)}
     best = max(used.values())
     return next(splits for splits, share in used.items() if share >= GOOD_ENOUGH * best)
 

@@ -21,12 +21,12 @@ MAX_DIM = 256
 
 
 @triton.jit
-def _part(context_lens, batch, nodes, capacity, splits, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
+def _part(context_lens, batch, nodes, capacity, splits, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr):
     """Context, slots in use and tiles per part of a sequence."""
     context = tl.load(context_lens + batch)
     end = tl.minimum(context + nodes, capacity)
     tiles = (end + BLOCK_N - 1) // BLOCK_N
-    return context, end, tl.maximum((tiles + splits - 1) // splits, LEAST)
+    return context, end, tl.maximum((tiles + splits - 1) // splits, MIN_SPLIT)
 
 
 @triton.jit
@@ -45,13 +45,13 @@ def _split_kernel(
     query, keys, values, mask_bits, context_lens, out, part_acc, part_max, part_sum,
     nodes, words, group, heads, dim, capacity, splits, row_tiles, log2_scale,
     query_batch, query_head, query_node, key_batch, key_head, key_slot, value_batch, value_head, value_slot,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, LEAST: tl.constexpr, DIRECT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MIN_SPLIT: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     row_tile = tl.program_id(0) % row_tiles
     split = tl.program_id(0) // row_tiles
     kv_head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
-    context, end, per_split = _part(context_lens, batch, nodes, capacity, splits, BLOCK_N, LEAST)
+    context, end, per_split = _part(context_lens, batch, nodes, capacity, splits, BLOCK_N, MIN_SPLIT)
     first = split * per_split
     last = tl.minimum(first + per_split, (end + BLOCK_N - 1) // BLOCK_N)
     if first >= last:
@@ -108,11 +108,11 @@ def _split_kernel(
 @triton.jit
 def _merge_kernel(
     part_acc, part_max, part_sum, context_lens, out, nodes, group, heads, dim, capacity, splits,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, LEAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, MIN_SPLIT: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
-    _, end, per_split = _part(context_lens, batch, nodes, capacity, splits, BLOCK_N, LEAST)
+    _, end, per_split = _part(context_lens, batch, nodes, capacity, splits, BLOCK_N, MIN_SPLIT)
     parts = (((end + BLOCK_N - 1) // BLOCK_N) + per_split - 1) // per_split
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = nodes * group
@@ -176,12 +176,12 @@ def tree_attention(
     _split_kernel[(row_tiles * splits, kv_heads, batch)](
         query, keys, values, mask_bits, context_lens, out, part_acc, part_max, part_sum,
         nodes, mask_bits.shape[2], group, heads, dim, capacity, splits, row_tiles, scale * math.log2(math.e),
-        *strides, **blocks, LEAST=MIN_TILES, DIRECT=splits == 1, num_warps=warps,
+        *strides, **blocks, MIN_SPLIT=MIN_TILES, DIRECT=splits == 1, num_warps=warps,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(triton.cdiv(rows, MERGED_ROWS), kv_heads, batch)](
             part_acc, part_max, part_sum, context_lens, out, nodes, group, heads, dim, capacity, splits,
-            BLOCK_N=blocks["BLOCK_N"], BLOCK_D=blocks["BLOCK_D"], ROWS=MERGED_ROWS, LEAST=MIN_TILES,
+            BLOCK_N=blocks["BLOCK_N"], BLOCK_D=blocks["BLOCK_D"], ROWS=MERGED_ROWS, MIN_SPLIT=MIN_TILES,
         )  # fmt: skip
     return out
 
@@ -216,8 +216,8 @@ def compiled_variants() -> list[Variant]:
         tensors |= {"mask_bits": "*i32", "context_lens": "*i32"}
         blocks = _blocks(rows, dim, element_bytes)
         signature = tensors | sizes | strides | {"log2_scale": "fp32"}
-        variants.append(Variant(_split_kernel, signature, {**blocks, "LEAST": MIN_TILES, "DIRECT": direct}))
+        variants.append(Variant(_split_kernel, signature, {**blocks, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}))
     merged = {"out": "*bf16", "context_lens": "*i32"} | parts | sizes
     del merged["words"], merged["row_tiles"]
-    constants = {"BLOCK_N": 64, "BLOCK_D": 128, "ROWS": MERGED_ROWS, "LEAST": MIN_TILES}
+    constants = {"BLOCK_N": 64, "BLOCK_D": 128, "ROWS": MERGED_ROWS, "MIN_SPLIT": MIN_TILES}
     return [*variants, Variant(_merge_kernel, merged, constants)]

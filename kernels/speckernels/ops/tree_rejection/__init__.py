@@ -12,11 +12,11 @@ from speckernels.runtime.dispatch import register
 
 
 class SiblingKind(IntEnum):
-    """How the children of a node were drafted, which decides the rule that leaves the law alone.
+    """How the children of a node were drafted, which decides the rule that keeps the distribution.
 
     iid : each child drawn from the draft's distribution, so tokens may repeat
     without_replacement : each child drawn from what its earlier siblings left of it
-    top_k : children chosen without chance (most likely tokens, a lookup, a search)
+    top_k : children chosen without randomness (most likely tokens, a lookup, a search)
     """
 
     iid = 0
@@ -34,7 +34,7 @@ def tree_rejection(
 ) -> Verified:
     """Multi-candidate speculative sampling: what is emitted follows the target's distribution.
 
-    From the root down, the children of the last accepted node are judged in the order of their
+    From the root down, the children of the last accepted node are verified in the order of their
     indices; the walk goes on at the first accepted one, and ends where none is. With r the rest
     of the target's distribution p at the node (p itself at first), and q the draft's, a child x is
     accepted if
@@ -46,14 +46,14 @@ def tree_rejection(
     becomes 0; for top_k, r(x) becomes 0. The last token is drawn from r at the last accepted
     node.
 
-    The kind must be that of the drafting. Draws without replacement judged as iid, or fixed
-    children judged as draws, bias the output, by up to 0.65 in total variation in the test's
+    The kind must be that of the drafting. Draws without replacement verified as iid, or fixed
+    children verified as draws, bias the output, by up to 0.65 in total variation in the test's
     example. The other three mistakes do not: the rule for top_k asks nothing of its children, and
     iid draws less their repetitions are draws without replacement.
 
     Probabilities and rests are whole multiples of 2^-40, rounded down; x / sum(x) is computed as
     x * (2^40 / sum(x)) and all in float64, so every backend gives the same tokens. Per
-    judged node this moves the law by about V * 2^-40 at most.
+    verified node this moves the distribution by about V * 2^-40 at most.
 
     NaN and negative probabilities count as 0, those above 1 as 1. A child that cannot have been
     drafted is passed over as if it were not there: one whose q(x) is 0 or whose token is outside
@@ -62,13 +62,13 @@ def tree_rejection(
 
     Parameters
     ----------
-    tokens : int64 [B, n], the token of each node; that of the root is not judged
+    tokens : int64 [B, n], the token of each node; that of the root is not verified
     parents : int32 [B, n], the parent of each node, which precedes it. Node 0 is the root
         (the pending token) with parent -1; later nodes with parent -1 are padding
     draft_probs : float32 [B, n, V], row j the distribution that the children of j were drawn
         from; None for top_k. V up to 2^22
     target_probs : float32 [B, n, V], row j the target's distribution after node j
-    uniforms : float64 [B, n + 1] in [0, 1); [:, j] judges node j (that of the root is not used),
+    uniforms : float64 [B, n + 1] in [0, 1); [:, j] decides on node j (that of the root is not used),
         [:, n] draws the last token. Outside values count as the nearest inside, NaN as 0
     kind : how siblings were drafted
 

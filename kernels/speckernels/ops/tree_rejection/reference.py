@@ -32,18 +32,18 @@ def tree_rejection(
         token = tokens[:, node]
         inside = (token >= 0) & (token < vocabulary)
         at = torch.where(inside, token, 0)[:, None]
-        judged = inside & (parents[:, node] == current)
+        verified = inside & (parents[:, node] == current)
         if kind == SiblingKind.top_k:
             wanted, offered = target.double(), target.sum(-1, keepdim=True).double().expand_as(target)
             rest = target.scatter(1, at, 0)
         else:
             wanted, offered = shares(target), shares(draft)
             rest = (wanted - offered).clamp(min=0).long()
-            judged &= draft.gather(1, at)[:, 0] > 0
+            verified &= draft.gather(1, at)[:, 0] > 0
         if kind != SiblingKind.iid:
-            judged &= ~met.gather(1, at)[:, 0]
-        accept = judged & (uniforms[:, node] * offered.gather(1, at)[:, 0] < wanted.gather(1, at)[:, 0])
-        reject = (judged & ~accept)[:, None]
+            verified &= ~met.gather(1, at)[:, 0]
+        accept = verified & (uniforms[:, node] * offered.gather(1, at)[:, 0] < wanted.gather(1, at)[:, 0])
+        reject = (verified & ~accept)[:, None]
 
         target = torch.where(reject, rest, target)
         met = torch.where(reject, met.scatter(1, at, True), met)

@@ -86,16 +86,16 @@ def _kernel(
     # Children follow their parent, so one pass meets those of each accepted node in order.
     for node in range(1, nodes):
         token = tl.load(tokens + first + node)
-        judged = (tl.load(parents + first + node) == current) & (token >= 0) & (token < vocabulary)
+        verified = (tl.load(parents + first + node) == current) & (token >= 0) & (token < vocabulary)
         draft = draft_probs + (first + current) * vocabulary
         drafted = tl.full((), 0, tl.int64)
         if KIND != IID:
             same = (all_parents == current) & (all_tokens == token) & (index > current) & (index < node)
-            judged = judged & (tl.sum(same.to(tl.int32)) == 0)
+            verified = verified & (tl.sum(same.to(tl.int32)) == 0)
         if KIND != TOP_K:
-            drafted = weights(tl.load(draft + token, mask=judged, other=0.0))
-            judged = judged & (drafted > 0)
-        if judged:
+            drafted = weights(tl.load(draft + token, mask=verified, other=0.0))
+            verified = verified & (drafted > 0)
+        if verified:
             remaining = tl.load(rest + token)
             if KIND == TOP_K:
                 wanted = remaining.to(tl.float64)

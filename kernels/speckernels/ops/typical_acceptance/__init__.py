@@ -27,13 +27,13 @@ def typical_acceptance(
 
     p and the entropy belong to the target's distribution after the parent. Of several deepest
     accepted nodes the one of lowest index ends the path. Padding, nodes whose token is outside
-    the vocabulary, and nodes judged by a NaN are never accepted. The output does not follow the
+    the vocabulary, and nodes verified against a NaN are never accepted. The output does not follow the
     target's distribution: the rule is lossy. The paper always accepts the first token greedily;
     here that is the target's own token that ended the round before.
 
     Parameters
     ----------
-    tokens : int64 [B, n], the token of each node; that of the root is not judged
+    tokens : int64 [B, n], the token of each node; that of the root is not verified
     parents : int32 [B, n], the parent of each node, which precedes it. Node 0 is the root
         (the pending token) with parent -1; later nodes with parent -1 are padding
     logits : float16, bfloat16, float32 or float64 [B, n, V], the target's after each node, divided

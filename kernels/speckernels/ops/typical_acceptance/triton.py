@@ -23,15 +23,15 @@ def _kernel(
     inside = node < nodes
     parent = tl.load(parents + first + node, mask=inside, other=-1)
     token = tl.load(tokens + first + node, mask=inside, other=-1)
-    judged = (parent >= 0) & (parent < node) & (token >= 0) & (token < vocabulary)
-    row = tl.where(judged, parent, 0).to(tl.int64)
-    at = tree * tree_stride + row * node_stride + tl.where(judged, token, 0) * token_stride
-    logit = tl.load(logits + at, mask=judged, other=0.0).to(tl.float64)
-    log_prob = logit - tl.load(logsumexp + first + row, mask=judged, other=0.0).to(tl.float64)
-    unsure = log_delta - tl.load(entropy_nats + first + row, mask=judged, other=0.0).to(tl.float64)
+    verified = (parent >= 0) & (parent < node) & (token >= 0) & (token < vocabulary)
+    row = tl.where(verified, parent, 0).to(tl.int64)
+    at = tree * tree_stride + row * node_stride + tl.where(verified, token, 0) * token_stride
+    logit = tl.load(logits + at, mask=verified, other=0.0).to(tl.float64)
+    log_prob = logit - tl.load(logsumexp + first + row, mask=verified, other=0.0).to(tl.float64)
+    unsure = log_delta - tl.load(entropy_nats + first + row, mask=verified, other=0.0).to(tl.float64)
     # Above the smaller of both; written so that NaN anywhere rejects.
     enough = (log_prob > log_epsilon) | (log_prob > unsure)
-    link = tl.where(judged & (unsure == unsure) & enough, parent, -1)
+    link = tl.where(verified & (unsure == unsure) & enough, parent, -1)
     longest_path(link, tree, tokens, parents, choices, nodes, path, accepted, emitted, BLOCK)
 
 

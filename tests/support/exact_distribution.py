@@ -1,4 +1,4 @@
-"""The exact law of a verification's outcome, from the verification itself.
+"""The exact distribution of a verification's outcome, from the verification itself.
 
 Each decision is a threshold in its own uniform: below it a draft token is accepted. Halving
 finds the threshold, which is the probability; no sampling is involved.
@@ -20,12 +20,12 @@ HALVINGS = 36  # thresholds to 2^-36, far below the tolerance of the tests
 class Outcomes:
     """What can happen: m outcomes of the given inputs.
 
-    rows : int64 [m], which input; chance : float64 [m], given that input
-    decisions : bool [m, J], last : float64 [m, V], the law of the last token
+    rows : int64 [m], which input; path_prob : float64 [m], given that input
+    decisions : bool [m, J], last : float64 [m, V], the distribution of the last token
     """
 
     rows: torch.Tensor
-    chance: torch.Tensor
+    path_prob: torch.Tensor
     decisions: torch.Tensor
     last: torch.Tensor
 
@@ -42,7 +42,7 @@ def outcomes(run: Run, rows: int, columns: list[int], last_column: int, vocabula
         may depend on those before
     """
     row = torch.arange(rows)
-    chance = torch.ones(rows, dtype=torch.float64)
+    path_prob = torch.ones(rows, dtype=torch.float64)
     uniforms = torch.full((rows, max(*columns, last_column) + 1), 0.5, dtype=torch.float64)
 
     def accepts(decision: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -56,7 +56,7 @@ def outcomes(run: Run, rows: int, columns: list[int], last_column: int, vocabula
         below = threshold(accepts(decision), len(row))
         yes, no = (below > 0).nonzero()[:, 0], (below < 1).nonzero()[:, 0]
         branches = torch.cat([yes, no])
-        chance = torch.cat([chance[yes] * below[yes], chance[no] * (1 - below[no])])
+        path_prob = torch.cat([path_prob[yes] * below[yes], path_prob[no] * (1 - below[no])])
         row, uniforms = row[branches], uniforms[branches]
         uniforms[: len(yes), column] = 0
         uniforms[len(yes) :, column] = BELOW_ONE
@@ -70,7 +70,7 @@ def outcomes(run: Run, rows: int, columns: list[int], last_column: int, vocabula
 
     cumulative = torch.stack([threshold(at_most(token), len(row)) for token in range(vocabulary)], 1)
     last = torch.diff(cumulative, dim=1, prepend=torch.zeros(len(row), 1, dtype=torch.float64))
-    return Outcomes(row, chance, run(row, uniforms)[0], last)
+    return Outcomes(row, path_prob, run(row, uniforms)[0], last)
 
 
 def threshold(decide: Callable[[torch.Tensor], torch.Tensor], count: int) -> torch.Tensor:
@@ -85,18 +85,21 @@ def threshold(decide: Callable[[torch.Tensor], torch.Tensor], count: int) -> tor
     return torch.where(always, 1.0, low)
 
 
-def say_on(law: dict[Path, Any], target: Mapping[Path, Sequence[Any]], path: Path, chance: Any, length: int) -> None:
-    """Add to the law of the first `length` tokens what the target alone says after this path."""
+def continue_text(
+    distribution: dict[Path, Any], target: Mapping[Path, Sequence[Any]], path: Path, path_prob: Any, length: int
+) -> None:
+    """Add to the distribution of the first `length` tokens what the target alone says after this path."""
     if len(path) >= length:
-        law[path[:length]] = law.get(path[:length], 0) + chance
-    elif chance:
+        distribution[path[:length]] = distribution.get(path[:length], 0) + path_prob
+    elif path_prob:
         for token, prob in enumerate(target[path]):
-            say_on(law, target, (*path, token), chance * prob, length)
+            continue_text(distribution, target, (*path, token), path_prob * prob, length)
 
 
-def distance(law: Mapping[Path, Any], other: Mapping[Path, Any]) -> float:
+def distance(distribution: Mapping[Path, Any], other: Mapping[Path, Any]) -> float:
     """Total variation."""
-    return sum(abs(float(law.get(path, 0)) - float(other.get(path, 0))) for path in {*law, *other}) / 2
+    paths = {*distribution, *other}
+    return sum(abs(float(distribution.get(path, 0)) - float(other.get(path, 0))) for path in paths) / 2
 
 
 def dyadic_rows(
