@@ -4,4 +4,14 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Bad input. The message is one line: what is wrong, where, what to do."""
+    """Bad input. The message is one line: what is wrong, where, what to do.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> try:
+    ...     specsim.make_policy("fixed_k", {"k": -1})
+    ... except specsim.InputError as error:
+    ...     print(error)
+    policy fixed_k: k=-1 is outside [1, 256]; choose a value inside
+    """

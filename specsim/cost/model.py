@@ -107,7 +107,28 @@ class SpaceCost(CostModel):
 
 @dataclass(frozen=True)
 class ConstantCost(CostModel):
-    """The papers' cost: one draft step or pass takes s_d, one target pass s_t, nothing else counts."""
+    """The papers' cost: one draft step or pass takes s_d, one target pass s_t, nothing else counts.
+
+    Parameters
+    ----------
+    s_d, s_t : float
+        Seconds, positive.
+
+    Raises
+    ------
+    InputError
+        For a time that is not positive.
+
+    References
+    ----------
+    Leviathan et al. 2023, arXiv:2211.17192, section 3.3; EESD, arXiv:2406.03853, Eq. 13.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.ConstantCost(s_d=0.001, s_t=0.010)
+    ConstantCost(s_d=0.001, s_t=0.01)
+    """
 
     s_d: float
     s_t: float

@@ -140,7 +140,31 @@ class ProfileCost(CostModel):
 
 
 def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
-    """Read a profile made by `realrun profile`, or {"s_d": seconds, "s_t": seconds}."""
+    """Read what things cost on a machine.
+
+    Parameters
+    ----------
+    path : Path or str
+        A profile made by `realrun profile`, or JSON {"s_d": seconds, "s_t": seconds}.
+
+    Returns
+    -------
+    ProfileCost or ConstantCost
+
+    Raises
+    ------
+    InputError
+        For a file that is missing, or holds no costs.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, specsim
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "cost.json")
+    ...     _ = file.write_text('{"s_d": 0.001, "s_t": 0.010}')
+    ...     specsim.read_cost(file)
+    ConstantCost(s_d=0.001, s_t=0.01)
+    """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"cost file {path} does not exist; make one with `realrun profile`")

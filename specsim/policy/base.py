@@ -44,10 +44,35 @@ def setting(
     choices: tuple[str, ...] | None = None,
     doc: str = "",
 ) -> Any:
-    """A dataclass field with its legal range, or choices, and, if it is tuned, its search range.
+    """A setting of a policy: a dataclass field with its legal range or choices and its search range.
 
-    The default's type is the setting's: bool, int, float, str (one of `choices`), or a tuple
-    of floats, each in range (a fitted table). A choice is tuned if `tune` is given at all.
+    Parameters
+    ----------
+    default : bool, int, float, str or tuple of floats
+        Its type is the setting's: a str is one of `choices`, a tuple a fitted table.
+    low, high : float
+        Legal range, ends included; of every number of a table.
+    tune : (float, float), optional
+        Search range, where the setting is tuned; of a choice, anything.
+    log : bool
+        Search on a logarithmic scale.
+    choices : tuple of str, optional
+        Legal values of a str.
+    doc : str
+        What the setting is, with its unit, for `specsim policies`.
+
+    Returns
+    -------
+    dataclasses.Field
+
+    Examples
+    --------
+    >>> import dataclasses, specsim
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Settings:
+    ...     floor: float = specsim.setting(0.3, 0.0, 1.0, tune=(0.05, 0.95), doc="least probability")
+    >>> Settings().floor
+    0.3
     """
     metadata = {"low": low, "high": high, "tune": tune, "log": log, "choices": choices, "doc": doc}
     return dataclasses.field(default=default, metadata=metadata)

@@ -110,5 +110,29 @@ TREE_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, TreePolic
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
-    """The policy of that name, built in or FILE.py, with these settings; InputError names the known ones."""
+    """Make a policy.
+
+    Parameters
+    ----------
+    name : str
+        A name that `policies` lists, FILE.py or FILE.py:NAME.
+    settings : mapping, optional
+        Values, or their text; the others stay at their defaults.
+
+    Returns
+    -------
+    Policy
+        As it is before it learns; see `specsim.predict` for those that learn from data.
+
+    Raises
+    ------
+    InputError
+        For an unknown policy or setting, or a value outside its range.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.make_policy("fixed_k", {"k": 3}).k
+    3
+    """
     return build_policy(find_policy(name), settings or {})

@@ -26,8 +26,32 @@ TREES = "trees.parquet"
 META_KEYS = ("target", "drafter", "decoding", "depth", "eos_token_id", "dtype", "device")
 
 
-def write_trace(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
-    """Write a trace folder, whole or not at all."""
+def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) -> None:
+    """Write a trace folder, whole or not at all.
+
+    Parameters
+    ----------
+    trace : Trace
+    folder : Path or str
+    overwrite : bool
+        Replace a trace that is there.
+
+    Raises
+    ------
+    InputError
+        Where the folder is there and is not to be, or cannot be, replaced.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, specsim
+    >>> from specsim.acceptance.iid import IID
+    >>> from specsim.acceptance.synthetic import generate
+    >>> trace = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     specsim.write_trace(trace, pathlib.Path(folder, "trace"))
+    ...     specsim.read_trace(pathlib.Path(folder, "trace")).output_tokens.tolist()
+    [30, 30, 30, 30]
+    """
     folder = Path(folder)
     check_free(folder, overwrite=overwrite)
     with replacing_folder(folder) as work:
@@ -60,7 +84,33 @@ def pack_trace(folder: Path, path: Path) -> None:
 
 
 def read_trace(folder: Path | str) -> Trace:
-    """Read and check a trace folder, or one packed as .zip; InputError says what is wrong with it."""
+    """Read and check a recorded trace.
+
+    Parameters
+    ----------
+    folder : Path or str
+        A folder that `realrun record` or `write_trace` made, or one packed as .zip.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    InputError
+        Says what is wrong with the folder.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, specsim
+    >>> from specsim.acceptance.iid import IID
+    >>> from specsim.acceptance.synthetic import generate
+    >>> trace = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     specsim.write_trace(trace, pathlib.Path(folder, "trace"))
+    ...     specsim.read_trace(pathlib.Path(folder, "trace")).output_tokens.tolist()
+    [30, 30, 30, 30]
+    """
     folder = Path(folder)
     if folder.suffix == ".zip" and folder.is_file():
         with tempfile.TemporaryDirectory() as unpacked:

@@ -50,6 +50,14 @@ class Trace:
         may be nothing at all, draft_token is NO_TOKEN, and the others mean nothing
     true_rank, accept_prob, score : [N, D] or None where not recorded
     tree : the drafter's expansion at every position, or None
+
+    Examples
+    --------
+    >>> from specsim.acceptance.iid import IID
+    >>> from specsim.acceptance.synthetic import generate
+    >>> trace = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> trace.depth, trace.sequences, trace.select([0, 2]).sequences
+    (8, 4, 2)
     """
 
     meta: dict[str, Any]

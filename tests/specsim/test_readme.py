@@ -14,17 +14,14 @@ from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
 from specsim.tuning.search import tune
 from specsim.tuning.settings import SearchSettings
-from tests.support import ROOT
+from tests.support import readme_block
 from tests.support.reference import RampCost, small_trace
-
-README = ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    code = README.read_text().split("```python\n")[1].split("```")[0]
     path = tmp_path_factory.mktemp("readme") / "prob_floor.py"
-    path.write_text(code)
+    path.write_text(readme_block("class ProbFloor"))
     return path
 
 

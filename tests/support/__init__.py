@@ -3,3 +3,10 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]  # of the repository
+
+
+def readme_block(holds: str) -> str:
+    """The README's one Python block that holds these words."""
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    (code,) = (block.split("```")[0] for block in blocks if holds in block)
+    return code

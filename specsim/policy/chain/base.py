@@ -20,7 +20,17 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainPolicy(Policy):
-    """Base of every chain policy: how many tokens to draft, one after another."""
+    """Base of every chain policy: how many tokens to draft, one after another.
+
+    A policy is a frozen dataclass of `setting` fields, `max_draft` (tokens) among them, with the compiled
+    functions that `specsim.policy.base` describes. The README shows a whole one.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> issubclass(specsim.policies()["adaedl"], specsim.ChainPolicy)
+    True
+    """
 
     functions = ("initial_state", "keep_drafting", "update")
     keep_drafting: ClassVar[Callable[..., Any]]

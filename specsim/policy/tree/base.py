@@ -54,7 +54,17 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True)
 class TreePolicy(Policy):
-    """Base of every tree policy. It has settings or properties max_depth and max_nodes."""
+    """Base of every tree policy: which nodes to expand, and which to verify.
+
+    A policy is a frozen dataclass of `setting` fields with the compiled functions that the head of this file
+    describes, and has settings or properties `max_depth` (tokens) and `max_nodes`.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> issubclass(specsim.policies()["eagle2"], specsim.TreePolicy)
+    True
+    """
 
     features: ClassVar[tuple[str, ...]] = ("true_rank", "tree")
     static: ClassVar[bool] = False  # the tree is known beforehand; see `specsim.policy.tree.static`

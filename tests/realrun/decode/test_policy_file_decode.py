@@ -12,15 +12,13 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from tests.support import ROOT
+from tests.support import readme_block
 from tests.support.tiny import tiny_pair, tiny_prompts
-
-README = ROOT / "README.md"
 
 
 def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     path = tmp_path / "prob_floor.py"
-    path.write_text(README.read_text().split("```python\n")[1].split("```")[0])
+    path.write_text(readme_block("class ProbFloor"))
     pair, prompts, sampler = tiny_pair(), tiny_prompts(3), Sampler("greedy")
     trace = record(pair, prompts, RecordSettings(5, 24, sampler))
     policy = make_policy(str(path), {"floor": 0.05, "max_draft": 5})

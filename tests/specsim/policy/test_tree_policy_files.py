@@ -16,9 +16,9 @@ from specsim.policy.user_file import load_policy_file
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from tests.specsim.policy.test_tree_policies import Drafter, grow, path_of, recorded_text, rounds_of
-from tests.support import ROOT
+from tests.support import readme_block
 
-GOOD = (ROOT / "README.md").read_text().split("```python\n")[2].split("```")[0]
+GOOD = readme_block("class KeepLikely")
 
 STATIC = '''
 from dataclasses import dataclass

@@ -1,0 +1,114 @@
+"""The public API: what it promises in its docstrings, what it refuses, and that the README's block runs."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specsim
+from specsim.fitting.fit import fit
+from specsim.replaying.priced import PricedTrace
+from specsim.speedup.prediction import predict_policy
+from specsim.trace.split import split_sequences
+from tests.support import readme_block
+from tests.support.reference import RampCost, small_trace
+from tests.support.tuning_cases import stretchy_trace
+
+FUNCTIONS = [name for name in specsim.__all__ if inspect.isfunction(getattr(specsim, name))]
+
+
+@pytest.mark.parametrize("name", specsim.__all__)
+def test_the_examples_run(name: str) -> None:
+    documented = getattr(specsim, name)
+    tests = doctest.DocTestFinder(recurse=False).find(documented, name, globs={})
+    assert tests and tests[0].examples
+    runner = doctest.DocTestRunner(verbose=False)
+    for test in tests:
+        assert runner.run(test).failed == 0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_names_its_parameters_and_what_it_returns(name: str) -> None:
+    function = getattr(specsim, name)
+    doc = inspect.getdoc(function) or ""
+    for section in ("Parameters", "Examples"):
+        assert f"{section}\n{'-' * len(section)}\n" in doc
+    for parameter in inspect.signature(function).parameters:
+        assert parameter in doc
+
+
+def test_a_policy_deeper_than_the_trace_is_cut_to_it() -> None:
+    trace = small_trace()
+    assert trace.depth < 16
+    found = specsim.predict(trace, RampCost(), "adaedl", gamma=0.2, lambda0=0.4)
+    policy = specsim.make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.4, "max_draft": trace.depth})
+    assert found.policy == policy and found.learned_on == 0
+    assert found.as_dict() == predict_policy(PricedTrace(trace, RampCost()), policy).as_dict()
+    for part in (str(policy), str(found.speedup), "v_d", "r_d", "tau"):
+        assert part in repr(found)
+
+
+def test_a_policy_that_learns_is_reported_on_other_sequences() -> None:
+    trace = stretchy_trace(12, 60)
+    found = specsim.predict(trace, RampCost(), "renewal_stop")
+    tuning, rest = split_sequences(trace)
+    train, holdout = (PricedTrace(trace, RampCost()).select(part) for part in (tuning, rest))
+    kind = specsim.policies()["renewal_stop"]
+    learned = fit(kind, {"max_draft": trace.depth}, train.trace, train.table())
+    assert found.as_dict() == predict_policy(holdout, learned).as_dict()
+    assert (found.learned_on, found.sequences) == (len(tuning), len(rest))
+    assert f"learned on {len(tuning)} sequences, reported on {len(rest)} others" in repr(found)
+
+
+@pytest.mark.parametrize("name", ["renewal_stop", "time_gain"])
+def test_a_policy_that_has_not_learned_is_not_replayed(name: str) -> None:
+    with pytest.raises(specsim.InputError, match=f"{name} learns.*specsim.predict"):
+        specsim.replay(small_trace(), RampCost(), name)
+
+
+def test_an_unfitted_policy_object_is_refused_and_a_fitted_one_taken() -> None:
+    trace, cost = small_trace(), RampCost()
+    unfitted = specsim.make_policy("renewal_stop", {"max_draft": trace.depth})
+    for ask in (specsim.predict, specsim.replay):
+        with pytest.raises(specsim.InputError, match="renewal_stop"):
+            ask(trace, cost, unfitted)
+    fitted = fit(type(unfitted), {"max_draft": trace.depth}, trace, PricedTrace(trace, cost).table())
+    assert specsim.predict(trace, cost, fitted).policy == fitted
+    assert specsim.replay(trace, cost, fitted).num_rounds.sum() > 0
+
+
+def test_a_replay_has_its_rounds_as_a_table() -> None:
+    run = specsim.replay(small_trace(), RampCost(), "fixed_k", k=3)
+    frame = run.rounds.to_frame()  # type: ignore[union-attr]
+    assert len(frame) == run.num_rounds.sum() and frame["accepted"].sum() == run.accepted.sum()
+    assert frame["drafted"].max() == 3
+
+
+def test_tuning_takes_fixed_settings_and_reports_on_the_other_part() -> None:
+    trace = stretchy_trace(12, 60)
+    found = specsim.tune(trace, RampCost(), "adaedl", search="grid", trials=20, gamma=0.3)
+    assert found.best.settings["gamma"] == 0.3
+    assert found.holdout.output_tokens + found.train.output_tokens == len(trace.token)
+
+
+def test_a_board_is_a_table_and_a_figure() -> None:
+    board = specsim.leaderboard(stretchy_trace(12, 60), RampCost(), policies=["fixed_k", "p_min"], trials=6)
+    frame = board.to_frame()
+    assert frame["label"].tolist() == [row.label for row in board.rows]
+    assert (np.diff(frame["speedup"]) <= 0).all()
+    labels = [text.get_text() for text in board.plot().axes[0].get_yticklabels()]
+    assert labels == frame["label"].tolist()
+
+
+def test_the_notebook_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specsim.write_trace(stretchy_trace(12, 40), tmp_path / "trace")
+    (tmp_path / "profile.json").write_text(json.dumps({"s_d": 0.001, "s_t": 0.010}))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(readme_block("specsim.read_trace"), names)  # the reader's notebook
+    assert len(names["board"].to_frame()) > 5  # type: ignore[attr-defined]
