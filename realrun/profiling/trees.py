@@ -31,14 +31,12 @@ WIDE = 16  # nodes of a pass
 MAX_TREE_TOKENS = MAX_DRAFTED // 2  # so that two levels fit into a tree
 EVERY_SIZE = 8  # up to which all sizes are measured: products of an odd number of rows are slower
 
-LEVEL_NODES, KEPT, LEVELS = range(3)
-
 
 @nb.njit
 def leaves_of(params):  # type: ignore[no-untyped-def]
     """Children of the root that are verified and never expanded: half of what is verified, as far as there is room."""
-    room = MAX_DRAFTED - int(params[LEVEL_NODES]) * int(params[LEVELS])
-    return min((int(params[KEPT]) + 1) // 2, room)
+    room = MAX_DRAFTED - int(params.level_nodes) * int(params.max_depth)
+    return min((int(params.kept) + 1) // 2, room)
 
 
 @nb.njit
@@ -48,13 +46,13 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
-    nodes, level = int(params[LEVEL_NODES]), tree.depth[first]
+    nodes, level = int(params.level_nodes), tree.depth[first]
     if level == 0:
-        widths[0] = nodes + leaves_of(params) if params[LEVELS] > 1.0 else max(nodes, int(params[KEPT]))
+        widths[0] = nodes + leaves_of(params) if params.max_depth > 1.0 else max(nodes, int(params.kept))
         return state
     widths[first : first + nodes] = 1
-    if level == int(params[LEVELS]) - 1:  # enough leaves for verification
-        wanted = int(params[KEPT]) - (end - 1)
+    if level == int(params.max_depth) - 1:  # enough leaves for verification
+        wanted = int(params.kept) - (end - 1)
         for i in range(first, first + nodes):
             widths[i] = max(1, -(-wanted // nodes))
     return state
@@ -62,8 +60,8 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
-    nodes, kept, leaves = int(params[LEVEL_NODES]), int(params[KEPT]), 0
-    if params[LEVELS] > 1.0:
+    nodes, kept, leaves = int(params.level_nodes), int(params.kept), 0
+    if params.max_depth > 1.0:
         leaves = leaves_of(params)
         keep[nodes + 1 : nodes + 1 + leaves] = True
     before = min(kept - leaves, nodes)

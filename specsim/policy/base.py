@@ -7,7 +7,7 @@ compiles them in and the real run calls the very same ones:
     keep_drafting(state, params, step, depth, u) -> (bool, state)
     update(state, params, drafted, accepted) -> state
 
-`params` is the tuple of the settings in field order: numbers as floats, a choice as its
+`params` holds the settings by name, as `params.gamma`: numbers as floats, a choice as its
 index, a table as a float64 array; `state` is a tuple of floats; `step` describes the token
 just drafted, the `depth`-th of its round (from 1); `u` is a uniform in (0, 1) that belongs
 to this place alone (`specsim.rng.split` makes more of it). What a round must
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -87,6 +89,24 @@ class Variant:
     tuned: bool = True
 
 
+@cache
+def params_class(kind: type[Policy]) -> Any:
+    """A NamedTuple with a field per setting of this kind, in their order.
+
+    It is found again as the kind's own attribute `Params`, under which compiled code kept on disk names it.
+    """
+    made: Any = namedtuple(f"{kind.__name__}Params", [field.name for field in dataclasses.fields(kind)])  # type: ignore[misc]
+    made.__module__, made.__qualname__ = kind.__module__, f"{kind.__qualname__}.Params"
+    return made
+
+
+class _Params:
+    """The attribute `Params` of a kind of policy: made when first asked for, as a decorator adds the fields late."""
+
+    def __get__(self, policy: Policy | None, kind: type[Policy]) -> Any:
+        return params_class(kind)  # type: ignore[arg-type]  # a class hashes well
+
+
 @dataclass(frozen=True)
 class Policy:
     """Base of every policy. Subclasses are frozen dataclasses of `setting` fields."""
@@ -99,6 +119,7 @@ class Policy:
     functions: ClassVar[tuple[str, ...]]  # names of the compiled functions
     initial_state: ClassVar[Callable[..., Any]]
     update: ClassVar[Callable[..., Any]]
+    Params = _Params()  # of no annotation, or it would be a field
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -129,9 +150,9 @@ class Policy:
         return True
 
     @property
-    def params(self) -> tuple[Any, ...]:
-        """The settings as the compiled functions see them."""
-        return tuple(_number(field, getattr(self, field.name)) for field in dataclasses.fields(self))
+    def params(self) -> Any:
+        """The settings as the compiled functions see them, by name."""
+        return self.Params(*(_number(field, getattr(self, field.name)) for field in dataclasses.fields(self)))
 
     @property
     def settings(self) -> dict[str, Any]:

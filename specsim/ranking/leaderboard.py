@@ -25,7 +25,7 @@ from specsim.policy.registry import POLICIES
 from specsim.progress import Counter, Progress
 from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import Replay, prepare
+from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.rounds import RoundLog
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
@@ -294,7 +294,7 @@ def _board(
         return row, [sweep(name, policy, setting, train, speedup) for setting in names]
 
     for kind in kinds:
-        prepare(kind)  # once, ahead of the threads
+        compile_kernel(kind)  # once, ahead of the threads
     rows: list[Row] = []
     sweeps: list[Sweep] = []
     results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(delayed(run)(*entry) for entry in entries)

@@ -4,54 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Floats, IntArray, Ints
+from specsim.arrays import Array, IntArray, Ints, Seconds
 from specsim.cost.table import CostTable
 from specsim.policy.chain.base import ChainPolicy, Step
 
-# `specialise` rebinds these three names to each policy's own functions.
+# `chain_kernel` rebinds these three names to each policy's own functions.
 from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
-from specsim.replaying.kernel import bind
+from specsim.replaying.kernel import specialise
 from specsim.replaying.rounds import RoundLog
+from specsim.replaying.sums import Sums
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 
-ROUNDS, DRAFTED, ACCEPTED, POLICY_STEPS, VERIFIED, TRUNCATED = range(6)
-COUNTS = 6
-DRAFT_S, POLICY_S, VERIFY_S, OTHER_S = range(4)
+
+class ChainTrace(NamedTuple):
+    """What the kernel reads of a trace; see `Trace`."""
+
+    offsets: IntArray
+    sequence_id: IntArray
+    prompt_tokens: IntArray
+    draft_limit: IntArray
+    prob: Array
+    confidence: Array
+    entropy_nats: Array
+    score: Array
+
+
+class ChainCosts(NamedTuple):
+    """What the kernel reads of a cost table; see `CostTable`."""
+
+    bucket_bits: int
+    draft_s: Seconds
+    catch_up_s: Seconds
+    verify_s: Seconds
+    policy_step_s: float
+    round_overhead_s: float
 
 
 def _replay(  # type: ignore[no-untyped-def]
-    params,
-    carries_state,
-    max_draft,
-    seed,
-    which,
-    offsets,
-    sequence_id,
-    prompt_tokens,
-    match_len,
-    draft_limit,
-    prob,
-    confidence,
-    entropy_nats,
-    score,
-    bucket_bits,
-    draft_s,
-    catch_up_s,
-    verify_s,
-    policy_step_s,
-    round_overhead_s,
-    counts,
-    seconds,
-    log,
+    params, carries_state, max_draft_tokens, seed, which, match_len, trace, costs, sums, log
 ):
-    """The loop of one policy over the sequences `which`; `specialise` binds the policy's functions.
+    """The loop of one policy over the sequences `which`; `chain_kernel` binds the policy's functions.
 
-    Row i of counts and seconds grows by what sequence which[i] took.
+    Entry i of the sums grows by what sequence which[i] took. Returns how many rounds were logged.
     """
+    offsets, draft_limit, prob, confidence = trace.offsets, trace.draft_limit, trace.prob, trace.confidence
+    entropy_nats, score = trace.entropy_nats, trace.score
+    bucket_bits, draft_s, catch_up_s, verify_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s, costs.verify_s
     log_row = 0
     logging = len(log.t) > 0
     state = initial_state(params)
@@ -59,13 +62,14 @@ def _replay(  # type: ignore[no-untyped-def]
         if not carries_state:
             state = initial_state(params)
         start, end = offsets[s], offsets[s + 1]
-        base_context = prompt_tokens[s] - start - 1
+        base_context = trace.prompt_tokens[s] - start - 1
+        sequence_id = trace.sequence_id[s]
         t = start
         behind = 0  # 1 after a fully accepted draft: its last token is not in the draft cache
         rounds = all_drafted = all_accepted = all_asked = 0
         draft_time = verify_time = 0.0
         while t < end:
-            limit = min(max_draft, np.int64(draft_limit[t]))
+            limit = min(max_draft_tokens, np.int64(draft_limit[t]))
             drafted = min(limit, 1)
             asked = 0
             while 0 < drafted < limit:
@@ -76,7 +80,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     np.float64(score[t, drafted - 1]),
                 )
                 asked += 1
-                u = uniform(seed, sequence_id[s], t - start, drafted)
+                u = uniform(seed, sequence_id, t - start, drafted)
                 proceed, state = keep_drafting(state, params, step, drafted, u)
                 if not proceed:
                     break
@@ -99,63 +103,56 @@ def _replay(  # type: ignore[no-untyped-def]
                 log.accepted[log_row] = log.last[log_row] = accepted
                 log_row += 1
             t += accepted + 1
-        counts[i, ROUNDS] += rounds
-        counts[i, DRAFTED] += all_drafted
-        counts[i, ACCEPTED] += all_accepted
-        counts[i, POLICY_STEPS] += all_asked
-        counts[i, VERIFIED] += all_drafted
-        seconds[i, DRAFT_S] += draft_time
-        seconds[i, POLICY_S] += all_asked * policy_step_s
-        seconds[i, VERIFY_S] += verify_time
-        seconds[i, OTHER_S] += rounds * round_overhead_s
+        sums.num_rounds[i] += rounds
+        sums.drafted[i] += all_drafted
+        sums.accepted[i] += all_accepted
+        sums.policy_steps[i] += all_asked
+        sums.verified[i] += all_drafted
+        sums.draft_s[i] += draft_time
+        sums.policy_s[i] += all_asked * costs.policy_step_s
+        sums.verify_s[i] += verify_time
+        sums.other_s[i] += rounds * costs.round_overhead_s
     return log_row
 
 
 @cache
-def specialise(kind: type[ChainPolicy]) -> Callable[..., int]:
+def chain_kernel(kind: type[ChainPolicy]) -> Callable[..., int]:
     """The kernel compiled with one policy's functions inside."""
-    return bind(_replay, globals(), kind)
+    return specialise(_replay, globals(), kind)
 
 
-def run_chain(policy: ChainPolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replaying.replay.compiled`."""
-    kernel = specialise(type(policy))  # type: ignore[arg-type]  # a class hashes well
-    params, carries_state, max_draft = policy.params, policy.carries_state, policy.max_draft_tokens
+def bind_chain(policy: ChainPolicy) -> Callable[..., int]:
+    """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`."""
+    kernel = chain_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
+    own = policy.params, policy.carries_state, policy.max_draft_tokens
 
     def run(
         trace: Trace,
         table: CostTable,
         outcome: tuple[IntArray, int],
         which: Ints,
-        counts: Ints,
-        seconds: Floats,
+        sums: Sums,
         log: RoundLog,
     ) -> int:
         match_len, seed = outcome
-        return kernel(
-            params,
-            carries_state,
-            max_draft,
-            seed,
-            which,
-            trace.offsets,
-            trace.sequence_id,
-            trace.prompt_tokens,
-            match_len,
-            trace.draft_limit,
-            trace.prob,
-            trace.confidence,
-            trace.entropy_nats,
-            trace.confidence if trace.score is None else trace.score,  # unread unless required
-            table.bucket_bits,
-            table.draft_s,
-            table.catch_up_s,
-            table.verify_s,
-            table.policy_step_s,
-            table.round_overhead_s,
-            counts,
-            seconds,
-            log.arrays,
+        recorded = ChainTrace(
+            offsets=trace.offsets,
+            sequence_id=trace.sequence_id,
+            prompt_tokens=trace.prompt_tokens,
+            draft_limit=trace.draft_limit,
+            prob=trace.prob,
+            confidence=trace.confidence,
+            entropy_nats=trace.entropy_nats,
+            score=trace.confidence if trace.score is None else trace.score,  # unread unless required
         )
+        costs = ChainCosts(
+            bucket_bits=table.bucket_bits,
+            draft_s=table.draft_s,
+            catch_up_s=table.catch_up_s,
+            verify_s=table.verify_s,
+            policy_step_s=table.policy_step_s,
+            round_overhead_s=table.round_overhead_s,
+        )
+        return kernel(*own, seed, which, match_len, recorded, costs, sums, log.arrays)
 
     return run

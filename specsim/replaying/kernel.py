@@ -17,19 +17,20 @@ Kernel = Callable[..., int]
 PACKAGE = Path(__file__).parents[1]
 
 
-def bind(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:
+def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:
     """The kernel compiled with the policy's functions in the place of those that its module names so.
 
     names : the globals of the kernel's module. The policy's functions become globals of a copy
     of the kernel, so that numba can keep the compiled code on disk; the copy's name carries a
-    hash of the policy's file and of the policy folder, so that an edited policy is compiled
+    hash of the policy's file and of the folders `policy` and `replaying`, so that an edited policy is compiled
     anew. Only specsim's own policies are kept: what a user's file calls elsewhere may change
     without the file, and numba loads kept code only where the file's module can be imported by
     name.
     """
     functions = {name: getattr(kind, name) for name in kind.functions}
     sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
-    sources |= {*(PACKAGE / "policy").rglob("*.py"), PACKAGE / "rng.py"}
+    folders = PACKAGE / "policy", PACKAGE / "replaying"
+    sources |= {PACKAGE / "rng.py", *(path for folder in folders for path in folder.rglob("*.py"))}
     version = digest(*(path.read_bytes() for path in sorted(sources)), length=12)
     bound = FunctionType(kernel.__code__, {**names, **functions}, f"replay_{kind.name}_{version}")
     bound.__module__ = names["__name__"]

@@ -14,20 +14,11 @@ from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.chain import (
-    ACCEPTED,
-    COUNTS,
-    DRAFTED,
-    POLICY_STEPS,
-    ROUNDS,
-    TRUNCATED,
-    VERIFIED,
-    run_chain,
-    specialise,
-)
+from specsim.replaying.chain import bind_chain, chain_kernel
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.rounds import RoundLog
-from specsim.replaying.tree import run_tree, specialise_tree
+from specsim.replaying.sums import Sums
+from specsim.replaying.tree import bind_tree, tree_kernel
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
@@ -82,25 +73,24 @@ class Replay:
         return float(self.autoregressive_s.sum() / self.seconds.sum())
 
 
-def compiled(policy: Policy) -> Callable[..., int]:
-    """The kernel bound to one policy: `run(trace, table, outcome, which, counts, seconds, log)`.
+def bind_kernel(policy: Policy) -> Callable[..., int]:
+    """The kernel bound to one policy: `run(trace, table, outcome, which, sums, log)`.
 
-    `which` holds sequence indices [M] in the order to take them; counts int64 [M, COUNTS] and
-    seconds float64 [M, 4] grow by what each took. Nothing is checked: see `check_replayable`,
-    `check_covered`. Safe in threads that write to different arrays.
+    `which` holds sequence indices [M] in the order to take them; the sums [M] grow by what each took.
+    Nothing is checked: see `check_replayable`, `check_covered`. Safe in threads that write to different arrays.
     """
     if isinstance(policy, TreePolicy):
-        return run_tree(policy)
+        return bind_tree(policy)
     assert isinstance(policy, ChainPolicy)
-    return run_chain(policy)
+    return bind_chain(policy)
 
 
-def prepare(kind: type[Policy]) -> None:
+def compile_kernel(kind: type[Policy]) -> None:
     """Compile the kernel of this kind, or load it, before threads ask for it."""
     if issubclass(kind, TreePolicy):
-        specialise_tree(kind)  # type: ignore[arg-type]  # a class hashes well
+        tree_kernel(kind)  # type: ignore[arg-type]  # a class hashes well
     elif issubclass(kind, ChainPolicy):
-        specialise(kind)  # type: ignore[arg-type]
+        chain_kernel(kind)  # type: ignore[arg-type]
 
 
 def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
@@ -112,25 +102,24 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
     """
     check_replayable(trace, policy)
     check_covered(trace, policy, table)
-    counts = np.zeros((trace.sequences, COUNTS), dtype=np.int64)
-    seconds = np.zeros((trace.sequences, 4))
+    sums = Sums.zeros(trace.sequences)
     rounds = RoundLog.zeros(len(trace.token) if log else 0)
-    run, which = compiled(policy), np.arange(trace.sequences)
+    run, which = bind_kernel(policy), np.arange(trace.sequences)
     draws, written = 0, 0
     for draws, outcome in enumerate(outcomes(trace, seed), start=1):
-        logged = run(trace, table, outcome, which, counts, seconds, rounds if draws == 1 else rounds[:0])
+        logged = run(trace, table, outcome, which, sums, rounds if draws == 1 else rounds[:0])
         written = written or logged
     return Replay(
         policy=policy,
-        num_rounds=counts[:, ROUNDS],
-        drafted=counts[:, DRAFTED],
-        accepted=counts[:, ACCEPTED],
-        policy_steps=counts[:, POLICY_STEPS],
+        num_rounds=sums.num_rounds,
+        drafted=sums.drafted,
+        accepted=sums.accepted,
+        policy_steps=sums.policy_steps,
         output_tokens=draws * trace.output_tokens.astype(np.int64),
-        seconds=seconds,
+        seconds=sums.seconds,
         autoregressive_s=draws * autoregressive_seconds(trace, table),
         rounds=rounds[:written] if log else None,
-        verified=counts[:, VERIFIED],
-        truncated=counts[:, TRUNCATED] if isinstance(policy, TreePolicy) else None,
+        verified=sums.verified,
+        truncated=sums.truncated if isinstance(policy, TreePolicy) else None,
         draws=draws,
     )

@@ -2,57 +2,70 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 
-from specsim.arrays import Array
+from specsim.arrays import IntArray, Seconds
 from specsim.policy.tree.static import expanded_per_level
-from specsim.replaying.chain import (
-    ACCEPTED,
-    DRAFT_S,
-    DRAFTED,
-    OTHER_S,
-    POLICY_S,
-    POLICY_STEPS,
-    ROUNDS,
-    VERIFIED,
-    VERIFY_S,
-)
+
+
+class StaticTrace(NamedTuple):
+    """What the kernel reads of a trace; see `Trace`."""
+
+    offsets: IntArray
+    prompt_tokens: IntArray
+    budget_tokens: IntArray
+    true_rank: IntArray
+
+
+class TreeCosts(NamedTuple):
+    """What the kernels of trees read of a cost table; see `CostTable` and `TreeTable`."""
+
+    bucket_bits: int
+    draft_s: Seconds
+    catch_up_s: Seconds
+    wider_s: Seconds
+    verify_s: Seconds
+    policy_step_s: float
+    round_overhead_s: float
+
+
+class Links(NamedTuple):
+    """A static tree.
+
+    children, first_child : of every node, in level order
+    level_end : [L + 1], nodes up to each depth
+    expanded : [L], nodes of each depth that have children
+    """
+
+    children: IntArray
+    first_child: IntArray
+    level_end: IntArray
+    expanded: IntArray
 
 
 @nb.njit(cache=True, nogil=True, error_model="numpy")
 def _replay_static(  # type: ignore[no-untyped-def]
-    children,
-    first_child,
-    level_end,
-    expanded,
-    which,
-    offsets,
-    prompt_tokens,
-    budget_tokens,
-    true_rank,
-    bucket_bits,
-    draft_s,
-    catch_up_s,
-    wider_s,
-    verify_s,
-    policy_step_s,
-    round_overhead_s,
-    counts,
-    seconds,
-    log,
+    tree, which, trace, costs, sums, log
 ):
-    """The loop of one static tree. level_end [L + 1]: nodes up to each depth; expanded [L]: nodes expanded at each."""
+    """The loop of one static tree; as that of the others."""
+    offsets, true_rank = trace.offsets, trace.true_rank
+    children, first_child, level_end, expanded = tree.children, tree.first_child, tree.level_end, tree.expanded
+    bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s
+    wider_s, verify_s = costs.wider_s, costs.verify_s
     log_row = 0
-    deepest = len(level_end) - 1
+    levels = len(level_end) - 1
     for i, s in enumerate(which):
         start, end = offsets[s], offsets[s + 1]
-        base_context = prompt_tokens[s] - start - 1
+        base_context = trace.prompt_tokens[s] - start - 1
+        budget_tokens = trace.budget_tokens[s]
         t = start
         behind = 0
         while t < end:
             bucket = (base_context + t) >> bucket_bits
-            limit = min(deepest, budget_tokens[s] - (t - start) - 1)
+            limit = min(levels, budget_tokens - (t - start) - 1)
             drafted = level_end[limit] - 1
             accepted = node = 0
             while accepted < limit:
@@ -62,18 +75,18 @@ def _replay_static(  # type: ignore[no-untyped-def]
                 node = first_child[node] + rank
                 accepted += 1
             if limit > 0:
-                seconds[i, DRAFT_S] += draft_s[limit, bucket] + behind * catch_up_s[bucket]
+                sums.draft_s[i] += draft_s[limit, bucket] + behind * catch_up_s[bucket]
                 for level in range(limit):
-                    seconds[i, DRAFT_S] += wider_s[expanded[level], bucket]
+                    sums.draft_s[i] += wider_s[expanded[level], bucket]
                 behind = 1 if accepted > 0 and (accepted == limit or children[node] == 0) else 0
-            counts[i, ROUNDS] += 1
-            counts[i, DRAFTED] += drafted
-            counts[i, ACCEPTED] += accepted
-            counts[i, POLICY_STEPS] += limit
-            counts[i, VERIFIED] += drafted
-            seconds[i, POLICY_S] += limit * policy_step_s
-            seconds[i, VERIFY_S] += verify_s[drafted + 1, bucket]
-            seconds[i, OTHER_S] += round_overhead_s
+            sums.num_rounds[i] += 1
+            sums.drafted[i] += drafted
+            sums.accepted[i] += accepted
+            sums.policy_steps[i] += limit
+            sums.verified[i] += drafted
+            sums.policy_s[i] += limit * costs.policy_step_s
+            sums.verify_s[i] += verify_s[drafted + 1, bucket]
+            sums.other_s[i] += costs.round_overhead_s
             if len(log.t) > 0:
                 log.sequence[log_row] = s
                 log.t[log_row] = t - start
@@ -85,8 +98,8 @@ def _replay_static(  # type: ignore[no-untyped-def]
     return log_row
 
 
-def _links(shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """children, first_child, level_end, expanded of `_replay_static`."""
+def links(shape: tuple[int, ...]) -> Links:
+    """The links of a tree given by the children of every node in level order."""
     children = np.array(shape, dtype=np.int64)
     first = 1 + np.concatenate([[0], np.cumsum(children)[:-1]])
     ends, end = [1], 1
@@ -97,4 +110,4 @@ def _links(shape: tuple[int, ...]) -> tuple[Array, ...]:
             break
         end += size
         ends.append(end)
-    return children, first, np.array(ends), np.array(expanded_per_level(shape)[:-1] or [0])
+    return Links(children, first, np.array(ends), np.array(expanded_per_level(shape)[:-1] or [0]))

@@ -8,68 +8,59 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Floats, IntArray, Ints
+from specsim.arrays import Array, IntArray, Ints
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept
 
-# `specialise_tree` rebinds these four names to each policy's own functions.
+# `tree_kernel` rebinds these four names to each policy's own functions.
 from specsim.policy.tree.static import StaticTree, expand, initial_state, select, update
-from specsim.replaying.chain import (
-    ACCEPTED,
-    DRAFT_S,
-    DRAFTED,
-    OTHER_S,
-    POLICY_S,
-    POLICY_STEPS,
-    ROUNDS,
-    TRUNCATED,
-    VERIFIED,
-    VERIFY_S,
-)
-from specsim.replaying.kernel import bind
+from specsim.replaying.kernel import specialise
 from specsim.replaying.rounds import RoundLog
-from specsim.replaying.static_tree import _links, _replay_static
+from specsim.replaying.static_tree import StaticTrace, TreeCosts, _replay_static, links
+from specsim.replaying.sums import Sums
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
 
 
+class TreeTrace(NamedTuple):
+    """What the kernel reads of a trace; see `Trace` and `TreeRecord`."""
+
+    offsets: IntArray
+    sequence_id: IntArray
+    prompt_tokens: IntArray
+    budget_tokens: IntArray
+    true_rank: IntArray
+    prob: Array
+    first_child: IntArray
+    horizon: Array
+
+
+class Limits(NamedTuple):
+    """How large a policy's trees can be, in levels, verified nodes, and expanded nodes of a level."""
+
+    max_draft_tokens: int
+    max_verified_nodes: int
+    max_expanded: int
+
+
 def _replay(  # type: ignore[no-untyped-def]
-    params,
-    carries_state,
-    deepest,
-    most_nodes,
-    max_expanded,
-    seed,
-    which,
-    offsets,
-    sequence_id,
-    prompt_tokens,
-    budget_tokens,
-    true_rank,
-    prob,
-    first_child,
-    horizon,
-    bucket_bits,
-    draft_s,
-    catch_up_s,
-    wider_s,
-    verify_s,
-    policy_step_s,
-    round_overhead_s,
-    counts,
-    seconds,
-    log,
+    params, carries_state, limits, seed, which, trace, costs, sums, log
 ):
-    """The loop of one policy over the sequences `which`; `specialise_tree` binds the policy's functions.
+    """The loop of one policy over the sequences `which`; `tree_kernel` binds the policy's functions.
 
     Every round grows the tree level by level, as a drafter does, with the children that the
     record holds; those it does not hold are UNKNOWN nodes. Where these might have been verified
     the round is truncated: it goes on as if they had not been drafted, and is counted.
     """
+    offsets, true_rank, horizon = trace.offsets, trace.true_rank, trace.horizon
+    prob, first_child = trace.prob, trace.first_child
+    bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s
+    wider_s, verify_s = costs.wider_s, costs.verify_s
     room = MAX_DRAFTED + 1
     tree = Tree(
         np.zeros(room, np.float32),
@@ -92,22 +83,21 @@ def _replay(  # type: ignore[no-untyped-def]
         if not carries_state:
             state = initial_state(params)
         start, end = offsets[s], offsets[s + 1]
-        base_context = prompt_tokens[s] - start - 1
+        base_context = trace.prompt_tokens[s] - start - 1
+        sequence_id, budget_tokens = trace.sequence_id[s], trace.budget_tokens[s]
         t = start
         behind = 0  # 1 where the draft cache lacks the last accepted token, which was not expanded
         rounds = all_drafted = all_accepted = all_asked = all_verified = truncated = 0
         draft_time = verify_time = 0.0
         while t < end:
             bucket = (base_context + t) >> bucket_bits
-            limit = min(deepest, budget_tokens[s] - (t - start) - 1)
+            limit = min(limits.max_draft_tokens, budget_tokens - (t - start) - 1)
             first, count, level = 0, 1, 0
             unknown = False
             widths[0] = 0
             while level < limit:
                 last = count
-                state = expand(
-                    state, params, tree, first, last, uniform(seed, sequence_id[s], t - start, level), widths
-                )
+                state = expand(state, params, tree, first, last, uniform(seed, sequence_id, t - start, level), widths)
                 all_asked += 1
                 level += 1
                 expanded = 0
@@ -145,7 +135,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 if expanded == 0:
                     level -= 1
                     break
-                if expanded > max_expanded:
+                if expanded > limits.max_expanded:
                     raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
                 draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
                 first = last
@@ -155,7 +145,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 keep[0] = True
                 floor = select(state, params, tree, count, keep)
                 verified, depth = close_kept(tree, count, keep)
-                if verified > most_nodes:
+                if verified > limits.max_verified_nodes:
                     raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
                 if unknown and horizon[t] >= floor:
                     truncated += 1
@@ -186,71 +176,63 @@ def _replay(  # type: ignore[no-untyped-def]
                         log.last[log_row] += keep[node]
                 log_row += 1
             t += accepted + 1
-        counts[i, ROUNDS] += rounds
-        counts[i, DRAFTED] += all_drafted
-        counts[i, ACCEPTED] += all_accepted
-        counts[i, POLICY_STEPS] += all_asked
-        counts[i, VERIFIED] += all_verified
-        counts[i, TRUNCATED] += truncated
-        seconds[i, DRAFT_S] += draft_time
-        seconds[i, POLICY_S] += all_asked * policy_step_s
-        seconds[i, VERIFY_S] += verify_time
-        seconds[i, OTHER_S] += rounds * round_overhead_s
+        sums.num_rounds[i] += rounds
+        sums.drafted[i] += all_drafted
+        sums.accepted[i] += all_accepted
+        sums.policy_steps[i] += all_asked
+        sums.verified[i] += all_verified
+        sums.truncated[i] += truncated
+        sums.draft_s[i] += draft_time
+        sums.policy_s[i] += all_asked * costs.policy_step_s
+        sums.verify_s[i] += verify_time
+        sums.other_s[i] += rounds * costs.round_overhead_s
     return log_row
 
 
 @cache
-def specialise_tree(kind: type[TreePolicy]) -> Callable[..., int]:
+def tree_kernel(kind: type[TreePolicy]) -> Callable[..., int]:
     """The kernel compiled with one policy's functions inside; a static policy's needs none."""
-    return _replay_static if issubclass(kind, StaticTree) else bind(_replay, globals(), kind)
+    return _replay_static if issubclass(kind, StaticTree) else specialise(_replay, globals(), kind)
 
 
-def run_tree(policy: TreePolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replaying.replay.compiled`."""
-    kernel = specialise_tree(type(policy))  # type: ignore[arg-type]  # a class hashes well
+def bind_tree(policy: TreePolicy) -> Callable[..., int]:
+    """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`."""
+    kernel = tree_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
+    limits = Limits(policy.deepest, policy.most_nodes, policy.max_expanded)
 
     def run(
         trace: Trace,
         table: CostTable,
         outcome: tuple[IntArray, int],
         which: Ints,
-        counts: Ints,
-        seconds: Floats,
+        sums: Sums,
         log: RoundLog,
     ) -> int:
-        assert table.tree is not None
-        costs = (
-            table.bucket_bits,
-            table.draft_s,
-            table.catch_up_s,
-            table.tree.wider_s,
-            table.tree.verify_s,
-            table.tree.policy_step_s,
-            table.tree.round_overhead_s,
+        assert table.tree is not None and trace.true_rank is not None
+        costs = TreeCosts(
+            bucket_bits=table.bucket_bits,
+            draft_s=table.draft_s,
+            catch_up_s=table.catch_up_s,
+            wider_s=table.tree.wider_s,
+            verify_s=table.tree.verify_s,
+            policy_step_s=table.tree.policy_step_s,
+            round_overhead_s=table.tree.round_overhead_s,
         )
-        results = (counts, seconds, log.arrays)
-        where = (which, trace.offsets)
         if isinstance(policy, StaticTree):
-            lengths = (trace.prompt_tokens, trace.budget_tokens, trace.true_rank)
-            return kernel(*_links(policy.shape), *where, *lengths, *costs, *results)
+            ranks = StaticTrace(trace.offsets, trace.prompt_tokens, trace.budget_tokens, trace.true_rank)
+            return kernel(links(policy.shape), which, ranks, costs, sums, log.arrays)
         assert trace.tree is not None
-        return kernel(
-            policy.params,
-            policy.carries_state,
-            policy.deepest,
-            policy.most_nodes,
-            policy.max_expanded,
-            outcome[1],
-            *where,
-            trace.sequence_id,
-            trace.prompt_tokens,
-            trace.budget_tokens,
-            trace.true_rank,
-            trace.tree.prob,
-            trace.tree.first_child,
-            trace.tree.horizon,
-            *costs,
-            *results,
+        recorded = TreeTrace(
+            offsets=trace.offsets,
+            sequence_id=trace.sequence_id,
+            prompt_tokens=trace.prompt_tokens,
+            budget_tokens=trace.budget_tokens,
+            true_rank=trace.true_rank,
+            prob=trace.tree.prob,
+            first_child=trace.tree.first_child,
+            horizon=trace.tree.horizon,
         )
+        own = policy.params, policy.carries_state, limits
+        return kernel(*own, outcome[1], which, recorded, costs, sums, log.arrays)
 
     return run

@@ -21,11 +21,11 @@ from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy
 from specsim.progress import Counter
-from specsim.replaying.chain import COUNTS, ROUNDS, TRUNCATED
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import compiled
+from specsim.replaying.replay import bind_kernel
 from specsim.replaying.rounds import RoundLog
+from specsim.replaying.sums import Sums
 from specsim.trace.outcomes import outcomes
 
 Result = TypeVar("Result")
@@ -119,28 +119,25 @@ class Evaluator:
 
     def _compile(self, policy: Policy) -> None:
         """Compile, or load, ahead of the threads; this replays nothing."""
-        which, counts = np.zeros(0, dtype=np.int64), np.zeros((0, COUNTS), dtype=np.int64)
-        compiled(policy)(
-            self.trace, self.priced.table(), self.outcomes[0], which, counts, np.zeros((0, 4)), RoundLog.zeros(0)
-        )
+        nothing = np.zeros(0, dtype=np.int64), Sums.zeros(0), RoundLog.zeros(0)
+        bind_kernel(policy)(self.trace, self.priced.table(), self.outcomes[0], *nothing)
 
     def _replay_all(self, policies: Sequence[Policy], which: Ints, result: Floats, rounds: Ints) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
         cuts = np.unique(np.searchsorted(rows, np.arange(BLOCK_ROWS, rows[-1], BLOCK_ROWS)))
         blocks = np.unique([0, *cuts.tolist(), len(which)]).tolist()
-        counts = np.zeros((len(policies), len(which), COUNTS), dtype=np.int64)
-        seconds = np.zeros((len(policies), len(which), 4))
-        runs = [(compiled(policy), self.priced.table(policy), policy.carries_state) for policy in policies]
+        sums = Sums.zeros(len(policies), len(which))
+        runs = [(bind_kernel(policy), self.priced.table(policy), policy.carries_state) for policy in policies]
         no_log = RoundLog.zeros(0)
         for outcome in self.outcomes:
             for a, b in pairwise(blocks):
                 for i, (run, table, carries_state) in enumerate(runs):
                     if not carries_state:
-                        run(self.trace, table, outcome, which[a:b], counts[i, a:b], seconds[i, a:b], no_log)
+                        run(self.trace, table, outcome, which[a:b], sums.at(np.s_[i, a:b]), no_log)
                     elif a == 0:  # its sequences belong together
-                        run(self.trace, table, outcome, which, counts[i], seconds[i], no_log)
-        seconds.sum(axis=2, out=result)
-        rounds[:] = counts[:, :, [ROUNDS, TRUNCATED]]
+                        run(self.trace, table, outcome, which, sums.at(i), no_log)
+        sums.seconds.sum(axis=2, out=result)
+        rounds[:] = np.stack([sums.num_rounds, sums.truncated], axis=2)
 
     def _parallel(self, call: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]) -> Iterable[Result]:
         if self.jobs == 1 or len(tasks) <= 1:

@@ -24,7 +24,7 @@ from specsim.cost.profile import read_cost
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
-from specsim.policy.tree.pct import LEAF_THRESHOLD, MAX_NODES, PCT, WIDTH
+from specsim.policy.tree.pct import PCT
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.table import cost_table
@@ -42,9 +42,9 @@ NO_GAIN, NO_LEAVES = "without expected time gain", "leaves kept"
 @nb.njit
 def expand_sure(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     """Expand what the drafter is sure of, whatever the chance that its parents are accepted."""
-    width, expanded = int(params[WIDTH]), 0
+    width, expanded = int(params.width), 0
     for i in range(first, end):
-        likely = ((i == 0) | (tree.prob[i] >= params[0])) & (expanded < int(params[MAX_NODES]))
+        likely = ((i == 0) | (tree.prob[i] >= params.cost_ratio)) & (expanded < int(params.max_nodes))
         widths[i] = width * likely
         expanded += likely
     return state
@@ -55,10 +55,10 @@ def select_sure(state, params, tree, count, keep):  # type: ignore[no-untyped-de
     """Keep what PCT keeps; a node that may have been expanded at any path counts from the leaves' threshold on."""
     kept = 0
     for i in range(1, count):
-        if (tree.path[i] >= params[LEAF_THRESHOLD]) & (kept < int(params[MAX_NODES])):
+        if (tree.path[i] >= params.leaf_threshold) & (kept < int(params.max_nodes)):
             keep[i] = True
             kept += 1
-    return params[LEAF_THRESHOLD]
+    return params.leaf_threshold
 
 
 @dataclass(frozen=True)

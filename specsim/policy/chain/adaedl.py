@@ -11,24 +11,22 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.dynamic_threshold import update_threshold
 
-GAMMA, LAMBDA0, DYNAMIC, TARGET_RATE, EPSILON, MAX_DRAFT = range(6)
-
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
-    return (params[LAMBDA0], 0.0)
+    return (params.lambda0, 0.0)
 
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return 1.0 - math.sqrt(params[GAMMA] * step.entropy_nats) >= state[0], state
+    return 1.0 - math.sqrt(params.gamma * step.entropy_nats) >= state[0], state
 
 
 @nb.njit
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    if params[DYNAMIC] == 0.0:
+    if params.dynamic == 0.0:
         return state
-    return update_threshold(state, drafted, accepted, params[MAX_DRAFT], params[TARGET_RATE], params[EPSILON])
+    return update_threshold(state, drafted, accepted, params.max_draft, params.target_rate, params.epsilon)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.estimates.counts import COUNTING, THETA, count_round
 
-ALPHA0, BETA0, COUNTS, DRAWN, CARRY, MAX_DRAFT = range(6)
-
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
@@ -22,9 +20,9 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit(error_model="numpy")
 def keep_probability(counts, params, step, depth):  # type: ignore[no-untyped-def]
-    seen = (depth - 1.0) * params[DRAWN]  # what earlier draws of this round say of a theta that they share
-    alpha = params[ALPHA0] + counts[0] + seen
-    return alpha / (params[ALPHA0] + params[BETA0] + counts[1] + seen)
+    seen = (depth - 1.0) * params.theta  # what earlier draws of this round say of a theta that they share
+    alpha = params.alpha0 + counts[0] + seen
+    return alpha / (params.alpha0 + params.beta0 + counts[1] + seen)
 
 
 @nb.njit
@@ -34,7 +32,7 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 
 @nb.njit
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    return count_round(state, drafted, accepted, params[COUNTS])
+    return count_round(state, drafted, accepted, params.counting)
 
 
 @dataclass(frozen=True)

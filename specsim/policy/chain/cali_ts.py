@@ -15,8 +15,6 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.estimates.counts import COUNTING, THETA, count_round
 from specsim.rng import normal_quantile, split
 
-THETA0, SIGMA_M, SIGMA_S, COUNTS, DRAWN, CARRY, MAX_DRAFT = range(7)
-
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
@@ -26,9 +24,9 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 @nb.njit(error_model="numpy")
 def posterior(counts, params, score):  # type: ignore[no-untyped-def]
     """(mu, sigma) of theta by Eqs. 6 and 7; the score's weight is 1 at first and falls with rounds."""
-    sample_mean = (params[THETA0] + counts[0]) / (1.0 + counts[1])
-    weight = params[SIGMA_S] ** 2 / (counts[2] * params[SIGMA_M] ** 2 + params[SIGMA_S] ** 2)
-    return sample_mean + weight * (score - sample_mean), params[SIGMA_M] * math.sqrt(weight)
+    sample_mean = (params.theta0 + counts[0]) / (1.0 + counts[1])
+    weight = params.sigma_s**2 / (counts[2] * params.sigma_m**2 + params.sigma_s**2)
+    return sample_mean + weight * (score - sample_mean), params.sigma_m * math.sqrt(weight)
 
 
 @nb.njit(error_model="numpy")
@@ -65,7 +63,7 @@ def first_deviation(u):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")  # the compiler would not, at twice the time per draft step
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     mu, sigma = posterior(state, params, step.score)
-    if params[DRAWN] == 0.0:
+    if params.theta == 0.0:
         return u < threshold(u, mu, sigma), state
     z = first_deviation(u) if depth == 1 else state[3]
     return u < mu + sigma * z, (state[0], state[1], state[2], z)  # u in (0, 1) needs no clamped theta
@@ -73,7 +71,7 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 
 @nb.njit
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    successes, judged, rounds = count_round(state, drafted, accepted, params[COUNTS])
+    successes, judged, rounds = count_round(state, drafted, accepted, params.counting)
     return (successes, judged, rounds, 0.0)
 
 

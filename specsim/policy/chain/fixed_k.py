@@ -17,7 +17,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return depth < params[0], state
+    return depth < params.k, state
 
 
 @nb.njit

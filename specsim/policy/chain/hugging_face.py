@@ -9,23 +9,22 @@ import numba as nb
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 
-NUM_ASSISTANT_TOKENS, SCHEDULE, THRESHOLD = range(3)
 SCHEDULES = ("constant", "heuristic_transient", "heuristic")
 
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
-    return (params[NUM_ASSISTANT_TOKENS],)
+    return (params.num_assistant_tokens,)
 
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return depth < state[0] and step.prob >= params[THRESHOLD], state
+    return depth < state[0] and step.prob >= params.assistant_confidence_threshold, state
 
 
 @nb.njit
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    if params[SCHEDULE] == 0.0:
+    if params.schedule == 0.0:
         return state
     if accepted == drafted:
         return (state[0] + 2.0,)

@@ -9,8 +9,6 @@ import numba as nb
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 
-P_MIN = 0
-
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
@@ -19,7 +17,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
-    return step.confidence >= params[P_MIN], state
+    return step.confidence >= params.p_min, state
 
 
 @nb.njit

@@ -13,7 +13,6 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.estimates.token_probability import FEATURES, interpolate, run_after, score, with_one_more
 
-WEIGHTS, KNOTS, PROBS, EDGES, THRESHOLDS = 6, 7, 8, 9, 10
 RUN = 5  # of the weights
 # Between what the lab at temperature 0.8 teaches with and without the drafted token's own probability.
 ROUGH_WEIGHTS = (0.55, 0.37, -0.24, 0.11, 0.0, 0.0, 0.0)
@@ -30,12 +29,12 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     path, past = (1.0, 0.0) if depth == 1 else (state[0], state[2])
-    signal = score(params[WEIGHTS], step.confidence, step.entropy_nats, step.prob, depth, state[1], past)
-    path *= interpolate(signal, params[KNOTS], params[PROBS])
-    bins = len(params[EDGES]) + 1
-    row = min(depth, len(params[THRESHOLDS]) // bins) - 1
-    column = np.searchsorted(params[EDGES], signal, side="right")
-    return path >= params[THRESHOLDS][row * bins + column], (path, state[1], with_one_more(past, step.confidence))
+    signal = score(params.weights, step.confidence, step.entropy_nats, step.prob, depth, state[1], past)
+    path *= interpolate(signal, params.knots, params.probs)
+    bins = len(params.edges) + 1
+    row = min(depth, len(params.thresholds) // bins) - 1
+    column = np.searchsorted(params.edges, signal, side="right")
+    return path >= params.thresholds[row * bins + column], (path, state[1], with_one_more(past, step.confidence))
 
 
 @nb.njit

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from specsim.cost.table import CostTable
     from specsim.trace.trace import Trace
 
-COST_RATIO = 0
-
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
@@ -26,7 +24,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     chain = step.confidence if depth == 1 else state[0] * step.confidence
-    return chain >= params[COST_RATIO], (chain,)
+    return chain >= params.cost_ratio, (chain,)
 
 
 @nb.njit

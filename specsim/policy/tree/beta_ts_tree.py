@@ -14,14 +14,12 @@ from specsim.policy.estimates.counts import COUNTING, THETA, count_round
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from specsim.policy.tree.expansion import expand_beam, mark_best, nth_best
 
-ALPHA0, BETA0, COUNTS, DRAWN, CARRY, BEAM, WIDTH, NODES, MAX_DEPTH = range(9)  # the first as in `beta_ts`
-
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     if first > 0 and u >= keep_probability(state, params, 0.0, tree.depth[first]):
         return state
-    expand_beam(tree, first, end, int(params[BEAM]), int(params[WIDTH]), widths)
+    expand_beam(tree, first, end, int(params.beam), int(params.width), widths)
     return state
 
 
@@ -29,7 +27,7 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     # Chi asks nothing of the nodes, so how many of them a round drafts never depends on their probabilities. Where
     # not all can be verified, the floor is that of EAGLE-2, for the same reason (`specsim.policy.tree.eagle2`).
-    most, beam = int(params[NODES]), int(params[BEAM])
+    most, beam = int(params.nodes), int(params.beam)
     if count - 1 > most:
         return mark_best(tree.path, 1, count, most, True, keep, tree.value)
     # Else only the beams could differ: those of the levels that were expanded and have more nodes than a beam holds.
@@ -65,7 +63,7 @@ def may_hold_likelier(tree, first, end, least):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
-    return count_round(state, depth, accepted, params[COUNTS])
+    return count_round(state, depth, accepted, params.counting)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.tree.base import UNKNOWN, TreePolicy
 from specsim.policy.tree.expansion import initial_state, update
 
-WIDTH_30, WIDTH_60, WIDTH_80, WIDTH_100 = range(4)
-
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     # The confidence is known only after the pass, so it drafts the most; `first` is the top-1 node of its level.
-    widths[first] = int(max(params[WIDTH_30], params[WIDTH_60], params[WIDTH_80], params[WIDTH_100]))
+    widths[first] = int(max(params.width_30, params.width_60, params.width_80, params.width_100))
     return state
 
 
@@ -28,13 +26,13 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
         if tree.rank[i] == 0:  # the first of its level
             confidence = tree.prob[i]
             if confidence <= 0.3:
-                width = int(params[WIDTH_30])
+                width = int(params.width_30)
             elif confidence <= 0.6:
-                width = int(params[WIDTH_60])
+                width = int(params.width_60)
             elif confidence <= 0.8:
-                width = int(params[WIDTH_80])
+                width = int(params.width_80)
             else:
-                width = int(params[WIDTH_100])
+                width = int(params.width_100)
             if confidence < 0.0:  # UNKNOWN, and the width with it
                 floor = UNKNOWN
         keep[i] = tree.rank[i] < width

@@ -11,12 +11,10 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from specsim.policy.tree.expansion import expand_beam, initial_state, mark_best, update
 
-NODES, DEPTH, TOP_K = range(3)
-
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
-    top_k = int(params[TOP_K])
+    top_k = int(params.top_k)
     expand_beam(tree, first, end, top_k, top_k, widths)
     return state
 
@@ -29,7 +27,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     # paths only shrink; a heavy node is in the beam if fewer than top_k heavy ones of its level are likelier, or
     # as likely and before it, for light nodes rank behind all heavy ones; and siblings are drafted by rank. The
     # n best of all nodes are heavy, ties go by that order, so the kept are the same as well.
-    return mark_best(tree.path, 1, count, int(params[NODES]), True, keep, tree.value)
+    return mark_best(tree.path, 1, count, int(params.nodes), True, keep, tree.value)
 
 
 @dataclass(frozen=True)

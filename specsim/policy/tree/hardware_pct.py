@@ -15,22 +15,19 @@ from specsim.policy.estimates.node_value import KNOTS, NEVER, best_expanded, bes
 from specsim.policy.tree.base import UNKNOWN, TreePolicy
 from specsim.policy.tree.expansion import nth_best
 
-WIDTH, MAX_DEPTH, MAX_NODES, LEAST = 0, 1, 2, 3
-VALUE_S, WEIGHTS, CHANCES, SCALE, POWER, USUAL = 5, 6, 7, 8, 9, 10
-EDGES, GAINS, LEAST_GAIN_S, WIDER_S, VERIFY_S = 11, 12, 13, 14, 15
 ODDS_CHANCES = tuple(1 / (1 + math.exp(-i / 4)) for i in range(-32, 33))
 MARGIN = 1.0 - 1e-6  # on the floor, for rounding
 
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
-    return (params[USUAL], 0.0)  # running mean of accepted tokens, nodes whose value is set
+    return (params.usual, 0.0)  # running mean of accepted tokens, nodes whose value is set
 
 
 @nb.njit
 def set_values(state, params, tree, end):  # type: ignore[no-untyped-def]
     """Calibrated path probabilities of the nodes up to `end` that have none yet."""
-    weights, chances, scale, power = params[WEIGHTS], params[CHANCES], params[SCALE], params[POWER]
+    weights, chances, scale, power = params.weights, params.chances, params.scale, params.power
     tree.value[0] = 1.0
     parent, shared = -1, 0.0
     for i in range(max(int(state[1]), 1), end):
@@ -49,8 +46,8 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
     valued = (state[0], 0.0 if first == 0 else state[1])
     set_values(valued, params, tree, end)
     done = (state[0], float(end))
-    least, width = params[LEAST], int(params[WIDTH])
-    limits = params[LEAST_GAIN_S]
+    least, width = params.least, int(params.width)
+    limits = params.least_gain_s
     limit = limits[min(tree.depth[first], len(limits) - 1)]
     if first == 0:
         if limit < NEVER:
@@ -67,10 +64,10 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
         if tree.value[i] >= least:
             nodes[count] = i
             own = tree.value[i] / tree.value[tree.parent[i]]
-            gains[count] = gain_s(tree.value[i], own, params[EDGES], params[GAINS])
+            gains[count] = gain_s(tree.value[i], own, params.edges, params.gains)
             count += 1
     order = np.argsort(-gains, kind="mergesort")
-    expanded, total = best_expanded(gains[order], params[WIDER_S])
+    expanded, total = best_expanded(gains[order], params.wider_s)
     if expanded > 0 and total >= limit:
         for i in range(expanded):
             widths[nodes[order[i]]] = width
@@ -80,8 +77,8 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     set_values(state, params, tree, count)
-    value_s, most = params[VALUE_S], int(params[MAX_NODES])
-    verify_s = params[VERIFY_S][: most + 1]
+    value_s, most = params.value_s, int(params.max_nodes)
+    verify_s = params.verify_s[: most + 1]
     least = nth_best(tree.value, 1, count, most, np.empty(most))
     likely = np.empty(count)
     n, unknown = 0, False
@@ -105,7 +102,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     if not unknown:
         return np.inf
     # Neither expanded, nor kept, nor in the way of others.
-    small = min(max(params[LEAST], worthless(params[GAINS])), harmless(values, kept, value_s, verify_s))
+    small = min(max(params.least, worthless(params.gains)), harmless(values, kept, value_s, verify_s))
     return MARGIN * least_unknown_path(state, params, tree, count, small)
 
 
@@ -115,8 +112,8 @@ def least_unknown_path(state, params, tree, count, small):  # type: ignore[no-un
 
     The least over the first unknown child of every known node: what is below is no likelier.
     """
-    weights, chances = params[WEIGHTS], params[CHANCES]
-    ceiling = (small / params[SCALE]) ** (1.0 / params[POWER])
+    weights, chances = params.weights, params.chances
+    ceiling = (small / params.scale) ** (1.0 / params.power)
     least = np.inf
     for i in range(1, count):
         parent = tree.parent[i]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from specsim.cost.table import CostTable
     from specsim.trace.trace import Trace
 
-COST_RATIO, LEAF_THRESHOLD, WIDTH, MAX_DEPTH, MAX_NODES, TEST = range(6)
 TESTS = ("node", "level")
 LEVEL = TESTS.index("level")
 ROUNDING = 1e-4  # by how much the probabilities of one distribution, in float32, may sum to more than 1
@@ -25,27 +24,27 @@ ROUNDING = 1e-4  # by how much the probabilities of one distribution, in float32
 @nb.njit
 def least_expanded(params):  # type: ignore[no-untyped-def]
     """A node of a smaller path probability is never expanded."""
-    return params[LEAF_THRESHOLD] if params[TEST] == LEVEL else params[COST_RATIO]
+    return params.leaf_threshold if params.test == LEVEL else params.cost_ratio
 
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     # Without branches in the loop: numba then drops the reference counting, which would take most of the time.
-    width, least, most = int(params[WIDTH]), least_expanded(params), int(params[MAX_NODES])
+    width, least, most = int(params.width), least_expanded(params), int(params.max_nodes)
     expanded, reached = 0, 0.0
     for i in range(first, end):
         likely = ((i == 0) | (tree.path[i] >= least)) & (expanded < most)
         widths[i] = width * likely
         expanded += likely
         reached += tree.path[i] * likely
-    if (params[TEST] == LEVEL) & (first > 0) & (reached < params[COST_RATIO]):
+    if (params.test == LEVEL) & (first > 0) & (reached < params.cost_ratio):
         widths[first:end] = 0
     return state
 
 
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
-    floor, most = params[LEAF_THRESHOLD], int(params[MAX_NODES])
+    floor, most = params.leaf_threshold, int(params.max_nodes)
     kept = 0
     for i in range(1, count):
         if tree.path[i] >= floor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
+import numpy.typing as npt
 
 from specsim.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
@@ -18,7 +20,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
-    children = params[0]
+    children = params.children
     for i in range(first, end):
         widths[i] = int(children[i])
     return state
@@ -33,6 +35,12 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
 @nb.njit
 def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
     return state
+
+
+class Shape(NamedTuple):
+    """A static tree as the compiled functions see it: children of every node in level order, the root first."""
+
+    children: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ class StaticTree(TreePolicy):
         raise NotImplementedError
 
     @property
-    def params(self) -> tuple[object, ...]:
-        return (np.array(self.shape, dtype=np.float64),)
+    def params(self) -> Shape:
+        return Shape(np.array(self.shape, dtype=np.float64))
 
     @property
     def adapts(self) -> bool:

@@ -68,7 +68,7 @@ def no_state(params):
 
 @nb.njit
 def flip(state, params, step, depth, u):
-    return u < params[0], state
+    return u < params.heads, state
 
 
 @nb.njit

@@ -84,7 +84,7 @@ def by_coin(state, params, tree, first, end, u, widths):
 
 @nb.njit
 def likely(state, params, tree, count, keep):
-    least = params[0] * (1.0 + int(state[0]) % 3)
+    least = params.least * (1.0 + int(state[0]) % 3)
     for i in range(1, count):
         keep[i] = tree.path[i] >= least
     return least
@@ -118,7 +118,7 @@ class CoinTree(TreePolicy):
 
 @nb.njit
 def wide(state, params, tree, first, end, u, widths):
-    widths[first:end] = int(params[0])
+    widths[first:end] = int(params.width)
     return state
 
 

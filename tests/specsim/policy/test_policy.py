@@ -42,7 +42,7 @@ def coin_keep(state, params, step, depth, u):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def coin_update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    return (params[0] * (drafted - accepted),)
+    return (params.caution * (drafted - accepted),)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def initial_state(params):
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):
-    return step.confidence >= params[0], state
+    return step.confidence >= params.floor, state
 
 
 @nb.njit
@@ -112,7 +112,7 @@ def test_an_unchanged_file_gives_the_same_class_and_a_changed_one_a_new_class(tm
     first = find_policy(str(path))
     assert find_policy(str(path)) is first
     before = replay(trace, first(), cost_table(trace, cost))
-    write(tmp_path, GOOD.replace("step.confidence >= params[0]", "step.confidence < params[0]"))
+    write(tmp_path, GOOD.replace("step.confidence >= params.floor", "step.confidence < params.floor"))
     second = find_policy(str(path))
     assert second is not first
     after = replay(trace, second(), cost_table(trace, cost))
@@ -136,7 +136,7 @@ def test_no_compiled_code_outlives_the_program(tmp_path: Path) -> None:
     helper = "import numba as nb\n\n@nb.njit\ndef judge(confidence, floor):\n    return confidence {} floor\n"
     text = GOOD.replace("import numba as nb\n", f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
                         "import numba as nb\nfrom judging import judge\n")  # fmt: skip
-    path = write(tmp_path, text.replace("step.confidence >= params[0]", "judge(step.confidence, params[0])"))
+    path = write(tmp_path, text.replace("step.confidence >= params.floor", "judge(step.confidence, params.floor)"))
 
     def run(sign: str) -> str:
         (tmp_path / "judging.py").write_text(helper.format(sign))
@@ -172,7 +172,7 @@ MISTAKES = {
     ),
     "default out of range": (GOOD.replace("setting(0.4, 0.0", "setting(0.4, 0.5"), r"floor=0\.4 is outside"),
     "old signature": (GOOD.replace("step, depth, u)", "step, depth)"), r"keep_drafting must take \(state, params, "),
-    "no state returned": (GOOD.replace("params[0], state", "params[0]"), r"must return \(draft on\?, state\)"),
+    "no state returned": (GOOD.replace("params.floor, state", "params.floor"), r"must return \(draft on\?, state\)"),
     "state grows": (GOOD.replace("    return state\n", "    return (state[0], 1.0)\n"), "tuples of as many floats"),
     "state changes type": (
         GOOD.replace("return (0.0,)", "return (0,)").replace("    return state\n", "    return (0.5,)\n"),
@@ -182,7 +182,10 @@ MISTAKES = {
         GOOD.replace("step.confidence >=", "step.certainty >="),
         r"Mine\.keep_drafting does not compile: .*certainty",
     ),
-    "fails": (GOOD.replace("return (0.0,)", "return (1.0 / (params[0] - 0.4),)"), "initial_state fails: ZeroDivision"),
+    "fails": (
+        GOOD.replace("return (0.0,)", "return (1.0 / (params.floor - 0.4),)"),
+        "initial_state fails: ZeroDivision",
+    ),
 }
 
 

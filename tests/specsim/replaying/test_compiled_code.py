@@ -19,7 +19,7 @@ FRESH_PROCESS = """
 import json, sys
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.adaedl import AdaEDL
-from specsim.replaying.chain import specialise
+from specsim.replaying.chain import chain_kernel
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
@@ -28,7 +28,7 @@ trace = read_trace(sys.argv[1])
 policy, table = AdaEDL(max_draft=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
 whole = replay(trace, policy, table)
 part = replay(trace.select([2, 0]), policy, table)
-kernel = specialise(AdaEDL)
+kernel = chain_kernel(AdaEDL)
 print(json.dumps({
     "hits": sum(kernel.stats.cache_hits.values()),
     "misses": sum(kernel.stats.cache_misses.values()),

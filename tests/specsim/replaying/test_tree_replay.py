@@ -57,16 +57,16 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 @nb.njit
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     for i in range(first, end):
-        if tree.path[i] >= params[1] * (0.5 + u) / (1.0 + state[0] / 4.0):
-            widths[i] = max(1, int(params[0]) - tree.depth[i])
+        if tree.path[i] >= params.expand_at * (0.5 + u) / (1.0 + state[0] / 4.0):
+            widths[i] = max(1, int(params.width) - tree.depth[i])
     return state
 
 
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     for i in range(1, count):
-        keep[i] = tree.path[i] >= params[2] and tree.rank[i] < 3
-    return min(params[2], params[1] * 0.5 / (1.0 + state[0] / 4.0))
+        keep[i] = tree.path[i] >= params.keep_at and tree.rank[i] < 3
+    return min(params.keep_at, params.expand_at * 0.5 / (1.0 + state[0] / 4.0))
 
 
 @nb.njit
