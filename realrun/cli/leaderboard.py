@@ -34,7 +34,6 @@ from realrun.cli.options import (
 )
 from realrun.leaderboard.job import named
 from specsim.cli.console import print_json, print_table, progress_bar
-from specsim.speedup.intervals import interval_text
 
 
 class ExactMode(StrEnum):
@@ -137,35 +136,15 @@ def leaderboard(
 
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
+    from specsim.report.documents import drafters_columns, drafters_rows
+    from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
-    rows = []
-    for row in document["rows"]:
-        behind = row["leader_minus_this"]
-        rows.append(
-            [
-                row["drafter"] + (" (own target)" if row["own_target"] else ""),
-                row["form"] + (" *" if row["best_of_drafter"] else ""),
-                interval_text(row["speedup"]),
-                f"{behind['difference']['estimate']:.3f}" if behind else "",
-                "=" if row["tied_with_leader"] else "",
-                *([interval_text(row["measured"]), f"{row['error_percent']:+.1f}"] if measured else []),
-                *([f"{row['rounds_identical_percent']:.2f}"] if measured else []),
-                f"{row['tau']:.2f}",
-                *(f"{row[key]:.3f}" for key in ("v_d", "hm")),
-                row["settings"],
-            ]
-        )
-    ahead = sum(row["speedup"]["estimate"] >= 1 for row in document["rows"])
-    filler = [""] * 5 if measured else [""] * 2
-    rows.insert(ahead, ["autoregressive", "", "1.000", *filler, "1.00", "", "", ""])
-    columns = ["drafter", "policy", "predicted speedup", "behind", ""]
-    columns += ["measured speedup", "error %", "rounds identical %"] if measured else []
     sequences = document["sequences"]
     title = (
         f"{document['target']}: tuned on {sequences['tuning']} prompts, ranked on {sequences['holdout']} others, "
         f"{document['output_tokens']} tokens, 95 % intervals"
     )
-    print_table(title, [*columns, "tau", "v_d", "HM", "settings"], rows)
+    print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)))
     if measured:
         print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,7 +37,6 @@ from realrun.cli.options import (
     load_prompts,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
-from specsim.speedup.intervals import interval_text
 
 
 def validate(
@@ -108,33 +107,12 @@ def validate(
         raise typer.Exit(1)
 
 
-def _print_validation(document: dict, out: Path) -> None:  # type: ignore[type-arg]
-    rows = [["autoregressive", "baseline", "1.000", "1.000", *[""] * 4]]
-    for row in document["rows"]:
-        rows.append(
-            [
-                row["label"],
-                row["role"],
-                interval_text(row["predicted"]),
-                interval_text(row["measured"]),
-                f"{row['error_percent']:+.1f}",
-                "approximate" if document["approximate"] else f"{row['rounds_identical_percent']:.2f}",
-                f"{row['tau']:.2f}",
-                f"{100 * row['oracle_regret']:.1f} %",
-            ]
-        )
-    columns = [
-        "policy",
-        "settings",
-        "predicted speedup",
-        "measured speedup",
-        "error %",
-        "rounds identical %",
-        "tau",
-        "regret",
-    ]
+def _print_validation(document: dict[str, Any], out: Path) -> None:
+    from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
+    from specsim.report.table import as_text
+
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
-    print_table(title, columns, rows)
+    print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
     if document["skipped"]:
         print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
     best = document["best"]

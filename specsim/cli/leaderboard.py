@@ -11,8 +11,8 @@ import typer
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
 from specsim.ranking.document import as_document, trace_names, write_results
-from specsim.report.page import range_text, value_text
-from specsim.speedup.intervals import interval_text
+from specsim.report.documents import BOARD_COLUMNS, WORTH_COLUMNS, board_rows, worth_rows
+from specsim.report.table import as_text
 
 
 def leaderboard(
@@ -133,52 +133,12 @@ def print_board(board: Mapping[str, Any]) -> None:
     )
     if board["approximate"]:
         title += " (approximate: rejection sampling)"
-    columns = [
-        "policy",
-        "speedup [95 % interval]",
-        "behind",
-        "",
-        "v_d",
-        "r_d",
-        "HM",
-        "tau",
-        "verified",
-        "regret",
-        "settings",
-    ]
-    rows = [["oracle", interval_text(board["oracle"]), *[""] * 7, "0.0 %", ""]]
-    placed = [_cells(row) for row in board["rows"]]
-    ahead = sum(row["speedup"]["estimate"] >= 1 for row in board["rows"])
-    placed.insert(ahead, ["autoregressive", "1.000", *[""] * 5, "1.00", *[""] * 3])
-    print_table(title, columns, rows + placed)
+    print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
     cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in board["rows"] if row["truncated_share"]]
     if cut:
         print(f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}")
     if board["skipped"]:
         print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
     if board["sensitivity"]:
-        worth = sorted(board["sensitivity"], key=lambda one: -one["spread_percent"])
-        lines = [
-            [one["label"], one["setting"], value_text(one["tuned"]), f"{one['spread_percent']:.1f} %", range_text(one)]
-            for one in worth
-        ]
-        print_table(
-            "worth of a setting: how much slower the worst value in its range is than the best",
-            ["policy", "setting", "tuned to", "worth", "within 1 % of the best"],
-            lines,
-        )
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    behind, q = row["leader_minus_this"], row["draft_tokens_quantiles"]
-    return [
-        row["label"],
-        interval_text(row["speedup"]),
-        f"{behind['difference']['estimate']:.3f}" if behind else "",
-        "=" if row["tied_with_leader"] else "",
-        *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
-        f"{row['tau']:.2f}",
-        f"{row['mean_draft_tokens']:.2f} ({q['0.1']}-{q['0.9']})",
-        f"{100 * row['oracle_regret']:.1f} %",
-        row["settings"],
-    ]
+        title = "worth of a setting: how much slower the worst value in its range is than the best"
+        print_table(title, *as_text(WORTH_COLUMNS, worth_rows(board)))

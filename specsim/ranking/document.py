@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.files import write_json, write_text
+from specsim.report.table import as_csv, behind_leader
 
 if TYPE_CHECKING:
     from specsim.ranking.leaderboard import Board
@@ -62,30 +61,23 @@ def write_results(folder: Path, document: Mapping[str, Any]) -> None:
     from specsim.report.leaderboard import write_leaderboard_report
 
     write_json(document, folder / "leaderboard.json", indent=2)
-    write_text(folder / "leaderboard.csv", as_csv(document))
+    write_text(folder / "leaderboard.csv", results_csv(document))
     write_leaderboard_report(folder / "report.html", document)
 
 
-def as_csv(document: Mapping[str, Any]) -> str:
+def results_csv(document: Mapping[str, Any]) -> str:
     """One line per row of every board; speedups as ratios, lengths in tokens."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for board in document["boards"]:
-        for rank, row in enumerate(board["rows"], start=1):
-            behind = (row["leader_minus_this"] or {}).get("difference", {})
-            writer.writerow(
-                {
-                    **row,
-                    "trace": board["trace"],
-                    "max_draft": board["max_draft"],
-                    "rank": rank,
-                    **_flat("speedup", row["speedup"]),
-                    **_flat("leader_minus_this", behind),
-                }
-            )
-    return text.getvalue()
-
-
-def _flat(name: str, value: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value.get("estimate"), f"{name}_low": value.get("low"), f"{name}_high": value.get("high")}
+    return as_csv(
+        CSV_COLUMNS,
+        (
+            {
+                **row,
+                "trace": board["trace"],
+                "max_draft": board["max_draft"],
+                "rank": rank,
+                "leader_minus_this": behind_leader(row),
+            }
+            for board in document["boards"]
+            for rank, row in enumerate(board["rows"], start=1)
+        ),
+    )

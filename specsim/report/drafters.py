@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
+from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows
 from specsim.report.page import (
     CSS,
     MINUS,
@@ -19,18 +18,13 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
-    line,
     page,
-    percent,
-    signed_percent,
-    table,
     tiles,
-    with_interval,
 )
+from specsim.report.table import as_csv, as_html, behind_leader
 
 Row = Mapping[str, Any]
 KIND = "specsim-drafter-leaderboard"
-DASH = "&ndash;"
 CSS_DRAFTERS = (
     CSS
     + """.drafters :is(th, td):is(:nth-child(2), :nth-child(3)), .about :is(th, td):nth-child(2) { text-align: left; }
@@ -76,17 +70,9 @@ DEFINITIONS = {
 
 def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
     """One CSV line per row, best first; speedups as ratios."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for rank, row in enumerate(document["rows"], start=1):
-        flat = {"rank": rank, **row}
-        behind = (row["leader_minus_this"] or {}).get("difference")
-        for name, value in (("speedup", row["speedup"]), ("measured", row["measured"]), ("leader_minus_this", behind)):
-            ends = value or {}
-            flat |= {name: ends.get("estimate"), f"{name}_low": ends.get("low"), f"{name}_high": ends.get("high")}
-        writer.writerow(flat)
-    write_text(path, text.getvalue())
+    rows = enumerate(document["rows"], start=1)
+    flat = ({"rank": rank, **row, "leader_minus_this": behind_leader(row)} for rank, row in rows)
+    write_text(path, as_csv(CSV_COLUMNS, flat))
 
 
 def write_drafters_report(path: Path, document: Mapping[str, Any]) -> None:
@@ -122,10 +108,10 @@ def render_drafters(document: Mapping[str, Any]) -> str:
         f"<h1>{title}</h1>",
         _lead(document),
         "<h2>Drafters and policies, by predicted speedup</h2>",
-        _table(rows),
+        as_html("drafters", drafters_columns(measured=rows[0]["measured"] is not None), drafters_rows(document)),
         f'<div class="stack">{drawn}</div>',
         "<h2>The drafters</h2>",
-        _drafters_table(document["drafters"]),
+        as_html("about", DRAFTER_COLUMNS, document["drafters"]),
     ]
     if document["skipped"]:
         left_out: dict[tuple[str, str], list[str]] = {}
@@ -163,59 +149,6 @@ def _lead(document: Mapping[str, Any]) -> str:
             (f"{error:.1f} %", f"median absolute error of {len(measured)} predicted speedups"),
         ]
     return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
-
-
-def _table(rows: Sequence[Row]) -> str:
-    measured = any(row["measured"] is not None for row in rows)
-    head = ["", "drafter", "policy", '<span class="p">predicted</span> speedup', "to the leader"]
-    head += ['<span class="m">measured</span> speedup', "error", "rounds<br>identical"] if measured else []
-    head += ["tau", "v_d", "r_d", "HM"]
-    lines = [line(_cells(place, row, measured), "best" if place == 1 else "") for place, row in enumerate(rows, 1)]
-    baseline = ["", "autoregressive", DASH, "1.000", DASH, *(["1.000", DASH, DASH] if measured else [])]
-    # The baseline takes its place in the order: what stands below it made decoding slower.
-    ahead = sum(row["speedup"]["estimate"] >= 1 for row in rows)
-    lines.insert(ahead, line([*baseline, "1.00", *(DASH,) * 3], "baseline"))
-    return table("drafters", head, lines)
-
-
-def _cells(place: int, row: Row, measured: bool) -> list[str]:
-    behind = row["leader_minus_this"]
-    tie = '<span class="tie">not separated</span>' if row["tied_with_leader"] else ""
-    name = escape(row["drafter"]) + (" (own target)" if row["own_target"] else "")
-    star = " &#9733;" if row["best_of_drafter"] else ""
-    cells = [
-        str(place),
-        name,
-        f'{escape(row["form"])}{star}{tie}<span class="settings">{escape(row["settings"])}</span>',
-        with_interval(row["speedup"]),
-        with_interval(behind["difference"]) if behind else DASH,
-    ]
-    if measured:
-        cells += [
-            with_interval(row["measured"]),
-            signed_percent(row["error_percent"]),
-            percent(row["rounds_identical_percent"]),
-        ]
-    return [*cells, f"{row['tau']:.2f}", *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm"))]
-
-
-def _drafters_table(drafters: Sequence[Row]) -> str:
-    head = ("drafter", "kind", "depth", "trees", "own target", "s_d / s_t", "first token<br>accepted")
-    lines = [
-        line(
-            (
-                escape(one["name"]),
-                escape(one["kind"]),
-                str(one["depth"]),
-                "yes" if one["trees"] else "no",
-                "yes" if one["own_target"] else "no",
-                f"{one['step_ratio']:.3f}",
-                percent(100 * one["first_token_accepted_share"]),
-            )
-        )
-        for one in drafters
-    ]
-    return table("about", head, lines)
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:

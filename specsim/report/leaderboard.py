@@ -10,6 +10,7 @@ from typing import Any
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
+from specsim.report.documents import BOARD_COLUMNS, WORTH_COLUMNS, board_rows, worth_rows
 from specsim.report.page import (
     CSS,
     decoding_text,
@@ -18,12 +19,10 @@ from specsim.report.page import (
     figure,
     line,
     page,
-    range_text,
     table,
     tiles,
-    value_text,
-    with_interval,
 )
+from specsim.report.table import DASH, as_html
 
 Row = Mapping[str, Any]
 KIND = "specsim-leaderboard"
@@ -39,7 +38,6 @@ CSS_BOARD = (
 .settings { display: block; color: var(--muted); font-size: 12px; font-weight: 400; }
 """
 )
-DASH = "&ndash;"
 
 DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
@@ -137,7 +135,7 @@ def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mappin
 def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
     parts = [
         f"<h2>{escape('Policies, by held-out speedup' if alone else _board_name(board))}</h2>",
-        _board_table(board),
+        as_html("board", BOARD_COLUMNS, board_rows(board)),
     ]
     if board["approximate"]:
         parts.insert(
@@ -178,61 +176,8 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
     drawn = "".join(figure("wide", heading, svg, caption) for heading, svg, caption in shown)
     parts.append(f'<div class="stack">{drawn}</div>')
     if board["sensitivity"]:
-        parts += ["<h3>Worth of each setting</h3>", _worth_table(board["sensitivity"])]
+        parts += ["<h3>Worth of each setting</h3>", as_html("worth", WORTH_COLUMNS, worth_rows(board))]
     return parts
-
-
-def _board_table(board: Mapping[str, Any]) -> str:
-    rows = board["rows"]
-    head = (
-        "",
-        "policy",
-        "speedup",
-        "to the leader",
-        "v_d",
-        "r_d",
-        "HM",
-        "tau",
-        "verified<br>tokens",
-        "oracle<br>regret",
-        "on tuning<br>part",
-        "seeds",
-    )
-    oracle = ("", "oracle", with_interval(board["oracle"]), *(DASH,) * 6, "0.0 %", DASH, DASH)
-    baseline = ("", "autoregressive", "1.000", *(DASH,) * 4, "1.00", *(DASH,) * 4)
-    lines = [line(_cells(place, row), "best" if place == 1 else "") for place, row in enumerate(rows, start=1)]
-    # The baseline takes its place in the order: what stands below it made decoding slower.
-    lines.insert(sum(row["speedup"]["estimate"] >= 1 for row in rows), line(baseline, "baseline"))
-    return table("board", head, [line(oracle, "oracle"), *lines])
-
-
-def _cells(place: int, row: Row) -> tuple[str, ...]:
-    behind, q = row["leader_minus_this"], row["draft_tokens_quantiles"]
-    tie = '<span class="tie">tied</span>' if row["tied_with_leader"] else ""
-    return (
-        str(place),
-        f'{escape(row["label"])}{tie}<span class="settings">{escape(row["settings"])}</span>',
-        with_interval(row["speedup"]),
-        with_interval(behind["difference"]) if behind else DASH,
-        *(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")),
-        f"{row['tau']:.2f}",
-        f'{row["mean_draft_tokens"]:.2f}<span class="ci">{q["0.1"]}&ndash;{q["0.9"]}</span>',
-        f"{100 * row['oracle_regret']:.1f} %",
-        f"{row['train_speedup']:.3f}",
-        str(row["seeds"]),
-    )
-
-
-def _worth_table(sweeps: Sequence[Mapping[str, Any]]) -> str:
-    head = ("policy", "setting", "tuned to", "speedup there", "best", "worst", "worth", "within 1 % of the best")
-    lines = []
-    for one in sorted(sweeps, key=lambda one: -one["spread_percent"]):
-        speedups = [*one["speedups"], one["at_tuned"]]
-        values = (escape(one["label"]), escape(one["setting"]), escape(value_text(one["tuned"])))
-        numbers = (f"{v:.3f}" for v in (one["at_tuned"], max(speedups), min(speedups)))
-        near = escape(range_text(one))
-        lines.append(line((*values, *numbers, f"{one['spread_percent']:.1f} %", near)))
-    return table("worth", head, lines)
 
 
 def _side_by_side(document: Mapping[str, Any]) -> list[str]:

@@ -10,20 +10,18 @@ from typing import Any
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import validation_figures as figures
+from specsim.report.documents import DOMAIN_COLUMNS, VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import (
     MINUS,
     decoding_text,
     definitions,
     facts,
     figure,
-    line,
     page,
     percent,
-    signed_percent,
-    table,
     tiles,
-    with_interval,
 )
+from specsim.report.table import as_html
 from specsim.report.validation_figures import Row
 
 KIND = "specsim-validation"
@@ -101,12 +99,12 @@ def render_validation(document: Mapping[str, Any]) -> str:
         f"<h1>{title}</h1>",
         _lead(document, rows),
         "<h2>Policies, by measured speedup</h2>",
-        _policy_table(rows),
+        as_html("policies", VALIDATION_COLUMNS, validation_rows(rows)),
         *_left_out(document),
         "<h2>Figures</h2>",
         f'<div class="grid figures">{_figures(document, rows)}</div>',
         "<h2>Domains, under the best policy</h2>",
-        _domain_table(document["domains"]),
+        as_html("domains", DOMAIN_COLUMNS, ({"name": name, **one} for name, one in document["domains"].items())),
         '<div class="grid columns">',
         "<section><h2>Recording</h2>",
         facts(_recording(document)),
@@ -162,38 +160,11 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
 
 
-def _policy_table(rows: Sequence[Row]) -> str:
-    identical = ("rounds<br>identical", "output<br>identical")
-    head = ("policy", *SPEEDUPS, "error", *identical, "v_d", "r_d", "HM", "tau", "overhead", "regret")
-    baseline = ("autoregressive", "1.000", "1.000", *("&ndash;",) * 6, "1.00", "1.00", "&ndash;")
-    # The baseline takes its place in the order: what stands below it made decoding slower.
-    ahead = sum(row["measured"]["estimate"] >= 1 for row in rows)
-    lines = [line(_policy_cells(row), "best" if i == 0 else "") for i, row in enumerate(rows)]
-    lines.insert(ahead, line(baseline, "baseline"))
-    return table("policies", head, lines)
-
-
 def _left_out(document: Mapping[str, Any]) -> list[str]:
     skipped = document.get("skipped")  # absent from results of before it was noted
     if not skipped:
         return []
     return ["<h3>Not compared</h3>", facts((entry["policy"], entry["reason"]) for entry in skipped)]
-
-
-def _policy_cells(row: Row) -> tuple[str, ...]:
-    role = row["role"].replace("_k", " K")
-    return (
-        f'{escape(row["label"])}<span class="role {escape(row["role"])}">{escape(role)}</span>',
-        with_interval(row["predicted"]),
-        with_interval(row["measured"]),
-        signed_percent(row["error_percent"]),
-        percent(row["rounds_identical_percent"]),
-        percent(row["output_identical_percent"]),
-        *(f"{row[name]:.3f}" for name in ("v_d", "r_d", "hm")),
-        f"{row['tau']:.2f}",
-        f"{row['overhead']:.2f}" if "overhead" in row else "&ndash;",  # results of before it was noted
-        percent(100 * row["oracle_regret"]),
-    )
 
 
 def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -247,17 +218,6 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
         ),
     )
     return "".join(figure(*part) for part in parts)
-
-
-def _domain_table(domains: Mapping[str, Mapping[str, Any]]) -> str:
-    head = ("domain", "sequences", "output tokens", *SPEEDUPS, "error")
-    lines = []
-    for name, domain in domains.items():
-        predicted, measured = domain["predicted_speedup_best"], domain["measured_speedup_best"]
-        sizes = (f"{domain[key]:,}" for key in ("sequences", "output_tokens"))
-        error = signed_percent((predicted / measured - 1) * 100)
-        lines.append(line((escape(name), *sizes, f"{predicted:.3f}", f"{measured:.3f}", error)))
-    return table("domains", head, lines)
 
 
 def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.ranking.document import CSV_COLUMNS, as_csv, as_document, trace_names, write_results
+from specsim.ranking.document import CSV_COLUMNS, as_document, results_csv, trace_names, write_results
 from specsim.ranking.leaderboard import Board, combined, leaderboard, shallower
 from specsim.ranking.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
@@ -332,7 +332,7 @@ def test_results_are_three_files_of_the_same_numbers(document: dict[str, Any], t
     ]
     written = (tmp_path / "out" / "leaderboard.json").read_text()
     assert json.loads(written) == json.loads(json.dumps(document))
-    lines = list(csv.DictReader(io.StringIO(as_csv(document))))
+    lines = list(csv.DictReader(io.StringIO(results_csv(document))))
     rows = [(board["trace"], rank, row) for board in document["boards"] for rank, row in enumerate(board["rows"], 1)]
     assert len(lines) == len(rows) and tuple(lines[0]) == CSV_COLUMNS
     for line, (trace, rank, row) in zip(lines, rows, strict=True):

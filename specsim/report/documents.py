@@ -1,0 +1,183 @@
+"""The tables of every kind of document: leaderboards of policies, of drafters, and validations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from specsim.report.page import percent, range_text, value_text
+from specsim.report.table import (
+    DIFFERENCE,
+    ERROR,
+    IDENTICAL,
+    PAGE,
+    SHARE,
+    SPEEDUP,
+    TERMINAL,
+    THREE,
+    TWO,
+    Column,
+    Format,
+    Row,
+    behind_leader,
+    plain,
+    ranked,
+)
+
+PREDICTED = '<span class="p">predicted</span> speedup'
+MEASURED = '<span class="m">measured</span> speedup'
+YES = plain(lambda value: "yes" if value else "no")
+
+
+def _board_policy(row: Row) -> str:
+    tie = '<span class="tie">tied</span>' if row.get("tied_with_leader") else ""
+    settings = f'<span class="settings">{escape(row["settings"])}</span>' if "settings" in row else ""
+    return f"{escape(row['label'])}{tie}{settings}"
+
+
+def _verified_html(row: Row) -> str:
+    q = row["draft_tokens_quantiles"]
+    return f'{row["mean_draft_tokens"]:.2f}<span class="ci">{q["0.1"]}&ndash;{q["0.9"]}</span>'
+
+
+def _verified_text(row: Row) -> str:
+    q = row["draft_tokens_quantiles"]
+    return f"{row['mean_draft_tokens']:.2f} ({q['0.1']}-{q['0.9']})"
+
+
+BOARD_COLUMNS = (
+    Column("", "place", only=PAGE),
+    Column("policy", None, Format(lambda row: str(row["label"]), _board_policy)),
+    Column("speedup [95 % interval]", "speedup", SPEEDUP, "speedup"),
+    Column("behind", behind_leader, DIFFERENCE, "to the leader"),
+    Column("", lambda row: "=" if row.get("tied_with_leader") else None, only=TERMINAL),
+    Column("v_d", "v_d", THREE),
+    Column("r_d", "r_d", THREE),
+    Column("HM", "hm", THREE),
+    Column("tau", "tau", TWO),
+    Column(
+        "verified",
+        lambda row: row if "mean_draft_tokens" in row else None,
+        Format(_verified_text, _verified_html),
+        "verified<br>tokens",
+    ),
+    Column("regret", "oracle_regret", SHARE, "oracle<br>regret"),
+    Column("on tuning part", "train_speedup", THREE, "on tuning<br>part", only=PAGE),
+    Column("seeds", "seeds", only=PAGE),
+    Column("settings", "settings", only=TERMINAL),
+)
+WORTH_COLUMNS = (
+    Column("policy", "label"),
+    Column("setting", "setting"),
+    Column("tuned to", "tuned", plain(value_text)),
+    Column("speedup there", "at_tuned", THREE, only=PAGE),
+    Column("best", lambda one: max(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
+    Column("worst", lambda one: min(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
+    Column("worth", "spread_percent", plain(lambda percent: f"{percent:.1f} %")),
+    Column("within 1 % of the best", range_text),
+)
+
+
+def board_rows(board: Mapping[str, Any]) -> list[Row]:
+    """Rows of `BOARD_COLUMNS`: the oracle, then the policies with the baseline among them."""
+    oracle = {"label": "oracle", "place": "", "speedup": board["oracle"], "oracle_regret": 0.0, "row_class": "oracle"}
+    baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0}
+    return [oracle, *ranked(board["rows"], baseline, "speedup")]
+
+
+def worth_rows(board: Mapping[str, Any]) -> list[Row]:
+    """Rows of `WORTH_COLUMNS`, the settings that are worth most first."""
+    return sorted(board["sensitivity"], key=lambda one: -float(one["spread_percent"]))
+
+
+def _drafter_policy(row: Row) -> str:
+    tie = '<span class="tie">not separated</span>' if row["tied_with_leader"] else ""
+    star = " &#9733;" if row["best_of_drafter"] else ""
+    return f'{escape(row["form"])}{star}{tie}<span class="settings">{escape(row["settings"])}</span>'
+
+
+def drafters_columns(*, measured: bool) -> list[Column]:
+    """Columns of the ranking. measured : whether the rows were really decoded, too"""
+    own = plain(lambda row: row["drafter"] + (" (own target)" if row.get("own_target") else ""))
+    policy = Format(lambda row: row["form"] + (" *" if row["best_of_drafter"] else ""), _drafter_policy)
+    real = [
+        Column("measured speedup", "measured", SPEEDUP, MEASURED),
+        Column("error %", "error_percent", ERROR, "error"),
+        Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds<br>identical"),
+    ]
+    return [
+        Column("", "place", only=PAGE),
+        Column("drafter", None, own),
+        Column("policy", lambda row: row if "form" in row else None, policy),
+        Column("predicted speedup", "speedup", SPEEDUP, PREDICTED),
+        Column("behind", behind_leader, DIFFERENCE, "to the leader"),
+        Column("", lambda row: "=" if row.get("tied_with_leader") else None, only=TERMINAL),
+        *(real if measured else []),
+        Column("tau", "tau", TWO),
+        Column("v_d", "v_d", THREE),
+        Column("r_d", "r_d", THREE, only=PAGE),
+        Column("HM", "hm", THREE),
+        Column("settings", "settings", only=TERMINAL),
+    ]
+
+
+def drafters_rows(document: Mapping[str, Any]) -> list[Row]:
+    """Rows of `drafters_columns`, the baseline among them."""
+    baseline = {"drafter": "autoregressive", "speedup": 1.0, "measured": 1.0, "tau": 1.0}
+    return ranked(document["rows"], baseline, "speedup")
+
+
+DRAFTER_COLUMNS = (
+    Column("drafter", "name"),
+    Column("kind", "kind"),
+    Column("depth", "depth"),
+    Column("trees", "trees", YES),
+    Column("own target", "own_target", YES),
+    Column("s_d / s_t", "step_ratio", THREE),
+    Column(
+        "first token accepted",
+        lambda one: 100 * one["first_token_accepted_share"],
+        plain(percent),
+        "first token<br>accepted",
+    ),
+)
+
+
+def _validated_policy(row: Row) -> str:
+    role = row["role"]
+    badge = "" if role == "baseline" else f'<span class="role {escape(role)}">{escape(role.replace("_k", " K"))}</span>'
+    return f"{escape(row['label'])}{badge}"
+
+
+VALIDATION_COLUMNS = (
+    Column("policy", None, Format(lambda row: str(row["label"]), _validated_policy)),
+    Column("settings", "role", only=TERMINAL),
+    Column("predicted speedup", "predicted", SPEEDUP, PREDICTED),
+    Column("measured speedup", "measured", SPEEDUP, MEASURED),
+    Column("error %", "error_percent", ERROR, "error"),
+    Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds<br>identical"),
+    Column("output identical %", "output_identical_percent", IDENTICAL, "output<br>identical", only=PAGE),
+    Column("v_d", "v_d", THREE, only=PAGE),
+    Column("r_d", "r_d", THREE, only=PAGE),
+    Column("HM", "hm", THREE, only=PAGE),
+    Column("tau", "tau", TWO),
+    Column("overhead", "overhead", TWO, only=PAGE),  # older results lack it
+    Column("regret", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share))),
+)
+DOMAIN_COLUMNS = (
+    Column("domain", "name"),
+    Column("sequences", "sequences", plain("{:,}".format)),
+    Column("output tokens", "output_tokens", plain("{:,}".format)),
+    Column("predicted speedup", "predicted_speedup_best", THREE, PREDICTED),
+    Column("measured speedup", "measured_speedup_best", THREE, MEASURED),
+    Column(
+        "error %", lambda row: (row["predicted_speedup_best"] / row["measured_speedup_best"] - 1) * 100, ERROR, "error"
+    ),
+)
+
+
+def validation_rows(rows: Sequence[Row]) -> list[Row]:
+    """Rows of `VALIDATION_COLUMNS`, the baseline among the policies. rows : by measured speedup"""
+    baseline = {"label": "autoregressive", "role": "baseline", "predicted": 1.0, "measured": 1.0}
+    return ranked(rows, {**baseline, "tau": 1.0, "overhead": 1.0}, "measured")

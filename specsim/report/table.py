@@ -1,0 +1,122 @@
+"""What a table shows, said once: its columns, rendered to the terminal, HTML, CSV and Markdown.
+
+A row is a mapping, such as a row of a leaderboard's document. A value that the row lacks is an empty cell, so that a
+baseline is a row of the few values that it has.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from specsim.report.page import line, percent, signed_percent, table, with_interval
+from specsim.speedup.intervals import interval_text
+
+Row = Mapping[str, Any]
+DASH = "&ndash;"  # an empty cell of a page
+PAGE, TERMINAL = "page", "terminal"
+
+
+class Format(NamedTuple):
+    """How a value is written, as plain text and as HTML."""
+
+    text: Callable[[Any], str]
+    html: Callable[[Any], str]
+
+
+def plain(text: Callable[[Any], str]) -> Format:
+    """The same text everywhere."""
+    return Format(text, lambda value: escape(text(value)))
+
+
+def _speedup(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else interval_text(value)
+
+
+def _speedup_html(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else with_interval(value)
+
+
+TEXT = plain(str)
+TWO, THREE = plain(lambda value: f"{value:.2f}"), plain(lambda value: f"{value:.3f}")
+SPEEDUP = Format(_speedup, _speedup_html)  # with its interval, if it has one
+DIFFERENCE = Format(lambda value: f"{value['estimate']:.3f}", with_interval)  # of two speedups
+ERROR = Format(lambda value: f"{value:+.1f}", signed_percent)  # percent
+SHARE = plain(lambda value: f"{100 * value:.1f} %")
+# Of rounds or outputs, percent; None where a replay draws its own acceptance.
+IDENTICAL = Format(lambda value: "approximate" if value is None else f"{value:.2f}", percent)
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Parameters
+    ----------
+    title : in plain text
+    value : key of the value in a row, or a function of the row; None for the row itself
+    form : how the value is written
+    heading : the title as HTML, where it says more
+    only : PAGE or TERMINAL where the column is left out elsewhere
+    """
+
+    title: str
+    value: str | Callable[[Row], Any] | None
+    form: Format = TEXT
+    heading: str = ""
+    only: str = ""
+
+    def cell(self, row: Row, empty: str, *, html: bool) -> str:
+        if isinstance(self.value, str):
+            if self.value not in row:
+                return empty
+            value = row[self.value]
+        else:
+            value = row if self.value is None else self.value(row)
+            if value is None:
+                return empty
+        return self.form.html(value) if html else self.form.text(value)
+
+
+def as_text(columns: Sequence[Column], rows: Iterable[Row]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells in plain text, for `print_table` and `markdown_table`."""
+    shown = [column for column in columns if column.only != PAGE]
+    return [column.title for column in shown], [[column.cell(row, "", html=False) for column in shown] for row in rows]
+
+
+def as_html(kind: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """The table as HTML. kind : its class; a row's own class is its value "row_class"."""
+    shown = [column for column in columns if column.only != TERMINAL]
+    lines = [line((c.cell(row, DASH, html=True) for c in shown), row.get("row_class", "")) for row in rows]
+    return table(kind, [column.heading or escape(column.title) for column in shown], lines)
+
+
+def as_csv(names: Sequence[str], rows: Iterable[Row]) -> str:
+    """One line per row; an estimate under `name` fills the columns name, name_low and name_high."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        flat = dict(row)
+        for name, value in row.items():
+            if isinstance(value, Mapping) and "estimate" in value:
+                flat |= {name: value["estimate"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+        writer.writerow(flat)
+    return text.getvalue()
+
+
+def ranked(rows: Sequence[Row], baseline: Row, speedup: str) -> list[Row]:
+    """The rows, best first, with their places and the baseline at its own: what stands below it made decoding slower.
+
+    speedup : key of the estimate that the rows are ordered by
+    """
+    placed = [{**row, "place": str(at), "row_class": "best" if at == 1 else ""} for at, row in enumerate(rows, 1)]
+    ahead = sum(row[speedup]["estimate"] >= 1 for row in rows)
+    return [*placed[:ahead], {**baseline, "place": "", "row_class": "baseline"}, *placed[ahead:]]
+
+
+def behind_leader(row: Row) -> Any:
+    """The leader's speedup less the row's; None for the leader and for what is not compared."""
+    return (row.get("leader_minus_this") or {}).get("difference")
