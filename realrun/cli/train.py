@@ -1,11 +1,16 @@
-"""The `realrun train` commands."""
+"""The `realrun train` commands, made from the settings of the trainings."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from realrun.cli.options import (
     DeviceOption,
@@ -13,81 +18,105 @@ from realrun.cli.options import (
     DraftModelOption,
     DtypeOption,
     JsonOption,
-    MaxNewTokensOption,
-    NumPromptsOption,
     SeedOption,
+    SmokeTestOption,
     TargetOption,
     ThreadsOption,
     load,
+    load_alone,
 )
-from realrun.cli.train_drafters import eagle, edd, eesd, medusa, self_sd, space, vdm
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
+from specsim.cli.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from realrun.pairs.pair import Pair
-    from realrun.pairs.prompts import Prompt
-
-train = typer.Typer(help="Train drafters, and what they need beside their models.", no_args_is_help=True)
-for command in (eesd, medusa, self_sd, edd, vdm, eagle, space):
-    train.command()(command)
+    from realrun.training.common.settings import Option
+    from realrun.training.common.trainings import Training
 
 
-@train.command()
-def predictor(
-    out: Annotated[Path, typer.Option(help="Folder for the predictor; a second run goes on from what is there.")],
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    drafter: DrafterOption = "model",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='JSON Lines of {"text", "domain"}; default: pieces of the lab\'s training text.'),
-    ] = None,
-    num_prompts: NumPromptsOption = 600,
-    max_new_tokens: MaxNewTokensOption = 128,
-    depth: Annotated[
-        int, typer.Option("--max-draft-tokens", help="Longest draft to learn from, in tokens.", min=1, max=64)
-    ] = 16,
-    temperatures: Annotated[
-        str, typer.Option(help="Temperatures that the prompts are decoded at in turn, comma-separated; 0 is greedy.")
-    ] = "0,0.7,0.8,1",
-    epochs: Annotated[int, typer.Option(help="Most passes over the samples.", min=1)] = 40,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "float32",
-    threads: ThreadsOption = 1,
-    json: JsonOption = False,
-) -> None:
-    """Train a pair's acceptance predictor, theta_M of Cali-TS (EESD Eq. 5), on runs of the pair.
+class Trainings(TyperGroup):
+    """Makes its commands when one is asked for, as the trainings import torch."""
 
-    Use other prompts than those that traces will be recorded on.
-    """
-    from realrun.training.predictor.data import PredictorSettings
-    from realrun.training.predictor.train import train_predictor
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        from realrun.training.registry import TRAININGS
 
-    degrees = tuple(parse_numbers(temperatures, "--temperatures", float, "0,0.8"))
-    settings = PredictorSettings(max_new_tokens, depth, degrees, epochs=epochs, seed=seed)
-    pair = load(target, draft_model, device, dtype, threads, "none", drafter)
-    with progress_bar() as report:
-        document = train_predictor(pair, _prompts(pair, prompts, num_prompts), settings, out, report)
-    if json:
-        print_json(document)
-    else:
-        _print(document)
+        app = typer.Typer(rich_markup_mode=None)
+        for training in TRAININGS:
+            app.command(training.name)(command_of(training))
+        group = typer.main.get_group(app)
+        return {training.name: group.commands[training.name] for training in TRAININGS}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.made)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self.made.get(cmd_name)
 
 
-def _prompts(pair: Pair, file: Path | None, count: int) -> list[Prompt]:
-    from realrun.pairs.prompts import lab_prompts, read_prompts
-
-    if file is None:
-        return lab_prompts(pair.tokenizer, count, split="train")
-    return read_prompts(file, pair.tokenizer, count)
+train = typer.Typer(cls=Trainings, help="Train drafters, and what they need beside their models.", no_args_is_help=True)
 
 
-def _print(document: dict[str, Any]) -> None:
-    rows = [
-        [name, f"{values['log_loss_nats']:.4f}", f"{values['ece']:.4f}", f"{values['auc']:.4f}"]
-        for name, values in document["held_out"].items()
-    ]
-    title = f"held-out sequences; {document['samples']} samples, epoch {document['best_epoch']} of {document['epochs']}"
-    print_table(title, ["", "log-loss, nats", "calibration error", "area under ROC"], rows)
-    print(f"predictor: {document['predictor']}")
+@train.callback()
+def _group() -> None: ...
+
+
+def command_of(training: Training) -> Callable[..., None]:
+    """The command of a training, with the signature that Typer makes options of."""
+    from realrun.training.common.settings import from_options, options_of
+
+    def command(out: Path, json: bool, **given: Any) -> None:
+        smoke_test = given.get("smoke_test", False)
+        settings = from_options(training.settings, given, smoke_test=smoke_test)
+        shared = from_options(training.shared, given, smoke_test=smoke_test)
+        where = (given["device"], given["dtype"], given["threads"])
+        if training.beside_draft:
+            pair = load(given["target"], given["draft_model"], *where, "none", given["drafter"])
+        else:
+            pair = load_alone(given["target"], *where)
+        with progress_bar() as report:
+            document = shared.start(training.run, pair, settings, out, report)
+        if json:
+            print_json(document)
+            return
+        print_table(*training.summarise(document))
+        print(f"{training.trains}: {document[training.trains]}")
+
+    out_help = f"Folder for the {training.trains}; a run that was killed goes on from what is there."
+    options: dict[str, tuple[Any, Any]] = {
+        "out": (Annotated[Path, typer.Option(help=out_help)], inspect.Parameter.empty),
+        "target": (TargetOption, "lab"),
+    }
+    if training.beside_draft:
+        options |= {"draft_model": (DraftModelOption, "lab"), "drafter": (DrafterOption, "model")}
+    for option in (*options_of(training.settings), *options_of(training.shared)):
+        options[option.name] = _option(option), training.defaults.get(option.name, _default(option))
+    options |= {"seed": (SeedOption, 0), "device": (DeviceOption, "cpu")}
+    options.setdefault("dtype", (DtypeOption, "float32"))
+    options["threads"] = ThreadsOption, 1
+    if training.smoke_test:
+        options["smoke_test"] = SmokeTestOption, False
+    options["json"] = JsonOption, False
+    command.__doc__ = training.help
+    command.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, kind, default=default, annotation=a) for n, (a, default) in options.items()]
+    )
+    return command
+
+
+def _option(option: Option) -> Any:
+    """A setting's annotation for Typer."""
+    name = "--" + option.name.replace("_", "-")
+    if option.kind is bool:
+        return Annotated[bool, typer.Option(name, help=option.doc)]
+    kind: Any = str if option.kind is tuple else option.kind
+    if option.choices:
+        enum: Any = StrEnum  # of which type checkers know literal members only
+        kind = enum("Word", {choice: choice for choice in option.choices})
+    if option.optional:
+        kind = kind | None
+    return Annotated[kind, typer.Option(name, help=option.doc, min=option.low, max=option.high)]
+
+
+def _default(option: Option) -> Any:
+    return ",".join(f"{number:g}" for number in option.default) if option.kind is tuple else option.default

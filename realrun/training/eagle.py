@@ -9,8 +9,7 @@ the drafter's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,43 +17,38 @@ import torch.nn.functional as F
 
 from realrun.drafters.eagle import Eagle
 from realrun.pairs.pair import Pair
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Tensors, wide
-from realrun.training.edd import kl_nats
-from specsim.errors import InputError
-from specsim.progress import Progress
+from realrun.training.common.jobs import ModuleJob, kl_nats
+from realrun.training.common.loop import wide
+from realrun.training.common.on_text import TextRun, train_on_text
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import Training
 
 
 @dataclass(frozen=True)
-class EagleSettings:
-    """class_weight : w; noise : largest that is added to a feature's component; lr : its peak"""
+class EagleSettings(Settings):
+    """What decides EAGLE's drafter.
 
-    class_weight: float = 0.1
-    noise: float = 0.1
-    lr: float = 6e-3
-    text: TextSettings = field(default_factory=TextSettings)
+    Parameters
+    ----------
+    class_weight : float
+        w.
+    noise : float
+        Largest that is added to a feature's component.
+    lr : float
+        Peak of the learning rate.
+    """
 
-    def __post_init__(self) -> None:
-        if not (self.lr > 0 and self.class_weight >= 0 and self.noise >= 0):
-            raise InputError(
-                f"learning rate {self.lr}, class weight {self.class_weight} and noise {self.noise} of EAGLE; give a "
-                "rate above 0 and no negative number"
-            )
+    class_weight: float = setting(0.1, low=0, doc="Weight of the cross-entropy beside the regression of features.")
+    noise: float = setting(0.1, low=0, doc="Largest noise that is added to a component of the features read.")
+    lr: float = setting(6e-3, above=0, doc="Peak of the learning rate.")
 
 
-class EagleTraining:
-    """What EAGLE trains, for `realrun.training.common.loop`: float32 masters; the target is frozen, its head too."""
+class EagleTraining(ModuleJob):
+    """What EAGLE trains: its layer; the target is frozen, its head too."""
 
     def __init__(self, target: Any, settings: EagleSettings, seed: int = 0):
-        self.target, self.settings = target.requires_grad_(False), settings
-        self.eagle = Eagle(target, seed)
-        if target.dtype.itemsize < 4:
-            self.eagle.float()
-        self.eagle.requires_grad_(True)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.eagle.parameters()), "lr": self.settings.lr}]
+        super().__init__(target, Eagle(target, seed), settings.lr)
+        self.eagle, self.settings = self.module, settings
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
@@ -66,12 +60,6 @@ class EagleTraining:
         classification = F.cross_entropy(wide(head(ours)).flatten(0, 1), wide(head(features)).softmax(-1).flatten(0, 1))
         parts = {"regression": float(regression.detach()), "classification": float(classification.detach())}
         return regression + self.settings.class_weight * classification, parts
-
-    def state(self) -> Tensors:
-        return self.eagle.state_dict()
-
-    def load_state(self, tensors: Tensors) -> None:
-        self.eagle.load_state_dict(tensors)
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
@@ -116,16 +104,22 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
     return out
 
 
-def train_eagle(
-    pair: Pair,
-    settings: EagleSettings,
-    loop: LoopSettings,
-    out: Path,
-    progress: Progress,
-    *,
-    cache: Path | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Train a drafter of the pair's target, as `train_on_frozen_target` does; facts and history."""
-    job = EagleTraining(pair.target, settings, loop.seed)
-    return train_on_frozen_target(pair, "eagle", "eagle", job, settings, loop, out, progress, cache=cache, dtype=dtype)
+def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, Any]:
+    """Train a drafter of the pair's target, as `train_on_text` says."""
+    job, own = EagleTraining(pair.target, settings, run.loop.seed), asdict(settings)
+    plan, facts = {"drafter": "eagle", **own}, {"method": "eagle", **own}
+    return train_on_text(pair, "eagle", lambda: job, run, plan=plan, facts=facts)
+
+
+EAGLE = Training(
+    "eagle",
+    EagleSettings,
+    train_eagle,
+    """Train EAGLE's drafter.
+
+    One layer that continues the features which the target's head reads; the head itself stays the
+    target's. Then `realrun record --drafter OUT`.
+
+    Example: realrun train eagle --out eagle --tokens 2
+    """,
+)

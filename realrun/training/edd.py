@@ -10,58 +10,73 @@ ablations are settings: one block length, the cross-entropy with the text, and n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from realrun.drafters.edd import check_split, default_split, load_own_state, one_layer_model, own_state
 from realrun.pairs.pair import Pair
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Tensors, wide
+from realrun.training.common.folder import Tensors
+from realrun.training.common.jobs import ModuleJob, cross_entropy_nats, kl_nats
+from realrun.training.common.on_text import TextRun, train_on_text
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import Training
 from specsim.errors import InputError
-from specsim.progress import Progress
 
-PLACES = 5  # of a draft, of which agreement is told
+PLACES = 5  # of a draft, of which agreement is given
 
 
 @dataclass(frozen=True)
-class EddSettings:
-    """What decides a decoder.
+class EddSettings(Settings):
+    """What decides EDD's decoder.
 
-    states_after : layers of the target below the states that it reads; 0 for none (VDM), None for the fourth-to-last
-    shortest_block, longest_block : L in tokens, drawn evenly between them
-    loss : "kl" from the target's distribution, or "text" for cross-entropy with the text
-    lr : the learning rate's peak
+    Parameters
+    ----------
+    states_after : int, optional
+        Layers of the target below the states that it reads; None for the fourth-to-last state.
+    shortest_block, longest_block : int
+        Ends of L in tokens, drawn evenly between them.
+    loss : str
+        "kl" from the target's distribution, or "text" for cross-entropy with the text.
+    lr : float
+        Peak of the learning rate.
     """
 
-    states_after: int | None = None
-    shortest_block: int = 5
-    longest_block: int = 10
-    loss: Literal["kl", "text"] = "kl"
-    lr: float = 6e-3
-    text: TextSettings = field(default_factory=TextSettings)
+    states_after: int | None = setting(
+        None,
+        low=1,
+        doc="Layers of the target below the states that are read as soft prompts. Default: all but 3, the "
+        "fourth-to-last state.",
+    )
+    shortest_block: int = setting(5, low=2, doc="Tokens of the shortest block; a block stands for a round.")
+    longest_block: int = setting(10, low=2, doc="And of the longest; the length is drawn anew in every step.")
+    loss: Literal["kl", "text"] = setting(
+        "kl", doc="Towards the target's distribution (kl), or the text's tokens (text)."
+    )
+    lr: float = setting(6e-3, above=0, doc="Peak of the learning rate.")
 
     def __post_init__(self) -> None:
-        if not 2 <= self.shortest_block <= self.longest_block:
-            raise InputError(
-                f"blocks of {self.shortest_block} to {self.longest_block} tokens; choose 2 or more, the shortest first"
-            )
-        if self.loss not in ("kl", "text"):
-            raise InputError(f"loss {self.loss!r} of EDD is unknown; known: kl, text")
-        if not self.lr > 0:
-            raise InputError(f"a learning rate of {self.lr}; give more than 0")
+        super().__post_init__()
+        if self.shortest_block > self.longest_block:
+            raise InputError(f"blocks of {self.shortest_block} to {self.longest_block} tokens; give the shortest first")
 
 
-class DecoderTraining:
-    """What EDD and VDM train: float32 masters of the decoder; the target is frozen."""
+@dataclass(frozen=True)
+class VdmSettings(EddSettings):
+    """What decides a vanilla draft model: `loss` and `lr`, as it reads no states and knows no blocks."""
+
+    states_after: int | None = setting(0)
+    shortest_block: int = setting(5)
+    longest_block: int = setting(10)
+
+
+class DecoderTraining(ModuleJob):
+    """What EDD and VDM train: the decoder; the target is frozen."""
 
     def __init__(self, target: Any, settings: EddSettings, seed: int = 0):
-        self.target, self.settings, self.seed = target.requires_grad_(False), settings, seed
+        self.settings, self.seed = settings, seed
         self.split = default_split(target) if settings.states_after is None else settings.states_after
         if self.split:
             check_split(target, self.split)
@@ -69,12 +84,7 @@ class DecoderTraining:
         # Faster to train than a random layer: the last one reads states as the target does, the first one embeddings.
         start = target.model.layers[-1 if self.split else 0]
         self.decoder.model.layers[0].load_state_dict(start.state_dict())
-        if target.dtype.itemsize < 4:
-            self.decoder.float()
-        self.decoder.requires_grad_(True)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.decoder.parameters()), "lr": self.settings.lr}]
+        super().__init__(target, self.decoder, settings.lr)
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of a batch [B, T + 1] in nats a token, and "block", the length of blocks in tokens."""
@@ -85,7 +95,7 @@ class DecoderTraining:
         count = ours.shape[1]
         chosen = self._drafted(count, block)
         if settings.loss == "text":
-            loss = F.cross_entropy(wide(ours[:, chosen]).flatten(0, 1), batch[:, 1:][:, chosen].flatten())
+            loss = cross_entropy_nats(ours[:, chosen], batch[:, 1:][:, chosen])
         else:
             loss = kl_nats(theirs[:, chosen], ours[:, chosen])
         return loss, {"block": float(block)} if self.split else {}
@@ -168,7 +178,7 @@ def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block
 
 
 def dual_block_mask(count: int, block: int) -> torch.Tensor:
-    """Who sees whom among `count` states and, behind them, as many tokens: bool [2 count, 2 count].
+    """Attention mask of `count` states and, behind them, as many tokens: bool [2 count, 2 count].
 
     Token i of block j = floor(i / L) sees the states before token j L, and tokens j L to i. What states
     see plays no part; each sees itself.
@@ -181,27 +191,35 @@ def dual_block_mask(count: int, block: int) -> torch.Tensor:
     return torch.cat([torch.cat([own, torch.zeros_like(own)], dim=1), torch.cat([states, tokens], dim=1)])
 
 
-def kl_nats(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """Mean over rows of KL(theirs || ours), of two sets of logits [..., V]."""
-    p, q = (F.log_softmax(wide(x), dim=-1).flatten(0, -2) for x in (theirs, ours))
-    return F.kl_div(q, p, reduction="batchmean", log_target=True)
+def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]:
+    """Train a decoder of the pair's target, as `train_on_text` says; of kind "vdm" where it reads no states."""
+    job = DecoderTraining(pair.target, settings, run.loop.seed)
+    kind, own = "edd" if job.split else "vdm", asdict(replace(settings, states_after=job.split))
+    plan, facts = {"drafter": kind, **own}, {"method": kind, **own}
+    return train_on_text(pair, kind, lambda: job, run, plan=plan, facts=facts)
 
 
-def train_edd(
-    pair: Pair,
-    settings: EddSettings,
-    loop: LoopSettings,
-    out: Path,
-    progress: Progress,
-    *,
-    cache: Path | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Train a decoder of the pair's target, as `train_on_frozen_target` does; facts and history.
+EDD = Training(
+    "edd",
+    EddSettings,
+    train_edd,
+    """Train EDD, the Effective Draft Decoder.
 
-    Of kind "vdm" where it reads no states.
-    """
-    job = DecoderTraining(pair.target, settings, loop.seed)
-    kind = "edd" if job.split else "vdm"
-    settings = replace(settings, states_after=job.split)
-    return train_on_frozen_target(pair, kind, kind, job, settings, loop, out, progress, cache=cache, dtype=dtype)
+    One layer, with embedding and head copied from the target, which reads the target's states of all verified
+    tokens as soft prompts. Then `realrun record --drafter OUT`.
+
+    Example: realrun train edd --out edd --tokens 2
+    """,
+)
+VDM = Training(
+    "vdm",
+    VdmSettings,
+    train_edd,
+    """Train a vanilla draft model: EDD's decoder without the target's states.
+
+    An independent model of one layer, with embedding and head copied from the target: what EDD is
+    to be compared with.
+
+    Example: realrun train vdm --out vdm --tokens 2
+    """,
+)

@@ -8,81 +8,77 @@ paper's ablations are settings: no exit layer (`exit_layers` 0) and no self-dist
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.pairs.pair import Pair
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Tensors, wide
-from specsim.errors import InputError
-from specsim.progress import Progress
+from realrun.training.common.jobs import ModuleJob, cross_entropy_nats
+from realrun.training.common.on_text import TextRun, train_on_text
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import Training
 
 
 @dataclass(frozen=True)
-class EesdSettings:
-    """layers : N, that stay below; exit_layers : E, trained on top, 0 for a norm and a head alone; lr : its peak"""
+class EesdSettings(Settings):
+    """What decides an early exit.
 
-    layers: int = 2
-    exit_layers: int = 1
-    lr: float = 3e-3
-    text: TextSettings = field(default_factory=TextSettings)
+    Parameters
+    ----------
+    layers : int
+        N, the target's first layers, that stay below.
+    exit_layers : int
+        E, layers trained on top; 0 for a norm and a head alone.
+    lr : float
+        Peak of the learning rate.
+    """
 
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise InputError(f"a learning rate of {self.lr}; give more than 0")
+    layers: int = setting(2, low=1, doc="N, the target's first layers that the drafter shares.")
+    exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0: a norm and a head alone.")
+    lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
 
 
-class EarlyExitTraining:
-    """What EESD trains, for `realrun.training.common.loop`: float32 masters of the exit; the target is frozen."""
+class EarlyExitTraining(ModuleJob):
+    """What EESD trains: the exit; the target is frozen."""
 
     def __init__(self, target: Any, settings: EesdSettings):
-        self.target, self.lr = target.requires_grad_(False), settings.lr
-        self.exit = EarlyExit(target, settings.layers, settings.exit_layers)
-        if target.dtype.itemsize < 4:
-            self.exit.float()
-        self.exit.requires_grad_(True)
-        self.model = as_model(target, self.exit)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.exit.parameters()), "lr": self.lr}]
+        super().__init__(target, EarlyExit(target, settings.layers, settings.exit_layers), settings.lr)
+        self.model = as_model(target, self.module)
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Cross-entropy with the next token of a batch [B, T + 1], in nats a token."""
         logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
-        return F.cross_entropy(wide(logits).flatten(0, 1), batch[:, 1:].flatten()), {}
-
-    def state(self) -> Tensors:
-        return self.exit.state_dict()
-
-    def load_state(self, tensors: Tensors) -> None:
-        self.exit.load_state_dict(tensors)
+        return cross_entropy_nats(logits, batch[:, 1:]), {}
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
         """nats : the loss; agreement : how often the exit and the target prefer the same token after a text's."""
         logits, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))
         return {
-            "nats": float(F.cross_entropy(wide(logits).flatten(0, 1), batch[:, 1:].flatten())),
+            "nats": float(cross_entropy_nats(logits, batch[:, 1:])),
             "agreement": float((logits.argmax(-1) == theirs.argmax(-1)).double().mean()),
         }
 
 
-def train_eesd(
-    pair: Pair,
-    settings: EesdSettings,
-    loop: LoopSettings,
-    out: Path,
-    progress: Progress,
-    *,
-    cache: Path | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Train an early exit of the pair's target, as `train_on_frozen_target` does; facts and history."""
-    job = EarlyExitTraining(pair.target, settings)
-    return train_on_frozen_target(pair, "eesd", "eesd", job, settings, loop, out, progress, cache=cache, dtype=dtype)
+def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> dict[str, Any]:
+    """Train an early exit of the pair's target, as `train_on_text` says."""
+    job, own = EarlyExitTraining(pair.target, settings), asdict(settings)
+    plan, facts = {"drafter": "eesd", **own}, {"method": "eesd", **own}
+    return train_on_text(pair, "eesd", lambda: job, run, plan=plan, facts=facts)
+
+
+EESD = Training(
+    "eesd",
+    EesdSettings,
+    train_eesd,
+    """Train EESD's early exit.
+
+    One layer, norm and head learn on the target's frozen first N layers. A deeper exit (larger
+    --layers) agrees with the target more often and drafts slower; try a few, with one --cache for
+    all. Then `realrun record --drafter OUT`, and `realrun train predictor --drafter OUT` for Cali-TS.
+
+    Example: realrun train eesd --out exit2 --layers 2 --tokens 2
+    """,
+)

@@ -10,8 +10,7 @@ share was written by the target itself (3.3.2). The optimizer is plain AdamW whe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,51 +18,42 @@ import torch.nn.functional as F
 
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.pair import Pair
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.frozen import train_on_frozen_target
-from realrun.training.common.loop import LoopSettings, Tensors, wide
-from specsim.errors import InputError
-from specsim.progress import Progress
+from realrun.training.common.jobs import ModuleJob, cross_entropy_nats
+from realrun.training.common.on_text import TextRun, train_on_text
+from realrun.training.common.settings import Settings, setting
 
 
 @dataclass(frozen=True)
-class MedusaSettings:
-    """heads : K; lr : its peak; decay : lambda_k = decay^k"""
+class MedusaSettings(Settings):
+    """What decides MEDUSA-1's heads.
 
-    heads: int = 4
-    lr: float = 3e-3
-    decay: float = 0.8
-    text: TextSettings = field(default_factory=TextSettings)
+    Parameters
+    ----------
+    heads : int
+        K.
+    lr : float
+        Peak of the learning rate.
+    decay : float
+        lambda_k = decay^k.
+    """
 
-    def __post_init__(self) -> None:
-        if not (self.lr > 0 and self.decay > 0):
-            raise InputError(f"learning rate {self.lr} and decay {self.decay} of MEDUSA; give more than 0")
+    heads: int = setting(4, low=1, high=16, doc="K; head k drafts the k-th token ahead.")
+    lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
+    decay: float = setting(0.8, above=0, doc="Head k's loss weighs this to the power k.")
 
 
-class HeadsTraining:
-    """What MEDUSA-1 trains, for `realrun.training.common.loop`: float32 masters of the heads; the target is frozen."""
+class HeadsTraining(ModuleJob):
+    """What MEDUSA-1 trains: the heads; the target is frozen."""
 
     def __init__(self, target: Any, settings: MedusaSettings):
-        self.target, self.settings = target.requires_grad_(False), settings
-        self.heads = MedusaHeads(target, settings.heads)
-        if target.dtype.itemsize < 4:
-            self.heads.float()
-        self.heads.requires_grad_(True)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.heads.parameters()), "lr": self.settings.lr}]
+        super().__init__(target, MedusaHeads(target, settings.heads), settings.lr)
+        self.heads, self.settings = self.module, settings
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """L of a batch [B, T + 1], and "head_1" to "head_K", in nats a token."""
         losses = head_losses(self.heads, self._states(batch), batch)
         total = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(losses, start=1)]).sum()
         return total, {f"head_{k}": float(loss.detach()) for k, loss in enumerate(losses, start=1)}
-
-    def state(self) -> Tensors:
-        return self.heads.state_dict()
-
-    def load_state(self, tensors: Tensors) -> None:
-        self.heads.load_state_dict(tensors)
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
@@ -73,7 +63,7 @@ class HeadsTraining:
         figures = {}
         for k, logits in enumerate(head_logits(self.heads, hidden), start=1):
             labels = batch[:, k + 1 :]
-            figures[f"head_{k}"] = float(F.cross_entropy(wide(logits).flatten(0, 1), labels.flatten()))
+            figures[f"head_{k}"] = float(cross_entropy_nats(logits, labels))
             figures[f"head_{k}_agreement"] = float((logits.argmax(-1) == preferred[:, k:]).double().mean())
         return figures
 
@@ -94,27 +84,12 @@ def head_logits(heads: MedusaHeads, hidden: torch.Tensor) -> Iterator[torch.Tens
 def head_losses(heads: MedusaHeads, hidden: torch.Tensor, batch: torch.Tensor) -> list[torch.Tensor]:
     """L_k of head k = 1 .. K, means in nats, at the states [B, T, d] of a batch [B, T + 1]."""
     return [
-        F.cross_entropy(wide(logits).flatten(0, 1), batch[:, k + 1 :].flatten())
-        for k, logits in enumerate(head_logits(heads, hidden), start=1)
+        cross_entropy_nats(logits, batch[:, k + 1 :]) for k, logits in enumerate(head_logits(heads, hidden), start=1)
     ]
 
 
-def train_medusa(
-    pair: Pair,
-    settings: MedusaSettings,
-    loop: LoopSettings,
-    out: Path,
-    progress: Progress,
-    *,
-    cache: Path | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Train heads on the pair's target, as `train_on_frozen_target` does; facts and history."""
-    if loop.window_tokens <= settings.heads:
-        raise InputError(
-            f"windows of {loop.window_tokens} tokens are too short for {settings.heads} heads; give longer ones"
-        )
-    job = HeadsTraining(pair.target, settings)
-    return train_on_frozen_target(
-        pair, "medusa", "medusa-1", job, settings, loop, out, progress, cache=cache, dtype=dtype
-    )
+def train_medusa(pair: Pair, settings: MedusaSettings, run: TextRun) -> dict[str, Any]:
+    """Train heads on the pair's target, as `train_on_text` says."""
+    job, own = HeadsTraining(pair.target, settings), asdict(settings)
+    plan, facts = {"drafter": "medusa-1", **own}, {"method": "medusa-1", **own}
+    return train_on_text(pair, "medusa", lambda: job, run, plan=plan, facts=facts, ahead=settings.heads)

@@ -14,59 +14,64 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 
-from realrun.drafters.medusa import MedusaHeads
-from realrun.pairs.drafter_files import describe_target, save_drafter, weights_digest
-from realrun.provenance import provenance
-from realrun.training.common.distill import check_length
-from realrun.training.common.loop import LoopSettings, Tensors, Text, Tokens, run_facts, run_loop, wide
-from realrun.training.common.lora import Adapter, AdapterSettings
-from realrun.training.medusa import head_logits, head_losses
+from realrun.drafters.medusa import MedusaHeads, MedusaKind
+from realrun.pairs.drafter_files import describe_target, load_drafter, weights_digest
+from realrun.pairs.pair import Pair
+from realrun.training.common.folder import Tensors, refuse_another
+from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats, kl_nats
+from realrun.training.common.lora import Adapter, AdapterSettings, import_peft
+from realrun.training.common.on_text import TextRun, train_on_text
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import Training
+from realrun.training.medusa import MedusaSettings, head_logits, head_losses, train_medusa
 from specsim.errors import InputError
-from specsim.progress import Progress
+
+Loss = Literal["text", "distill"]
 
 
 @dataclass(frozen=True)
-class Medusa2Settings:
-    """What is joined and how. Left out, numbers follow from the loss as in the paper (4.1.1 and 4.2.1).
+class Medusa2Settings(Settings):
+    """What is trained jointly and how. Left out, numbers follow from the loss as in the paper (4.1.1 and 4.2.1).
 
-    loss : of the backbone, "text" for cross-entropy with the text, "distill" for KL from the original
-    lambda_0 : weight of the heads' loss, at its peak; 0.2 beside "text", 0.01 beside "distill"
-    schedule : "constant" lambda_0, for heads that were trained before, or "sine", rising to it
-    backbone_lr : peak of the adapter's learning rate; 5e-4 beside "text", 1e-4 beside "distill"
-    heads_lr_factor : how many times the adapter's the heads' is
-    decay : lambda_k = decay^k
+    Parameters
+    ----------
+    loss : str
+        Of the backbone: "text" for cross-entropy with the text, "distill" for KL from the original.
+    lambda_0 : float, optional
+        Weight of the heads' loss, at its peak; 0.2 beside "text", 0.01 beside "distill".
+    schedule : str
+        "constant" lambda_0, for heads that were trained before, or "sine", rising to it.
+    backbone_lr : float, optional
+        Peak of the adapter's learning rate; 5e-4 beside "text", 1e-4 beside "distill".
+    heads_lr_factor : float
+        The heads' learning rate over the adapter's.
+    decay : float
+        lambda_k = decay^k.
+    adapter : AdapterSettings
+        The backbone's low-rank adapter.
     """
 
-    loss: Literal["text", "distill"] = "distill"
-    lambda_0: float | None = None
-    schedule: Literal["constant", "sine"] = "constant"
-    backbone_lr: float | None = None
-    heads_lr_factor: float = 4.0
-    decay: float = 0.8
-    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    loss: Loss = setting("distill")
+    lambda_0: float | None = setting(None, above=0)
+    schedule: Literal["constant", "sine"] = setting("constant")
+    backbone_lr: float | None = setting(None, above=0)
+    heads_lr_factor: float = setting(4.0, above=0)
+    decay: float = setting(0.8, above=0)
+    adapter: AdapterSettings = setting(AdapterSettings)
 
     def __post_init__(self) -> None:
-        if self.loss not in ("text", "distill"):
-            raise InputError(f"loss {self.loss!r} of MEDUSA-2 is unknown; known: text, distill")
-        if self.schedule not in ("constant", "sine"):
-            raise InputError(f"schedule {self.schedule!r} of MEDUSA-2 is unknown; known: constant, sine")
+        super().__post_init__()
         text = self.loss == "text"
         if self.lambda_0 is None:
             object.__setattr__(self, "lambda_0", 0.2 if text else 0.01)
         if self.backbone_lr is None:
             object.__setattr__(self, "backbone_lr", 5e-4 if text else 1e-4)
-        for name in ("lambda_0", "backbone_lr", "heads_lr_factor", "decay"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} of MEDUSA-2 is {getattr(self, name)}; give more than 0")
 
     def heads_weight(self, step: int, steps: int) -> float:
         """lambda_0 at this step, from 0, of so many."""
@@ -74,67 +79,49 @@ class Medusa2Settings:
         return self.lambda_0 * (math.sin(math.pi / 2 * (step + 1) / steps) if self.schedule == "sine" else 1.0)
 
 
-def train_medusa2(
-    target: Any,
-    heads: MedusaHeads,
-    settings: Medusa2Settings,
-    loop: LoopSettings,
-    train_tokens: Text,
-    held_tokens: Tokens,
-    out: Path,
-    progress: Progress,
-    *,
-    target_name: str,
-    facts: Mapping[str, Any] | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Train heads and adapter from these heads on, and write them to OUT/drafter.safetensors; the file's facts.
+def train_medusa2(pair: Pair, heads: MedusaHeads, settings: Medusa2Settings, run: TextRun) -> dict[str, Any]:
+    """Train heads and the target's adapter jointly, from these heads on, as `train_on_text` says.
 
-    Goes on from what OUT holds. Target and heads are afterwards as before.
+    Parameters
+    ----------
+    pair : Pair
+        Its target and tokenizer count; the target is afterwards as before.
+    heads : MedusaHeads
+        The start, of MEDUSA-1, or fresh ones with a sine schedule. They are left as they are.
+    settings : Medusa2Settings
+        What is trained and how.
+    run : TextRun
+        Text, loop and folder. The held-out figures are of the drafter as `run.stored` rounds it.
 
-    heads : the start, of MEDUSA-1, or fresh ones with a sine schedule
-    facts : more of them for the file, such as where the text comes from
-    dtype : of the file. The tuned backbone is the one that the file gives, and so are the held-out figures
+    Returns
+    -------
+    dict, as of `train_on_text`
 
-    Raises InputError where peft is missing, the target cannot be adapted, or `run_loop` refuses.
+    Raises
+    ------
+    InputError
+        If peft is missing, the target cannot be adapted, or `train_on_text` refuses.
     """
-    if loop.window_tokens <= len(heads):
-        raise InputError(
-            f"windows of {loop.window_tokens} tokens are too short for {len(heads)} heads; give longer windows"
-        )
-    check_length(target, loop.window_tokens, "windows")
-    described = describe_target(target, target_name)
-    plan = {
-        "drafter": "medusa-2",
-        "target": described,
-        "start": weights_digest(heads),
-        "stored": str(dtype).removeprefix("torch."),
-        **asdict(settings),
-    }
-    job = JointTraining(target, heads, settings, loop.steps, loop.seed, dtype)
-    try:
-        history = run_loop(job, loop, train_tokens, held_tokens, out, plan, progress)
-        tensors = {name: value.detach().to(dtype, copy=True) for name, value in job.file_tensors().items()}
-    finally:
-        job.adapter.remove()
-    adapter = {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
-    whole = {
-        "target": described,
-        "heads": len(heads),
-        "adapter": adapter,
-        "method": "medusa-2",
-        "settings": asdict(settings),
-        "parameters": sum(value.numel() for value in tensors.values()),
-        **(facts or {}),
-        **run_facts(loop, history, out),
-        "provenance": provenance(target.device, target.dtype),
-    }
-    save_drafter(out, "medusa", tensors, whole)
-    return whole
+    import_peft()
+    own = asdict(settings)
+    return train_on_text(
+        pair,
+        "medusa",
+        lambda: JointTraining(pair.target, heads, settings, run.loop.steps, run.loop.seed, run.stored),
+        run,
+        plan={"drafter": "medusa-2", "start": weights_digest(heads), "stored": run.stored_name, **own},
+        facts={
+            "heads": len(heads),
+            "adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha},
+            "method": "medusa-2",
+            "settings": own,
+        },
+        ahead=len(heads),
+    )
 
 
-class JointTraining:
-    """What MEDUSA-2 trains, for `realrun.training.common.loop`. The target carries the adapter until `adapter.remove`.
+class JointTraining(TunedTargetJob):
+    """What MEDUSA-2 trains. The target carries the adapter until `close`.
 
     stored : the type that figures of held-out text are rounded to
     """
@@ -168,9 +155,9 @@ class JointTraining:
         with self.adapter.dropping():
             logits, hidden = self._pass(batch[:, :-1])
         if self.settings.loss == "distill":
-            backbone = divergence_nats(self._original(batch[:, :-1]), logits)
+            backbone = kl_nats(self._original(batch[:, :-1]), logits)
         else:
-            backbone = _cross_entropy(logits, batch[:, 1:])
+            backbone = cross_entropy_nats(logits, batch[:, 1:])
         heads = head_losses(self.heads, hidden.to(self.heads.residual.dtype), batch)
         joint = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(heads, start=1)]).sum()
         parts = {"backbone": backbone, **{f"head_{k}": loss for k, loss in enumerate(heads, start=1)}}
@@ -178,17 +165,11 @@ class JointTraining:
         return total, {name: float(part.detach()) for name, part in parts.items()}
 
     def state(self) -> Tensors:
-        heads = {f"heads.{name}": value for name, value in self.heads.named_parameters()}
-        return heads | self.adapter.tensors()
+        """The trained tensors by their names in a drafter's file."""
+        return dict(self.heads.named_parameters()) | self.adapter.tensors()
 
-    @torch.no_grad()
-    def load_state(self, tensors: Tensors) -> None:
-        for name, value in self.state().items():
-            value.copy_(tensors[name])
-
-    def file_tensors(self) -> Tensors:
-        """The state by its names in a drafter's file."""
-        return {name.removeprefix("heads."): value for name, value in self.state().items()}
+    def close(self) -> None:
+        self.adapter.remove()
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
@@ -199,19 +180,19 @@ class JointTraining:
         head_k, head_k_text, head_k_agreement : cross-entropy of head k with the text in nats, how often it
             prefers the text's token, and how often what the backbone itself prefers k tokens later
         """
-        with self._as_stored():
+        with self.as_stored():
             logits, hidden = self._pass(batch[:, :-1])
             original = self._original(batch[:, :-1])
             preferred = logits.argmax(-1)
             figures = {
-                "original": _cross_entropy(original, batch[:, 1:]),
-                "backbone": _cross_entropy(logits, batch[:, 1:]),
-                "divergence": divergence_nats(original, logits),
+                "original": cross_entropy_nats(original, batch[:, 1:]),
+                "backbone": cross_entropy_nats(logits, batch[:, 1:]),
+                "divergence": kl_nats(original, logits),
                 "agreement": (preferred == original.argmax(-1)).double().mean(),
             }
             for k, head in enumerate(head_logits(self.heads, hidden.to(self.heads.residual.dtype)), start=1):
                 guess, labels = head.argmax(-1), batch[:, k + 1 :]
-                figures[f"head_{k}"] = _cross_entropy(head, labels)
+                figures[f"head_{k}"] = cross_entropy_nats(head, labels)
                 figures[f"head_{k}_text"] = (guess == labels).double().mean()
                 figures[f"head_{k}_agreement"] = (guess == preferred[:, k:]).double().mean()
         return {name: float(value) for name, value in figures.items()}
@@ -233,21 +214,101 @@ class JointTraining:
             logits: torch.Tensor = self.target(input_ids=tokens, use_cache=False).logits
         return logits
 
-    @contextmanager
-    def _as_stored(self) -> Iterator[None]:
-        masters = {name: value.detach().clone() for name, value in self.state().items()}
-        self.load_state({name: value.to(self.stored) for name, value in masters.items()})
-        try:
-            yield
-        finally:
-            self.load_state(masters)
+
+@dataclass(frozen=True)
+class MedusaCommand(MedusaSettings):
+    """MEDUSA-1, or with `joint` MEDUSA-2: heads, and how they are trained jointly with their target.
+
+    Parameters
+    ----------
+    joint : bool
+        Whether the target is trained too; all below asks for it.
+    one_stage : bool
+        Whether to start from fresh heads.
+    heads_from : Path, optional
+        A MEDUSA-1 drafter to start from; None to train one first.
+    joint_tokens : float, optional
+        Tokens of the joint stage, in millions; None for as many as of the first.
+    backbone_loss, lambda_0, backbone_lr
+        `loss`, `lambda_0` and `backbone_lr` of `Medusa2Settings`.
+    """
+
+    joint: bool = setting(False, doc="MEDUSA-2: train the target too, through a low-rank adapter. Needs peft.")
+    one_stage: bool = setting(
+        False,
+        doc="With --joint: fresh heads, whose loss gains weight as a sine; else heads trained alone come first.",
+    )
+    heads_from: Path | None = setting(
+        None, doc="With --joint: a MEDUSA-1 drafter to start from. Default: train one in OUT/heads."
+    )
+    joint_tokens: float | None = setting(
+        None, low=0, smoke=None, doc="With --joint: tokens of that stage, in millions. Default: --tokens."
+    )
+    backbone_loss: Loss = setting(
+        "distill", doc="With --joint: keep the target near itself (distill) or near the text."
+    )
+    lambda_0: float | None = setting(
+        None,
+        above=0,
+        doc="With --joint: weight of the heads' loss. Default: 0.01 with distill, 0.2 with text.",
+    )
+    backbone_lr: float | None = setting(
+        None,
+        above=0,
+        doc="With --joint: the adapter's; heads have 4 times as much. Default: 1e-4, with text 5e-4.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        stage = (self.one_stage, self.heads_from, self.joint_tokens, self.lambda_0, self.backbone_lr)
+        if any(stage) and not self.joint:
+            raise InputError("--one-stage, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint")
+        if self.one_stage and self.heads_from is not None:
+            raise InputError("--one-stage starts from fresh heads; leave out --heads-from, or --one-stage")
+
+    @property
+    def first(self) -> MedusaSettings:
+        return MedusaSettings(self.heads, self.lr, self.decay)
+
+    @property
+    def second(self) -> Medusa2Settings:
+        schedule: Literal["constant", "sine"] = "sine" if self.one_stage else "constant"
+        return Medusa2Settings(self.backbone_loss, self.lambda_0, schedule, self.backbone_lr, decay=self.decay)
 
 
-def divergence_nats(original: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Mean of KL(p_original || p) over positions, of two sets of logits [B, T, V]."""
-    ours, theirs = (F.log_softmax(wide(x), dim=-1).flatten(0, 1) for x in (logits, original))
-    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str, Any]:
+    """MEDUSA-1, or MEDUSA-2 in one stage or two."""
+    if not settings.joint:
+        return train_medusa(pair, settings.first, run)
+    loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
+    described = describe_target(pair.target, pair.target_name)
+    known = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}
+    refuse_another(run.out, known)  # before heads are trained
+    run = replace(run, cache=run.cache or run.out)
+    if settings.one_stage:
+        heads = MedusaHeads(pair.target, settings.heads)
+    else:
+        folder = settings.heads_from
+        if folder is None:
+            folder = run.out / "heads"
+            train_medusa(pair, settings.first, replace(run, out=folder))
+        tuned, start = load_drafter(folder, pair.target)
+        if not isinstance(start, MedusaKind) or tuned is not pair.target:
+            raise InputError(f"{folder} holds no MEDUSA-1 drafter; train one with `realrun train medusa`")
+        heads = start.heads
+    return train_medusa2(pair, heads, settings.second, replace(run, loop=loop))
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(wide(logits).flatten(0, 1), labels.flatten())
+MEDUSA = Training(
+    "medusa",
+    MedusaCommand,
+    train_either,
+    """Train MEDUSA-1's or MEDUSA-2's heads.
+
+    They stand on the target's last state. It is frozen in MEDUSA-1; --joint is MEDUSA-2. Then
+    `realrun record --drafter OUT`.
+
+    Example: realrun train medusa --out heads4 --heads 4 --tokens 1
+    """,
+    defaults={"tokens": 1.0},
+)

@@ -16,10 +16,8 @@ tokens of the batch, so that p_ar = 1 is the mean loss of plain fine-tuning.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,44 +25,50 @@ import torch.nn.functional as F
 
 from realrun.drafters.space import MAX_MASKS
 from realrun.lm.tuned_weights import TUNED
-from realrun.pairs.drafter_files import describe_target, save_drafter
-from realrun.provenance import provenance
-from realrun.training.common.distill import check_length
-from realrun.training.common.loop import LoopSettings, Tensors, Text, Tokens, run_facts, run_loop, wide
-from realrun.training.common.lora import Adapter, AdapterSettings
-from specsim.errors import InputError
-from specsim.progress import Progress
+from realrun.pairs.pair import Pair
+from realrun.training.common.folder import Tensors
+from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats
+from realrun.training.common.loop import wide
+from realrun.training.common.lora import Adapter, AdapterSettings, import_peft
+from realrun.training.common.on_text import TextRun, train_on_text
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import Training
 
-CUTS = 16  # of a held-out window, at which masks are judged
+CUTS = 16  # of a held-out window, at which masks are evaluated
 
 
 @dataclass(frozen=True)
-class SpaceSettings:
+class SpaceSettings(Settings):
     """What is trained and how.
 
-    masks : k
-    p_ar : chance that an example has the autoregressive loss
-    full : train all of the target; else a low-rank adapter
-    lr : peak of the target's learning rate and the mask's; 5e-5 for a target of 7B in the paper
-    examples : drawn from every window
+    Parameters
+    ----------
+    masks : int
+        k.
+    p_ar : float
+        Probability that an example has the autoregressive loss.
+    full : bool
+        Train all of the target; else a low-rank adapter.
+    lr : float, optional
+        Peak of the learning rate of target and mask; None for 1e-3, or 2e-4 where all is trained. The
+        paper has 5e-5 for a target of 7B.
+    examples : int
+        Drawn from every window.
+    adapter : AdapterSettings
+        The low-rank adapter.
     """
 
-    masks: int = 5
-    p_ar: float = 0.5
-    full: bool = False
-    lr: float = 1e-3
-    examples: int = 16
-    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    masks: int = setting(5, low=1, high=MAX_MASKS, doc="k, tokens that are proposed at once.")
+    p_ar: float = setting(0.5, low=0, high=1, doc="Share of examples without masks.")
+    full: bool = setting(False, doc="Train all of the target, not a low-rank adapter.")
+    lr: float | None = setting(None, above=0, doc="Peak of the learning rate. Default: 1e-3, with --full 2e-4.")
+    examples: int = setting(16, low=1, doc="Places of every window at which masks are put.")
+    adapter: AdapterSettings = setting(AdapterSettings)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.masks <= MAX_MASKS:
-            raise InputError(f"{self.masks} masks of SPACE; choose 1 to {MAX_MASKS}")
-        if not 0 <= self.p_ar <= 1:
-            raise InputError(f"p_ar of {self.p_ar} is no probability; choose 0 to 1")
-        if not self.lr > 0:
-            raise InputError(f"a learning rate of {self.lr}; choose more than 0")
-        if self.examples < 1:
-            raise InputError(f"{self.examples} examples of a window; choose at least 1")
+        super().__post_init__()
+        if self.lr is None:
+            object.__setattr__(self, "lr", 2e-4 if self.full else 1e-3)
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -72,71 +76,35 @@ class SpaceSettings:
         return {name: value for name, value in asdict(self).items() if not (self.full and name == "adapter")}
 
 
-def train_space(
-    target: Any,
-    settings: SpaceSettings,
-    loop: LoopSettings,
-    train_tokens: Text,
-    held_tokens: Tokens,
-    out: Path,
-    progress: Progress,
-    *,
-    target_name: str,
-    facts: Mapping[str, Any] | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Tune a target with a mask token and write OUT/drafter.safetensors; the file's facts.
+def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, Any]:
+    """Tune the pair's target with a mask token, as `train_on_text` says.
 
-    Goes on from what OUT holds. The target is afterwards as before.
-
-    facts : more of them for the file, such as where the text comes from
-    dtype : of the file. The tuned target is the one that the file gives, and so are the held-out figures
-
-    Raises InputError where peft is missing, the target cannot be adapted, or `run_loop` refuses.
+    The held-out figures are of the target as `run.stored` rounds it. Raises InputError where peft is missing,
+    the target cannot be adapted, or `train_on_text` refuses.
     """
-    if loop.window_tokens <= settings.masks:
-        raise InputError(
-            f"windows of {loop.window_tokens} tokens are too short for {settings.masks} masks; give longer windows"
-        )
-    check_length(target, loop.window_tokens, "windows")
-    own = settings.decisive
-    plan = space_plan(target, settings, target_name, dtype)
-    job = MaskTraining(target, settings, loop.seed, dtype)
-    try:
-        history = run_loop(job, loop, train_tokens, held_tokens, out, plan, progress)
-        tensors = {name: value.detach().to(dtype, copy=True) for name, value in job.state().items()}
-    finally:
-        job.remove()
-    whole = {
-        "target": plan["target"],
-        "masks": settings.masks,
-        **({} if settings.full else {"adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}}),
-        "method": "space",
-        "settings": own,
-        "parameters": sum(value.numel() for value in tensors.values()),
-        **(facts or {}),
-        **run_facts(loop, history, out),
-        "provenance": provenance(target.device, target.dtype),
-    }
-    save_drafter(out, "space", tensors, whole)
-    return whole
+    if not settings.full:
+        import_peft()
+    own, adapter = settings.decisive, {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
+    return train_on_text(
+        pair,
+        "space",
+        lambda: MaskTraining(pair.target, settings, run.loop.seed, run.stored),
+        run,
+        plan={"drafter": "space", "stored": run.stored_name, **own},
+        facts={
+            "masks": settings.masks,
+            **({} if settings.full else {"adapter": adapter}),
+            "method": "space",
+            "settings": own,
+        },
+        ahead=settings.masks,
+    )
 
 
-def space_plan(target: Any, settings: SpaceSettings, target_name: str, dtype: torch.dtype) -> dict[str, Any]:
-    """What decides a training beside the loop's settings and the text."""
-    stored = str(dtype).removeprefix("torch.")
-    return {
-        "drafter": "space",
-        "target": describe_target(target, target_name),
-        "stored": stored,
-        **settings.decisive,
-    }
+class MaskTraining(TunedTargetJob):
+    """What SAR-SFT trains.
 
-
-class MaskTraining:
-    """What SAR-SFT trains, for `realrun.training.common.loop`.
-
-    An adapted target carries its adapter until `remove`; a target that is trained whole is a copy.
+    An adapted target carries its adapter until `close`; a target that is trained whole is a copy.
 
     stored : the type that figures of held-out text are rounded to
     """
@@ -155,8 +123,7 @@ class MaskTraining:
         else:
             self.model, self.adapter = target, Adapter(target, settings.adapter, seed)
 
-    def remove(self) -> None:
-        """Leave the target as it was found."""
+    def close(self) -> None:
         if self.adapter is not None:
             self.adapter.remove()
 
@@ -168,11 +135,6 @@ class MaskTraining:
         if self.adapter is not None:
             return {"mask": self.mask, **self.adapter.tensors()}
         return {"mask": self.mask, **{f"{TUNED}{name}": value for name, value in self.model.named_parameters()}}
-
-    @torch.no_grad()
-    def load_state(self, tensors: Tensors) -> None:
-        for name, value in self.state().items():
-            value.copy_(tensors[name])
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of a batch [B, T + 1]; "text" and "masks", means in nats a token that was predicted."""
@@ -209,14 +171,17 @@ class MaskTraining:
         cuts = places.expand(len(batch), -1).to(batch.device)
         with self._untuned():
             original = self.original(input_ids=batch[:, :-1], use_cache=False).logits
-        with self._as_stored():
+        with self.as_stored():
             logits, masked = self._pass(batch[:, :-1], cuts)
         assert masked is not None
-        figures = {"original": _cross_entropy(original, batch[:, 1:]), "tuned": _cross_entropy(logits, batch[:, 1:])}
+        figures = {
+            "original": cross_entropy_nats(original, batch[:, 1:]),
+            "tuned": cross_entropy_nats(logits, batch[:, 1:]),
+        }
         guess, labels = masked.argmax(-1), mask_labels(batch, cuts, masks)
         preferred = mask_labels(F.pad(logits.argmax(-1), (1, 0)), cuts, masks)
         for j in range(masks):
-            figures[f"mask_{j + 1}"] = _cross_entropy(masked[:, :, j], labels[:, :, j])
+            figures[f"mask_{j + 1}"] = cross_entropy_nats(masked[:, :, j], labels[:, :, j])
             figures[f"mask_{j + 1}_text"] = (guess == labels)[:, :, j].double().mean()
             figures[f"mask_{j + 1}_agreement"] = (guess == preferred)[:, :, j].double().mean()
         return {name: float(value) for name, value in figures.items()}
@@ -250,15 +215,6 @@ class MaskTraining:
     def _untuned(self) -> AbstractContextManager[None]:
         return nullcontext() if self.adapter is None else self.adapter.off()
 
-    @contextmanager
-    def _as_stored(self) -> Iterator[None]:
-        masters = {name: value.detach().clone() for name, value in self.state().items()}
-        self.load_state({name: value.to(self.stored) for name, value in masters.items()})
-        try:
-            yield
-        finally:
-            self.load_state(masters)
-
 
 def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -> torch.Tensor:
     """Additive [B, 1, n, n] of T tokens and, behind them, E groups of k masks: n = T + E k.
@@ -283,5 +239,15 @@ def mask_labels(batch: torch.Tensor, cuts: torch.Tensor, masks: int) -> torch.Te
     return batch.gather(1, at.flatten(1)).view(at.shape)
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten())
+SPACE = Training(
+    "space",
+    SpaceSettings,
+    train_space,
+    """Train SPACE: a target with mask tokens that propose its next ones.
+
+    The target itself learns, so that its output is afterwards the tuned one's; --p-ar 1 is plain fine-tuning,
+    for comparison. Then `realrun record --drafter OUT`. Needs peft unless --full.
+
+    Example: realrun train space --out space5 --masks 5 --tokens 2
+    """,
+)

@@ -16,6 +16,7 @@ from realrun.pairs.pair import LAB_WEIGHTS, load_pair
 from realrun.pairs.prompts import lab_prompts, study_prompts
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.loop import LoopSettings
+from realrun.training.common.on_text import TextRun
 from realrun.training.eesd import EesdSettings, train_eesd
 from realrun.training.predictor.data import PredictorSettings
 from realrun.training.predictor.train import train_predictor
@@ -100,7 +101,7 @@ def early_exits(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     """The early exits of the ablation and of the sweeps, trained alike: name -> folder."""
     train, sweep = config["train"], config["sweep"]
     base = EesdSettings(layers=train["layers"])
-    wanted = {BASE: base, NO_DISTILLATION: replace(base, text=TextSettings(generated_share=0.0))}
+    wanted = {BASE: base, NO_DISTILLATION: base}
     wanted |= {f"N = {n}": replace(base, layers=n) for n in sweep["layers"] if n != base.layers}
     wanted |= {f"E = {e}": replace(base, exit_layers=e) for e in sweep["exit_layers"] if e != base.exit_layers}
     pair = load_pair(dtype=train["dtype"], threads=config["threads"])
@@ -109,14 +110,8 @@ def early_exits(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     folders = {}
     for name, settings in wanted.items():
         folders[name] = folder = out / "early-exits" / name.replace(" ", "").replace("=", "-")
-        train_eesd(
-            pair,
-            settings,
-            loop,
-            folder,
-            named(report, name),
-            cache=out / "text",
-        )
+        text = TextSettings(generated_share=0.0) if name == NO_DISTILLATION else TextSettings()
+        train_eesd(pair, settings, TextRun(text, loop, folder, out / "text", progress=named(report, name)))
     return folders
 
 
@@ -190,7 +185,7 @@ def add_predictor(folder: Path, config: Config, report: Progress) -> None:
         return
     pair = load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(folder), predictor="none")
     prompts = lab_prompts(pair.tokenizer, config["train"]["predictor_prompts"], split="train")
-    settings = PredictorSettings(depth=config["depth"], seed=config["seed"])
+    settings = PredictorSettings(max_draft_tokens=config["depth"], seed=config["seed"])
     document = train_predictor(pair, prompts, settings, folder / "predictor", named(report, "predictor"))
     Path(document["predictor"]).rename(folder / FILE)
 

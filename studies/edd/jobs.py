@@ -17,8 +17,10 @@ from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_target
 from realrun.pairs.prompts import study_prompts
 from realrun.recording.reuse import recorded_trace
+from realrun.training.common.distill import TextSettings
 from realrun.training.common.loop import LoopSettings
-from realrun.training.edd import EddSettings, train_edd
+from realrun.training.common.on_text import TextRun
+from realrun.training.edd import EddSettings, VdmSettings, train_edd
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import read_cost
 from specsim.policy.base import Policy, Variant, build_policy
@@ -104,9 +106,9 @@ def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     ablation = config["ablation"]
     small, usual = ablation["tokens"], ablation["usual"]
     wanted = {
-        VDM: (config["train"]["tokens"], EddSettings(states_after=0)),
+        VDM: (config["train"]["tokens"], VdmSettings()),
         WHOLE: (small, EddSettings(states_after=usual)),
-        NO_STATES: (small, EddSettings(states_after=0)),
+        NO_STATES: (small, VdmSettings()),
         NO_KL: (small, EddSettings(states_after=usual, loss="text")),
         ONE_BLOCK: (small, EddSettings(states_after=usual, longest_block=5)),
     }
@@ -117,14 +119,8 @@ def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
     for name, (tokens, settings) in wanted.items():
         steps = int(1e6 * tokens / (default.batch_windows * default.window_tokens))
         folders[name] = folder = out / "trained" / name.replace(" ", "-")
-        train_edd(
-            pair,
-            settings,
-            dataclasses.replace(default, steps=steps),
-            folder,
-            named(report, name),
-            cache=out / "text",
-        )
+        loop = dataclasses.replace(default, steps=steps)
+        train_edd(pair, settings, TextRun(TextSettings(), loop, folder, out / "text", progress=named(report, name)))
     return folders
 
 

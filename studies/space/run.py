@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, load_target
-from realrun.training.common.distill import DistillSettings, TextSettings, training_text
+from realrun.training.common.distill import DistillSettings, TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.lora import AdapterSettings
+from realrun.training.common.on_text import TextRun
 from realrun.training.space import SpaceSettings, train_space
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost
@@ -70,18 +71,7 @@ def plain_tuning(out: Path, config: Config, report: Progress) -> tuple[Document,
     settings = SpaceSettings(own["masks"], 1.0, own["full"], own["lr"], own["examples"], adapter)
     text = ours["text"]
     wanted = TextSettings(None, text["generated_share"], text["generated_tokens"], DistillSettings(**text["distill"]))
-    source = training_text(pair, wanted, out / "text", report)
-    theirs = train_space(
-        pair.target,
-        settings,
-        loop,
-        source.sources,
-        source.held_out,
-        out / "plain",
-        report,
-        target_name=pair.target_name,
-        facts={"text": source.facts},
-    )
+    theirs = train_space(pair, settings, TextRun(wanted, loop, out / "plain", out / "text", progress=report))
     return ours, theirs
 
 

@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from realrun.training.common.loop import Tokens, text_digest
+from realrun.training.common.settings import Settings, setting
 from realrun.training.common.text import Corpus, load_corpus, save_tokens
 from specsim.errors import InputError
 from specsim.files import digest
@@ -26,26 +27,29 @@ from specsim.progress import Progress
 
 
 @dataclass(frozen=True)
-class DistillSettings:
+class DistillSettings(Settings):
     """How the target writes.
 
-    new_tokens : written after each prompt, at most; the end of the text ends a sequence earlier
-    batch : sequences at once, all greedy or all sampled
-    greedy_share : of the batches
+    Parameters
+    ----------
+    prompt_tokens : int
+        Tokens of a prompt.
+    new_tokens : int
+        Written after each prompt, at most; the end of the text ends a sequence earlier.
+    batch : int
+        Sequences at once, all greedy or all sampled.
+    greedy_share : float
+        Share of the batches that are greedy.
+    temperature, seed : float, int
+        Of the others.
     """
 
-    prompt_tokens: int = 64
-    new_tokens: int = 192
-    batch: int = 64
-    greedy_share: float = 0.5
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.prompt_tokens, self.new_tokens, self.batch) < 1:
-            raise InputError("self-distillation needs prompts, new tokens and a batch of at least 1 each")
-        if not 0 <= self.greedy_share <= 1 or self.temperature <= 0:
-            raise InputError("a share of greedy text lies between 0 and 1, and a temperature is above 0")
+    prompt_tokens: int = setting(64, low=1, smoke=16)
+    new_tokens: int = setting(192, low=1, smoke=48)
+    batch: int = setting(64, low=1, smoke=32)
+    greedy_share: float = setting(0.5, low=0, high=1)
+    temperature: float = setting(1.0, above=0, doc="Temperature of the half of that text that is not greedy.")
+    seed: int = setting(0)
 
     def greedy(self, shard: int) -> bool:
         """Whether this batch is greedy; by its number alone, so that more text is an extension of less."""
@@ -53,33 +57,49 @@ class DistillSettings:
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextSettings(Settings):
     """What to train on.
 
-    folder : of text, None for the lab's library files
-    generated_share : of the training windows, taken from text that the target wrote
-    generated_tokens : of such text in all, prompts included; windows repeat
+    Parameters
+    ----------
+    folder : Path, optional
+        Folder of text; None for the lab's library files.
+    generated_share : float
+        Share of the training windows taken from text that the target wrote.
+    generated_tokens : int
+        Tokens of such text in all, prompts included; windows repeat.
+    distill : DistillSettings
+        How the target writes.
     """
 
-    folder: Path | None = None
-    generated_share: float = 0.5
-    generated_tokens: int = 300_000
-    distill: DistillSettings = field(default_factory=DistillSettings)
+    folder: Path | None = setting(None)
+    generated_share: float = setting(0.5, low=0, high=1)
+    generated_tokens: int = setting(300_000)
+    distill: DistillSettings = setting(DistillSettings)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.generated_share <= 1:
-            raise InputError(f"a share of {self.generated_share} generated text; choose 0 to 1")
+        super().__post_init__()
         if self.generated_share and self.generated_tokens < 1:
             raise InputError(f"{self.generated_tokens} generated tokens; give some, or a share of 0")
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """sources : token arrays with their share of the training windows; facts : for the drafter's file"""
+    """Tokens to train on.
+
+    Parameters
+    ----------
+    sources : list of (int32 array [n], float)
+        Token arrays with their share of the training windows.
+    held_out : int32 array [m]
+        Tokens that training never sees.
+    facts : dict
+        What the drafter's file says of them.
+    """
 
     sources: list[tuple[Tokens, float]]
     held_out: Tokens
-    facts: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Progress) -> TrainingText:

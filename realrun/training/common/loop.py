@@ -12,73 +12,103 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
+from realrun.training.common.folder import (
+    CHECKPOINT,
+    LOG,
+    Tensors,
+    add_row,
+    checkpoint,
+    claim,
+    read_facts,
+    save_checkpoint,
+)
+from realrun.training.common.settings import Settings, setting
 from specsim.errors import InputError
-from specsim.files import digest, replacing, write_json
+from specsim.files import digest
 from specsim.progress import Progress
 
-PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
 HELD_OUT_WINDOWS = 32
 ROWS_PER_HELD_OUT = 10  # every tenth row of the log, the first and the last have held-out figures
 MAX_GRADIENT_NORM = 1.0
 
 Tokens = npt.NDArray[np.int32]
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
-Tensors = dict[str, torch.Tensor]
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class LoopSettings:
+class LoopSettings(Settings):
     """How to train. A step sees batch_windows windows of window_tokens tokens.
 
-    warmup_steps : the learning rate rises linearly so long, then falls as a cosine to zero
-        (MEDUSA 4.0.1)
-    micro_windows : windows that pass through the model at once, for memory; 0 for all of a step's
-    dtype : "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained ones
-        in float32
-    log_every : steps of which one row of the log holds the means
-    checkpoint_s : seconds between two checkpoints; has no influence on the result
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps.
+    batch_windows, window_tokens : int
+        Windows of a step, and tokens of a window.
+    warmup_steps : int, optional
+        The learning rate rises linearly so long, then falls as a cosine to zero (MEDUSA 4.0.1); None
+        for 40, of short trainings a tenth.
+    seed : int
+        Decides windows and torch's noise.
+    device : str
+        Where the losses are computed.
+    dtype : str
+        "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained ones in float32.
+    micro_windows : int
+        Windows that pass through the model at once, for memory; 0 for all of a step's.
+    log_every : int, optional
+        Steps of which one row of the log holds the means; None for 10, of short trainings a tenth.
+    checkpoint_s : float
+        Seconds between two checkpoints; has no influence on the result.
     """
 
-    steps: int
-    batch_windows: int = 8
-    window_tokens: int = 256
-    warmup_steps: int = 20
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    micro_windows: int = 0
-    log_every: int = 10
-    checkpoint_s: float = 60.0
+    steps: int = setting(low=1)
+    batch_windows: int = setting(8, low=1)
+    window_tokens: int = setting(256, low=1)
+    warmup_steps: int | None = setting(20, low=0)
+    seed: int = setting(0)
+    device: str = setting("cpu")
+    dtype: Literal["float32", "bfloat16", "float64"] = setting("float32")
+    micro_windows: int = setting(0, low=0)
+    log_every: int | None = setting(10, low=1)
+    checkpoint_s: float = setting(60.0)
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_windows", "window_tokens", "log_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} of a training is {getattr(self, name)}; give at least 1")
-        if self.warmup_steps < 0 or self.micro_windows < 0:
-            raise InputError("warmup_steps and micro_windows of a training cannot be negative; 0 turns them off")
-        if self.dtype not in ("float32", "bfloat16", "float64"):
-            raise InputError(f"training in {self.dtype} is not stable; choose float32 or bfloat16")
+    @property
+    def warmup(self) -> int:
+        """Steps in which the learning rate rises."""
+        return min(40, self.steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+    @property
+    def row_steps(self) -> int:
+        """Steps of a row of the log."""
+        return max(1, min(10, self.steps // 10)) if self.log_every is None else self.log_every
+
+    def lasting(self, tokens: float) -> LoopSettings:
+        """The same training over so many tokens."""
+        return replace(self, steps=max(1, round(tokens / (self.batch_windows * self.window_tokens))))
 
     @property
     def tokens(self) -> int:
         """Tokens that training sees, repeats included."""
         return self.steps * self.batch_windows * self.window_tokens
 
+    def as_dict(self) -> dict[str, Any]:
+        """All settings as numbers."""
+        return {**asdict(self), "warmup_steps": self.warmup, "log_every": self.row_steps}
+
     @property
     def decisive(self) -> dict[str, Any]:
         """All that has influence on the result."""
-        return {name: value for name, value in asdict(self).items() if name != "checkpoint_s"}
+        return {name: value for name, value in self.as_dict().items() if name != "checkpoint_s"}
 
     def compute(self) -> AbstractContextManager[Any]:
         """What losses are computed under."""
@@ -87,9 +117,10 @@ class LoopSettings:
 
     def lr_factor(self, step: int) -> float:
         """Share of the peak learning rate at this step, from 0."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        return 0.5 * (1 + math.cos(math.pi * (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)))
+        rise = self.warmup
+        if step < rise:
+            return (step + 1) / rise
+        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.steps - rise)))
 
 
 class Job(Protocol):
@@ -109,6 +140,10 @@ class Job(Protocol):
 
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
         """Figures of windows int64 [B, T + 1] that training never sees."""
+
+    def close(self) -> None:
+        """Leave the target as it was found."""
+        return
 
 
 def run_loop(
@@ -183,7 +218,7 @@ class _Run:
             self._train_step()
             self.seconds += time.monotonic() - begin
             last = self.step == settings.steps
-            if last or self.step % settings.log_every == 0:
+            if last or self.step % settings.row_steps == 0:
                 self._row(self._means())
             if last or time.monotonic() - saved >= settings.checkpoint_s:
                 self._checkpoint()
@@ -219,14 +254,13 @@ class _Run:
         row: Row = {"step": self.step}
         row |= {name: sum(means[name] for means in self.recent) / len(self.recent) for name in self.recent[0]}
         self.recent = []
-        if self.step == self.settings.steps or self.step % (self.settings.log_every * ROWS_PER_HELD_OUT) == 0:
+        if self.step == self.settings.steps or self.step % (self.settings.row_steps * ROWS_PER_HELD_OUT) == 0:
             row["held_out"] = self._held_out()
         return row
 
     def _row(self, row: Row) -> None:
         self.history.append(row)
-        with (self.folder / LOG).open("a") as handle:
-            handle.write(json.dumps(row) + "\n")
+        add_row(self.folder, row)
 
     def _held_out(self) -> dict[str, float]:
         """Means over the held-out windows, as many at once as in training."""
@@ -239,48 +273,28 @@ class _Run:
         return means
 
     def _checkpoint(self) -> None:
-        tensors = {f"state.{name}": value for name, value in self.job.state().items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
         facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
-        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        with replacing(self.folder / CHECKPOINT) as temporary:
-            save_file(whole, temporary, metadata={"run": json.dumps(facts)})
+        save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, [self.optimizer], run=facts)
 
     def _resume(self) -> None:
-        path = self.folder / CHECKPOINT
-        try:
-            tensors, facts = load_file(path), _facts(path)
-            self.job.load_state({k.removeprefix("state."): v for k, v in tensors.items() if k.startswith("state.")})
-        except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"checkpoint {path} is damaged ({reason}); delete it to train anew") from None
-        whole = self.optimizer.state_dict()
-        for key, value in tensors.items():
-            if key.startswith("optimizer."):
-                _, index, slot = key.split(".")
-                whole["state"].setdefault(int(index), {})[slot] = value.clone()
-        self.optimizer.load_state_dict(whole)
-        self.step, self.seconds = facts["step"], facts["seconds"]
-        self.history, self.recent = facts["history"], facts["recent"]
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """The run's state that is no tensor."""
-    with safe_open(path, framework="pt") as handle:
-        return dict(json.loads((handle.metadata() or {})["run"]))
+        with checkpoint(self.folder / CHECKPOINT, [self.optimizer]) as (parts, facts):
+            self.job.load_state(parts["state"])
+            run = facts["run"]
+            self.step, self.seconds, self.history, self.recent = (
+                run[name] for name in ("step", "seconds", "history", "recent")
+            )
 
 
 def training_seconds(folder: Path) -> float:
     """Seconds that the steps of the finished run in this folder took; held-out figures and checkpoints left out."""
-    return float(_facts(folder / CHECKPOINT)["seconds"])
+    return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
 
 
 def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
     """What a drafter's file says of the finished run in this folder."""
     seconds = training_seconds(folder)
     return {
-        "loop": asdict(settings),
+        "loop": settings.as_dict(),
         "tokens": settings.tokens,
         "seconds": round(seconds, 1),
         "tokens_per_second": round(settings.tokens / seconds),
@@ -305,30 +319,6 @@ def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, se
 def text_digest(tokens: Tokens) -> str:
     """A short hash of all tokens."""
     return digest(np.ascontiguousarray(tokens, dtype=np.int32).tobytes())
-
-
-def claim(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Leave the plan in the folder, or InputError if another one is there."""
-    refuse_another(folder, plan, whole=True)
-    path = folder / PLAN
-    if not path.exists():
-        write_json(plan, path)
-
-
-def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False) -> None:
-    """InputError if the folder holds the plan of another training; where not whole, this is a part of one."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a folder as --out")
-    path = folder / PLAN
-    if not path.exists():
-        return
-    there, plan = json.loads(path.read_text()), json.loads(json.dumps(plan))  # tuples become lists, as in the file
-    for key in dict.fromkeys([*plan, *there] if whole else plan):
-        if there.get(key) != plan.get(key):
-            raise InputError(
-                f"{folder} holds a training with {key}={json.dumps(there.get(key))}, asked for "
-                f"{json.dumps(plan.get(key))}; give another --out"
-            )
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

@@ -15,27 +15,30 @@ from typing import Any
 import torch
 
 from realrun.lm.tuned_weights import ADAPTER
+from realrun.training.common.folder import Tensors
+from realrun.training.common.settings import Settings, setting
 from specsim.errors import InputError
 
-Tensors = dict[str, torch.Tensor]
 NAME = "default"  # peft's for the adapter
 
 
 @dataclass(frozen=True)
-class AdapterSettings:
-    """W + alpha / rank B A, and the chance that an input of A is dropped in training."""
+class AdapterSettings(Settings):
+    """W + alpha / rank B A.
 
-    rank: int = 32
-    alpha: float = 16.0
-    dropout: float = 0.05
+    Parameters
+    ----------
+    rank : int
+        Rows of A.
+    alpha : float
+        Scale of the update times the rank.
+    dropout : float
+        Probability that an input of A is dropped in training.
+    """
 
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise InputError(f"an adapter of rank {self.rank}; choose at least 1")
-        if not self.alpha > 0:
-            raise InputError(f"an adapter's alpha of {self.alpha}; choose more than 0")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"a dropout of {self.dropout}; choose 0 or more, less than 1")
+    rank: int = setting(32, low=1, doc="Rank of the adapter.")
+    alpha: float = setting(16.0, above=0)
+    dropout: float = setting(0.05, low=0, below=1)
 
 
 class Adapter:

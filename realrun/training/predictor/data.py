@@ -1,7 +1,7 @@
-"""What the acceptance predictor learns from: states and judged tokens of recorded runs.
+"""What the acceptance predictor learns from: states and verified tokens of recorded runs.
 
 The target decodes prompts, and the drafter's recorder tells what rounds from every position
-would draft. Every drafted token that the target would have judged, all before it being right,
+would draft. Every drafted token that the target would have verified, all before it being correct,
 becomes a sample: (H^T, H^D, depth, whether the target's token equals it). The states are those
 that the pass would have scored, whatever they depend on in a drafter of this kind.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
@@ -22,43 +22,60 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.recorder import Recorder
+from realrun.training.common.folder import Tensors, save_tensors
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import sampler_at
 from specsim.errors import InputError
-from specsim.files import replacing
 from specsim.progress import Progress
 
 SHARD_PROMPTS = 16  # prompts whose states lie in one file
 PARTS = 10  # of the sequences, drawn at random: one is held out, one chooses the epoch, the others train
 
-Tensors = dict[str, torch.Tensor]
-
 
 @dataclass(frozen=True)
-class PredictorSettings:
-    """How to collect and train. Prompts are decoded at each of `temperatures` in turn; 0 is greedy.
+class PredictorSettings(Settings):
+    """How to collect samples and train on them.
 
-    depth : longest draft that samples are taken from, in tokens
-    patience : epochs without a lower validation loss after which training ends
+    Parameters
+    ----------
+    max_new_tokens : int
+        Tokens decoded after each prompt.
+    max_draft_tokens : int
+        Longest draft that samples are taken from.
+    temperatures : tuple of float
+        Prompts are decoded at each in turn; 0 is greedy.
+    epochs : int
+        Passes over the samples, at most.
+    patience : int
+        Epochs without a lower validation loss after which training ends.
+    batch, lr, weight_decay : int, float, float
+        AdamW's, in samples.
+    seed : int
+        Decides sampling, the start and the order of samples.
     """
 
-    max_new_tokens: int = 128
-    depth: int = 16
-    temperatures: tuple[float, ...] = (0.0, 0.7, 0.8, 1.0)
-    epochs: int = 40
-    patience: int = 5
-    batch: int = 2048
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    seed: int = 0
+    max_new_tokens: int = setting(128, low=1, doc="Output tokens per prompt.")
+    max_draft_tokens: int = setting(16, low=1, high=64, doc="Longest draft to learn from, in tokens.")
+    temperatures: tuple[float, ...] = setting(
+        (0.0, 0.7, 0.8, 1.0),
+        doc="Temperatures that the prompts are decoded at in turn, comma-separated; 0 is greedy.",
+    )
+    epochs: int = setting(40, low=1, doc="Most passes over the samples.")
+    patience: int = setting(5)
+    batch: int = setting(2048)
+    lr: float = setting(1e-3)
+    weight_decay: float = setting(0.01)
+    seed: int = setting(0)
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or self.max_new_tokens < 1 or self.epochs < 1 or not self.temperatures:
-            raise InputError("a predictor learns from a depth, tokens, epochs and temperatures; give at least 1 each")
+        super().__post_init__()
+        if not self.temperatures:
+            raise InputError("a predictor learns from text of some temperature; give at least 1")
         for sequence in range(len(self.temperatures)):
             self.sampler(sequence)  # refuses a bad temperature
 
     def sampler(self, sequence: int) -> Sampler:
-        temperature = self.temperatures[sequence % len(self.temperatures)]
-        return Sampler("gumbel", temperature, self.seed) if temperature else Sampler()
+        return sampler_at(self.temperatures[sequence % len(self.temperatures)], self.seed)
 
 
 class StateKeeper:
@@ -82,19 +99,19 @@ def collect(
     """Samples of one decoded sequence of T tokens: the fields of `Samples` less `sequence`, rounds from its start."""
     decoder.sampler = settings.sampler(sequence)
     output = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence).tokens
-    keeper = StateKeeper(len(output), settings.depth)
-    columns = recorder(prompt.tokens, output, settings.depth, decoder.sampler, sequence, keeper)
-    right = columns["match_len"].astype(np.int64)
-    depths = np.arange(settings.depth)  # tokens drafted before
-    inside = np.arange(len(output))[:, None] + depths < len(output)
-    rounds, before = np.nonzero((depths <= right[:, None]) & inside)
+    keeper = StateKeeper(len(output), settings.max_draft_tokens)
+    columns = recorder(prompt.tokens, output, settings.max_draft_tokens, decoder.sampler, sequence, keeper)
+    correct = columns["match_len"].astype(np.int64)
+    depths = np.arange(settings.max_draft_tokens)  # tokens drafted before
+    in_range = np.arange(len(output))[:, None] + depths < len(output)
+    rounds, before = np.nonzero((depths <= correct[:, None]) & in_range)
     return {
         "target_hidden": pending_token_states(pair.target, prompt.tokens, output).cpu().half(),
         "draft_hidden": keeper.states[rounds, before],
         "confidence": torch.from_numpy(columns["confidence"][rounds, before]),
         "round": torch.from_numpy(rounds),
         "depth": torch.from_numpy(before + 1),
-        "label": torch.from_numpy(before < right[rounds]),
+        "label": torch.from_numpy(before < correct[rounds]),
     }
 
 
@@ -115,7 +132,7 @@ def collect_all(
                 found = collect(pair, decoder, recorder, prompts[number], settings, number)
                 shard |= {f"{number}.{name}": value.contiguous() for name, value in found.items()}
                 progress("decode", number + 1, len(prompts))
-            save_tensors(shard, path)
+            save_tensors(path, shard)
         shard = load_file(path)
         sequences += [{key.split(".")[1]: shard[key] for key in shard if key.startswith(f"{n}.")} for n in numbers]
         progress("decode", numbers[-1] + 1, len(prompts))
@@ -124,10 +141,10 @@ def collect_all(
 
 @dataclass(frozen=True)
 class Samples:
-    """n judged tokens of N rounds.
+    """n verified tokens of N rounds.
 
     target_hidden [N, d_T], of rounds; draft_hidden [n, d_D]; confidence [n], the drafter's; round, depth, label,
-    sequence : [n], the token's round and depth from 1, whether it was right, the sequence
+    sequence : [n], the token's round and depth from 1, whether it was correct, the sequence
     """
 
     target_hidden: torch.Tensor
@@ -154,9 +171,3 @@ def joined(sequences: Sequence[Tensors]) -> Samples:
     sequence = torch.arange(len(sequences)).repeat_interleave(samples)
     columns["round"] += (rounds.cumsum(0) - rounds)[sequence]
     return Samples(**columns, sequence=sequence)
-
-
-def save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically."""
-    with replacing(path) as temporary:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=metadata)

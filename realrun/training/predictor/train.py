@@ -1,4 +1,4 @@
-"""Train the acceptance predictor of EESD Eq. 5 on the samples of `predictor_data`.
+"""Train the acceptance predictor of EESD Eq. 5 on the samples of `realrun.training.predictor.data`.
 
 The factors W^1..W^M and W_p are trained as the paper has them, with cross-entropy; one logit
 and a sigmoid stand for its two rows (errata A11), with a bias, and inputs are standardised.
@@ -7,7 +7,6 @@ The product is taken from the left, W_p W^i first, which changes no value.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,29 +16,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from realrun.decode.acceptance_predictor import FILE, MAX_MATRICES, Predictor, save_predictor
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.provenance import provenance
-from realrun.training.common.loop import claim
-from realrun.training.predictor.data import (
-    PARTS,
-    PredictorSettings,
-    Samples,
+from realrun.training.common.folder import (
+    CHECKPOINT,
     Tensors,
-    collect_all,
-    joined,
-    save_tensors,
+    checkpoint,
+    claim,
+    save_checkpoint,
 )
+from realrun.training.common.trainings import PromptOptions, Summary, Training
+from realrun.training.predictor.data import PARTS, PredictorSettings, Samples, collect_all, joined
 from specsim.arrays import Floats
 from specsim.errors import InputError
 from specsim.progress import Progress
 from specsim.speedup.formulas import reliability
 
-CHECKPOINT, COLLECTED = "checkpoint.safetensors", "collected"
+COLLECTED = "collected"
 
 
 class FactorisedPredictor(torch.nn.Module):
@@ -90,10 +86,10 @@ class FactorisedPredictor(torch.nn.Module):
 class Trainer:
     """AdamW with a checkpoint after every epoch: a run that was killed goes on and ends with the same weights."""
 
-    def __init__(self, samples: Samples, settings: PredictorSettings, checkpoint: Path, device: torch.device):
-        self.samples, self.settings, self.path, self.device = samples, settings, checkpoint, device
+    def __init__(self, samples: Samples, settings: PredictorSettings, path: Path, device: torch.device):
+        self.samples, self.settings, self.path, self.device = samples, settings, path, device
         self.model = FactorisedPredictor(
-            min(MAX_MATRICES, settings.depth),
+            min(MAX_MATRICES, settings.max_draft_tokens),
             samples.target_hidden.shape[1],
             samples.draft_hidden.shape[1],
             settings.seed,
@@ -104,7 +100,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
         self.history: list[dict[str, float]] = []
         self.best = self._weights()
-        if checkpoint.exists():
+        if path.exists():
             self._resume()
 
     @property
@@ -168,31 +164,18 @@ class Trainer:
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def _checkpoint(self) -> None:
-        tensors = {f"model.{name}": value for name, value in self._weights().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{slot}": torch.as_tensor(value).cpu() for slot, value in slots.items()}
-        save_tensors(tensors, self.path, {"history": json.dumps(self.history)})
+        parts = {"model": self._weights(), "best": self.best}
+        save_checkpoint(self.path, parts, [self.optimizer], history=self.history)
 
     def _resume(self) -> None:
-        tensors = load_file(self.path, device=str(self.device))
-
-        def under(prefix: str) -> Tensors:
-            return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-        self.model.load_state_dict(under("model."))
-        self.best = {name: value.cpu() for name, value in under("best.").items()}
-        whole = self.optimizer.state_dict()
-        for key, value in under("optimizer.").items():
-            index, slot = key.split(".")
-            whole["state"].setdefault(int(index), {})[slot] = value
-        self.optimizer.load_state_dict(whole)
-        with safe_open(self.path, framework="pt") as handle:
-            self.history = json.loads(handle.metadata()["history"])
+        with checkpoint(self.path, [self.optimizer], self.device) as (parts, facts):
+            self.model.load_state_dict(parts["model"])
+            self.best = {name: value.cpu() for name, value in parts["best"].items()}
+            self.history = facts["history"]
 
 
 def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
-    """How well scores in [0, 1] foretell labels: log-loss in nats, expected calibration error, area under ROC."""
+    """How well scores in [0, 1] predict labels: log-loss in nats, expected calibration error, area under ROC."""
     from sklearn.metrics import log_loss, roc_auc_score
 
     score, label = np.clip(np.asarray(scores, dtype=np.float64), 1e-7, 1 - 1e-7), np.asarray(labels, dtype=bool)
@@ -233,16 +216,40 @@ def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> d
 def train_predictor(
     pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, out: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Collect, train, write OUT/predictor.safetensors; facts and held-out quality as a JSON-able document.
+    """Collect samples, train on them, and write OUT/predictor.safetensors.
 
-    What is there of an earlier run with the same settings is used: killed at any moment, a
-    second call goes on. OUT/collected may be deleted when all is done. The depth is cut to what
-    the drafter can draft. Raises InputError for a folder of other settings, or prompts too few
-    to hold some out.
+    Parameters
+    ----------
+    pair : Pair
+        Target and drafter that the predictor is for.
+    prompts : sequence of Prompt
+        Decoded for samples; others than those that traces will be recorded on.
+    settings : PredictorSettings
+        How to collect and train. Drafts are no longer than the drafter can draft.
+    out : Path
+        Folder of the predictor. What is there of an earlier run with the same settings is used: killed at any
+        moment, a second call goes on. OUT/collected may be deleted when all is done.
+    progress : callable
+        Is told (what, done, total).
+
+    Returns
+    -------
+    dict, facts, held-out quality and the loss curve, JSON-able
+
+    Raises
+    ------
+    InputError
+        For a folder of other settings, or prompts too few to hold some out.
+
+    References
+    ----------
+    Liu et al. 2024 (EESD), Eq. 5.
     """
     if len(prompts) < PARTS:
         raise InputError(f"{len(prompts)} prompts are too few to hold some out; give at least {PARTS}")
-    settings = replace(settings, depth=min(settings.depth, pair.drafter.max_depth or settings.depth))
+    settings = replace(
+        settings, max_draft_tokens=min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens)
+    )
     claim(out, _plan(pair, prompts, settings))
     samples = joined(collect_all(pair, prompts, settings, out / COLLECTED, progress))
     trainer = Trainer(samples, settings, out / CHECKPOINT, pair.device)
@@ -267,7 +274,7 @@ def train_predictor(
 
 def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) -> dict[str, Any]:
     """All that decides the result."""
-    plan = {
+    return {
         "weights": pair.fingerprint,
         "drafter_kind": pair.drafter.name,
         "dtype": str(pair.dtype).removeprefix("torch."),
@@ -275,4 +282,31 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) ->
         "prompts": prompt_digest(prompts),
         **asdict(settings),
     }
-    return dict(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
+
+
+def _summary(document: Mapping[str, Any]) -> Summary:
+    rows = [
+        [name, f"{values['log_loss_nats']:.4f}", f"{values['ece']:.4f}", f"{values['auc']:.4f}"]
+        for name, values in document["held_out"].items()
+    ]
+    title = f"held-out sequences; {document['samples']} samples, epoch {document['best_epoch']} of {document['epochs']}"
+    return Summary(title, ["", "log-loss, nats", "calibration error", "area under ROC"], rows)
+
+
+PREDICTOR = Training(
+    "predictor",
+    PredictorSettings,
+    train_predictor,
+    """Train a pair's acceptance predictor, theta_M of Cali-TS (EESD Eq. 5), on runs of the pair.
+
+    Use other prompts than those that traces will be recorded on.
+
+    Example: realrun train predictor --out predictor --prompts train.jsonl
+    """,
+    shared=PromptOptions,
+    defaults={"num_prompts": 600},
+    summarise=_summary,
+    trains="predictor",
+    beside_draft=True,
+    smoke_test=False,
+)

@@ -1,7 +1,7 @@
 """Self-SD's set of skipped sublayers, found by Bayesian optimisation (Draft & Verify, section 3.2).
 
 The target decodes calibration prompts once. A candidate set is then recorded densely on these
-texts and replayed under every draft length K; it is worth the speedup of the best. Costs are measured
+texts and replayed under every draft length K; its value is the speedup of the best. Costs are measured
 once, with and without all attention and all MLP sublayers, and linear in how many of either are
 left. Nothing is decoded for a candidate, unless the objective is the measured tokens/s.
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.proposals.target_cache import target_cache_columns
 from realrun.provenance import provenance
+from realrun.training.common.folder import refuse_file
+from realrun.training.common.settings import Settings, setting
+from realrun.training.common.trainings import PromptOptions, Summary, Training, sampler_at
 from realrun.training.self_sd.costs import measure_costs
 from realrun.training.self_sd.suggest import Sublayer, sublayers, suggest
 from specsim.cost.profile import ProfileCost, profile_from_json
@@ -45,61 +48,83 @@ from specsim.tuning.evaluate import evaluate_many
 from specsim.tuning.journal import Journal
 
 JOURNAL, REPORT = "search.jsonl", "search.json"
-LEAST_REPEATS = 2
 Line = dict[str, Any]
-Objective = Literal["predicted", "measured"]
 
 
 @dataclass(frozen=True)
-class SelfSDSettings:
-    """How to search. Lengths in tokens.
+class SelfSDSettings(Settings):
+    """How to search.
 
-    trials : sets tried
-    depth : longest draft
-    objective : "predicted", the simulator's speedup under the best fixed K, or "measured", tokens/s of really
-        decoding the prompts with that K
-    temperature : of the calibration text; 0 is greedy
-    keep_ends : layers at either end of the target of which nothing is skipped
-    cost_repeats : rounds of every length in which costs are measured
+    Parameters
+    ----------
+    trials : int
+        Sets tried.
+    max_new_tokens : int
+        Tokens of calibration text after each prompt.
+    max_draft_tokens : int
+        Longest draft.
+    objective : str
+        "predicted", the simulator's speedup under the best fixed K, or "measured", tokens/s of really decoding
+        the prompts with that K.
+    temperature : float
+        Of the calibration text; 0 is greedy.
+    keep_ends : int
+        Layers at either end of the target of which nothing is skipped.
+    cost_repeats : int
+        Rounds of every length in which costs are measured.
+    seed : int
+        Decides sampling and the search.
     """
 
-    trials: int = 200
-    max_new_tokens: int = 64
-    depth: int = 8
-    objective: Objective = "predicted"
-    temperature: float = 0.0
-    keep_ends: int = 0
-    cost_repeats: int = 40
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "max_new_tokens", "depth"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} of a search for skipped sublayers is {getattr(self, name)}; give at least 1")
-        if self.objective not in get_args(Objective):
-            raise InputError(f"objective {self.objective!r} is unknown; known: {', '.join(get_args(Objective))}")
-        if self.keep_ends < 0:
-            raise InputError(f"keep_ends={self.keep_ends}; give 0 or more layers")
-        if self.cost_repeats < LEAST_REPEATS:
-            raise InputError(f"cost_repeats={self.cost_repeats}; give at least {LEAST_REPEATS}")
-        _ = self.sampler  # refuses a bad temperature
+    trials: int = setting(200, low=1, smoke=8, doc="Sets of sublayers to try.")
+    max_new_tokens: int = setting(64, low=1, smoke=16, doc="Tokens that the target writes after each prompt.")
+    max_draft_tokens: int = setting(8, low=1, high=64, smoke=4, doc="Longest draft, in tokens.")
+    objective: Literal["predicted", "measured"] = setting(
+        "predicted", doc="The simulator's speedup at the best draft length, or tokens/s of really decoding."
+    )
+    temperature: float = setting(0.0, low=0, below=100, doc="Temperature of the calibration text; 0 is greedy.")
+    keep_ends: int = setting(0, low=0, doc="Layers at either end of which nothing is skipped.")
+    cost_repeats: int = setting(40, low=2, smoke=8)
+    seed: int = setting(0)
 
     @property
     def sampler(self) -> Sampler:
-        return Sampler("gumbel", self.temperature, self.seed) if self.temperature else Sampler()
+        return sampler_at(self.temperature, self.seed)
 
 
 def train_self_sd(
     pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, out: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Search, write OUT/drafter.safetensors and OUT/search.json, which is also returned.
+    """Search the sublayers to skip, and write OUT/drafter.safetensors and OUT/search.json.
 
-    pair : its target alone counts. What OUT holds of an earlier run with the same settings is used: killed
-    at any moment, a second call goes on with the same trials; it may ask for more of them. Raises
-    InputError for a folder of another search, no prompts, too long ones, or nothing left to skip.
+    Parameters
+    ----------
+    pair : Pair
+        Its target and tokenizer count.
+    prompts : sequence of Prompt
+        What the target continues for calibration.
+    settings : SelfSDSettings
+        How to search.
+    out : Path
+        Folder of the drafter. What is there of an earlier run with the same settings is used: killed at any
+        moment, a second call goes on with the same trials; it may ask for more of them.
+    progress : callable
+        Is told (what, done, total).
+
+    Returns
+    -------
+    dict, what OUT/search.json holds
+
+    Raises
+    ------
+    InputError
+        For a folder of another search, no prompts, too long ones, or nothing left to skip.
+
+    References
+    ----------
+    Zhang et al. 2024 (Draft & Verify), section 3.2.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a folder as --out")
+    refuse_file(out)
     pair = replace(pair, drafter=SelfSDKind(), predictor=None)
     choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
     _check_lengths(pair, prompts, settings)
@@ -107,7 +132,7 @@ def train_self_sd(
     try:
         texts = _calibration(pair, prompts, settings, journal, progress)
         contexts = (min(len(p) for p, _ in texts) - 1, max(len(p) + len(o) for p, o in texts) - 2)
-        how = (settings.depth, settings.cost_repeats, settings.sampler, settings.seed)
+        how = (settings.max_draft_tokens, settings.cost_repeats, settings.sampler, settings.seed)
         costs = journal.batch(partial(measure_costs, pair, contexts, *how, progress))
         search = Search(pair, texts, settings, costs)
         trials = _search(search, choices, settings, journal, progress)
@@ -143,8 +168,8 @@ class Search:
         self.layers = len(pair.target.model.layers)
 
     def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:
-        """A trial: the set, the best K, what it is worth; really : decode if that is the objective."""
-        trace, cost, depth = self.record(skips), self.cost(skips), self.settings.depth
+        """A trial: the set, the best K, its value; really : decode if that is the objective."""
+        trace, cost, depth = self.record(skips), self.cost(skips), self.settings.max_draft_tokens
         tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], PricedTrace(trace, cost), jobs=1)
         k = 1 + int(np.argmin(tried.seconds))
         trial = {
@@ -162,7 +187,7 @@ class Search:
         settings, lm = self.settings, SkippingLM(self.split, skips)
         recorded = [
             target_cache_columns(
-                self.split, lm, prompt, output, settings.depth, settings.sampler, sequence, ranks=False
+                self.split, lm, prompt, output, settings.max_draft_tokens, settings.sampler, sequence, ranks=False
             )
             for sequence, (prompt, output) in enumerate(self.texts)
         ]
@@ -270,7 +295,7 @@ def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettin
     if not prompts:
         raise InputError("a search for skipped sublayers needs calibration prompts; give at least 1")
     room = int(pair.target.config.max_position_embeddings)
-    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth + 2
+    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.max_draft_tokens + 2
     if longest > room:
         raise InputError(
             f"longest prompt, output and draft make {longest} tokens, the target has {room} positions; shorten them"
@@ -289,3 +314,27 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Ma
         **{name: value for name, value in asdict(settings).items() if name != "trials"},
         "libraries": {"optuna": version("optuna")},
     }
+
+
+def _summary(document: Mapping[str, Any]) -> Summary:
+    names = {"attention": "attention skipped in layers", "mlp": "MLP skipped in layers"}
+    rows = [[what, ", ".join(map(str, document[name])) or "none"] for name, what in names.items()]
+    rows.append(["best draft length", str(document["k"])])
+    rows.append(["first draft token accepted", f"{document['first_token_accepted_share']:.3f}"])
+    rows.append(["predicted speedup", f"{document['predicted_speedup']:.2f}"])
+    return Summary(f"best of {len(document['trials'])} sets, on calibration text", ["", ""], rows)
+
+
+SELF_SD = Training(
+    "self-sd",
+    SelfSDSettings,
+    train_self_sd,
+    """Search the sublayers that Self-SD skips.
+
+    Nothing is trained. Then `realrun record --drafter OUT`.
+
+    Example: realrun train self-sd --out skips --trials 200
+    """,
+    shared=PromptOptions,
+    summarise=_summary,
+)

@@ -18,7 +18,7 @@ from specsim.errors import InputError
 if TYPE_CHECKING:
     import optuna
 
-ATTEMPTS = 20  # to be told a set that was not tried before
+ATTEMPTS = 20  # at a set that was not tried before
 
 
 class Sublayer(NamedTuple):
@@ -60,19 +60,19 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=_sampler(seed, len(trials)))
     space: dict[str, optuna.distributions.BaseDistribution] = {
-        sampler.key: optuna.distributions.CategoricalDistribution((0, 1)) for sampler in choices
+        choice.key: optuna.distributions.CategoricalDistribution((0, 1)) for choice in choices
     }
     for trial in trials:
-        params = {sampler.key: int(sampler.layer in trial[sampler.part]) for sampler in choices}
+        params = {choice.key: int(choice.layer in trial[choice.part]) for choice in choices}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=trial["value"]))
     for _ in range(ATTEMPTS):
         asked = study.ask(space)
-        skips = _chosen([sampler for sampler in choices if asked.params[sampler.key]])
+        skips = _chosen([choice for choice in choices if asked.params[choice.key]])
         study.tell(asked, state=optuna.trial.TrialState.FAIL)
         if skips not in tried:
             return skips
     rng = np.random.default_rng((seed, len(trials)))
-    skipped = {sampler for sampler in choices if sampler.layer in getattr(skips, sampler.part)}
+    skipped = {choice for choice in choices if choice.layer in getattr(skips, choice.part)}
     while skips in tried and len(tried) < 2 ** len(choices):
         skipped ^= {choices[int(rng.integers(len(choices)))]}
         skips = _chosen(sorted(skipped))
@@ -80,8 +80,8 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
 
 
 def _probes(choices: Sequence[Sublayer]) -> list[SkippedSublayers]:
-    other = [sampler for sampler in choices if sampler.layer % 2]
-    attention, mlp = ([sampler for sampler in other if sampler.part == part] for part in ("attention", "mlp"))
+    other = [choice for choice in choices if choice.layer % 2]
+    attention, mlp = ([choice for choice in other if choice.part == part] for part in ("attention", "mlp"))
     return [_chosen(attention), _chosen(mlp), _chosen(other)]
 
 
@@ -100,5 +100,5 @@ def _sampler(seed: int, done: int) -> optuna.samplers.TPESampler:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence((seed, done)).generate_state(1)[0]),
-            multivariate=True,  # what is worth skipping depends on what else is skipped
+            multivariate=True,  # the gain of skipping one depends on what else is skipped
         )

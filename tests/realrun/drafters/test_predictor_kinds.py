@@ -224,7 +224,7 @@ def test_scores_are_made_for_policies_that_read_them_only(
     assert drafts and all(step.score == 0 for _, _, draft in drafts for step in draft.steps)
 
 
-SMALL = PredictorSettings(max_new_tokens=12, depth=6, temperatures=(0.0, 0.8), epochs=3, batch=64)
+SMALL = PredictorSettings(max_new_tokens=12, max_draft_tokens=6, temperatures=(0.0, 0.8), epochs=3, batch=64)
 
 
 @inside
@@ -246,8 +246,8 @@ def test_a_predictor_of_every_kind_is_trained_and_resumed(kind: str, tmp_path: P
     predictor = load_predictor(tmp_path / "parts")
     assert predictor.digest == load_predictor(tmp_path / "whole").digest
     predictor.check(pair.target.config, pair.draft_config, pair.fingerprint)
-    depth = min(SMALL.depth, pair.drafter.max_depth or SMALL.depth)
-    assert len(predictor.bias) == document["settings"]["depth"] == depth
+    depth = min(SMALL.max_draft_tokens, pair.drafter.max_depth or SMALL.max_draft_tokens)
+    assert len(predictor.bias) == document["settings"]["max_draft_tokens"] == depth
     assert document["drafter_kind"] == kind
     assert set(document["held_out"]) == {"predictor", "confidence", "base rate"}
     for values in document["held_out"].values():

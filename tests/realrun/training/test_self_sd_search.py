@@ -28,27 +28,14 @@ from specsim.replaying.priced import PricedTrace
 from specsim.speedup.prediction import predict_policy
 from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import tiny_prompts
+from tests.support.trainings import LAYERS, made_up_costs
 
-LAYERS = 3
-SETTINGS = SelfSDSettings(trials=14, max_new_tokens=16, depth=4, cost_repeats=4)
+SETTINGS = SelfSDSettings(trials=14, max_new_tokens=16, max_draft_tokens=4, cost_repeats=4)
 PROMPTS = tiny_prompts(3)
 
 
 def pair() -> Pair:
     return alone(small_target(layers=LAYERS))
-
-
-def made_up_costs(*_: Any) -> dict[str, Any]:
-    """One time unit for a sublayer of attention, two for an MLP, a half for the rest."""
-    corners = [[3 * LAYERS + 0.5, LAYERS + 0.5], [2 * LAYERS + 0.5, 0.5]]
-    step = np.broadcast_to(np.array(corners)[:, :, None, None], (2, 2, 4, 2)).tolist()
-    whole = 3 * LAYERS + 0.5
-    rounds = {"catch_up": [0, 0], "verify": [[whole] * 2] * 5, "autoregressive": [whole] * 2}
-    return {
-        "contexts": [1, 60],
-        "draft_step": step,
-        "rounds": {**rounds, "policy_step": 0.0, "round_overhead": 0.1},
-    }
 
 
 @pytest.fixture
@@ -78,7 +65,7 @@ def test_a_set_is_worth_what_its_recorded_trace_says(tmp_path: Path) -> None:
     document = found(tmp_path)
     _, drafter = load_drafter(tmp_path, pair().target)
     assert isinstance(drafter, SelfSDKind)
-    settings = RecordSettings(SETTINGS.depth, SETTINGS.max_new_tokens)
+    settings = RecordSettings(SETTINGS.max_draft_tokens, SETTINGS.max_new_tokens)
     trace = record(replace(pair(), drafter=drafter), PROMPTS, settings)
     search = Search(pair(), [], SETTINGS, made_up_costs())
     by_length = [
@@ -104,7 +91,7 @@ def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_exact_costs")
-@pytest.mark.parametrize("stop", [("decode", 2), ("search", 2), ("search", 9)])
+@pytest.mark.parametrize("stop", [("decode", 2), ("search", 9)])
 def test_a_killed_search_goes_on_and_ends_the_same(tmp_path: Path, stop: tuple[str, int]) -> None:
     whole = found(tmp_path / "whole")
 
@@ -131,7 +118,7 @@ def test_a_search_can_be_given_more_trials(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_exact_costs")
-@pytest.mark.parametrize("change", [{"seed": 1}, {"depth": 3}, {"keep_ends": 1}, {"temperature": 0.7}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"max_draft_tokens": 3}, {"keep_ends": 1}, {"temperature": 0.7}])
 def test_a_folder_of_another_search_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     found(tmp_path, trials=2)
     with pytest.raises(InputError, match="another search") as caught:
@@ -149,7 +136,14 @@ def test_the_ends_are_kept_where_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"trials": 0}, {"objective": "luck"}, {"keep_ends": -1}, {"cost_repeats": 1}, {"depth": 0}, {"temperature": -1.0}],
+    [
+        {"trials": 0},
+        {"objective": "luck"},
+        {"keep_ends": -1},
+        {"cost_repeats": 1},
+        {"max_draft_tokens": 0},
+        {"temperature": -1.0},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"\d|luck"):
@@ -164,11 +158,11 @@ def test_no_prompts_or_too_long_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_measured_costs_bind_at_the_corners_and_in_between() -> None:
-    costs = measure_costs(pair(), (4, 30), SETTINGS.depth, 8, Sampler(), 0, quiet)
+    costs = measure_costs(pair(), (4, 30), SETTINGS.max_draft_tokens, 8, Sampler(), 0, quiet)
     search = Search(pair(), [], SETTINGS, costs)
     everything = frozenset(range(LAYERS))
     corner = np.array(costs["draft_step"])
-    assert corner.shape == (2, 2, SETTINGS.depth, 2) and (corner > 0).all()
+    assert corner.shape == (2, 2, SETTINGS.max_draft_tokens, 2) and (corner > 0).all()
     for skips, expected in [
         (NOTHING, corner[0, 0]),
         (SkippedSublayers(frozenset(), everything), corner[0, 1]),

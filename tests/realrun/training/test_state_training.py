@@ -15,7 +15,14 @@ from realrun.drafters.eagle import EagleLM
 from realrun.drafters.edd import EffectiveDraftDecoderLM, one_layer_model
 from realrun.lm.split_target import SplitTarget
 from realrun.training.eagle import EagleSettings, EagleTraining, feature_pass
-from realrun.training.edd import DecoderTraining, EddSettings, block_logits, dual_block_mask, states_and_logits
+from realrun.training.edd import (
+    DecoderTraining,
+    EddSettings,
+    VdmSettings,
+    block_logits,
+    dual_block_mask,
+    states_and_logits,
+)
 from tests.support.small_targets import small_target
 from tests.support.split_targets import target_of
 from tests.support.tiny import VOCAB
@@ -144,7 +151,7 @@ def kl_by_hand(theirs: torch.Tensor, ours: torch.Tensor) -> float:
 @pytest.mark.parametrize("split", [0, 1, 2])
 def test_edds_loss_by_hand(loss_of: Any, split: int) -> None:
     target = small_target()
-    job = DecoderTraining(target, EddSettings(split, loss=loss_of), seed=1)
+    job = DecoderTraining(target, (EddSettings(split, loss=loss_of) if split else VdmSettings(loss=loss_of)), seed=1)
     batch, ends = batch_of(), set()
     for step in range(6):
         loss, parts = job.loss(batch, step)

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from realrun.decode.sampling import Sampler
@@ -17,10 +16,13 @@ from realrun.drafters.space import MaskedTarget, SpaceKind, with_mask
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.training.common.loop import LoopSettings, Tokens
+from realrun.training.common.loop import LoopSettings
 from realrun.training.common.lora import AdapterSettings
+from realrun.training.common.on_text import TextRun
 from realrun.training.space import SpaceSettings, train_space
-from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_tokenizer
+from tests.support.small_targets import alone
+from tests.support.tiny import random_prompts, tiny_model, tiny_tokenizer
+from tests.support.trainings import word_text, words
 
 MASKS = 5
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
@@ -31,16 +33,6 @@ FEW = 3
 FAST = SpaceSettings(MASKS, lr=2e-2, examples=6, adapter=AdapterSettings(rank=8, alpha=16, dropout=0.0))
 
 
-def quiet(what: str, done: int, total: int) -> None: ...
-
-
-def words(seed: int, length: int = 3000, count: int = 12) -> Tokens:
-    """Words of a small vocabulary in random order: a text that a model can learn something of."""
-    rng = np.random.default_rng(seed)
-    known = np.random.default_rng(7).integers(1, VOCAB, (count, 6))
-    return known[rng.integers(0, len(known), length // 6)].ravel().astype(np.int32)
-
-
 def word_prompts() -> list[Prompt]:
     """Pieces of such text and random ones, of one token, too."""
     text = words(2, count=FEW)
@@ -49,9 +41,8 @@ def word_prompts() -> list[Prompt]:
 
 
 def train(folder: Path, model: Any, settings: SpaceSettings = FAST, loop: LoopSettings = LOOP, **options: Any) -> Any:
-    progress, count = options.pop("progress", quiet), options.pop("count", 12)
-    texts = words(0, count=count), words(1, count=count)
-    return train_space(model, settings, loop, *texts, folder, progress, target_name="tiny", **options)
+    text = word_text(count=options.pop("count", 12))
+    return train_space(alone(model), settings, TextRun(text, loop, folder, **options))
 
 
 def as_pair(loaded: tuple[Any, DrafterKind], eos_token_ids: tuple[int, ...] = ()) -> Pair:

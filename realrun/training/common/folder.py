@@ -1,0 +1,107 @@
+"""The folder of a training: the plan that it belongs to, and a checkpoint from which a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from specsim.errors import InputError
+from specsim.files import replacing, write_json
+
+PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def claim(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Leave the plan in the folder, or InputError if another one is there."""
+    refuse_another(folder, plan, whole=True)
+    if not (folder / PLAN).exists():
+        write_json(dict(plan), folder / PLAN)
+
+
+def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False) -> None:
+    """InputError if the folder holds the plan of another training; where not whole, this is a part of one."""
+    refuse_file(folder)
+    path = folder / PLAN
+    if not path.exists():
+        return
+    there, plan = json.loads(path.read_text()), json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    for key in dict.fromkeys([*plan, *there] if whole else plan):
+        if there.get(key) != plan.get(key):
+            raise InputError(
+                f"{folder} holds a training with {key}={json.dumps(there.get(key))}, asked for "
+                f"{json.dumps(plan.get(key))}; give another --out"
+            )
+
+
+def refuse_file(folder: Path) -> None:
+    """InputError if a file is in the folder's place."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder as --out")
+
+
+def add_row(folder: Path, row: Mapping[str, Any]) -> None:
+    """Add a line to the folder's log."""
+    with (folder / LOG).open("a") as handle:
+        handle.write(json.dumps(row) + "\n")
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) -> None:
+    """Write a safetensors file atomically, with facts as JSON in its header."""
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(whole, temporary, metadata={name: json.dumps(value) for name, value in facts.items()})
+
+
+def save_checkpoint(
+    path: Path, parts: Mapping[str, Tensors], optimizers: Sequence[torch.optim.Optimizer], **facts: Any
+) -> None:
+    """Write what a run needs to go on: named sets of tensors, optimizers' states, and facts."""
+    tensors = {f"{part}.{name}": value for part, whole in parts.items() for name, value in whole.items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, slots in optimizer.state_dict()["state"].items():
+            for slot, value in slots.items():
+                tensors[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
+    save_tensors(path, tensors, **facts)
+
+
+@contextmanager
+def checkpoint(
+    path: Path, optimizers: Sequence[torch.optim.Optimizer], device: str | torch.device = "cpu"
+) -> Iterator[tuple[dict[str, Tensors], dict[str, Any]]]:
+    """The sets of tensors and the facts that `save_checkpoint` wrote; the optimizers take their states back.
+
+    An error on reading them, in the block too, becomes an InputError that calls the file damaged.
+    """
+    try:
+        parts: dict[str, Tensors] = {}
+        states: dict[int, dict[int, Tensors]] = {}
+        for key, value in load_file(path, device=str(device)).items():
+            part, name = key.split(".", 1)
+            if part == "optimizer":
+                number, index, slot = name.split(".")
+                states.setdefault(int(number), {}).setdefault(int(index), {})[slot] = value.clone()
+            else:
+                parts.setdefault(part, {})[name] = value
+        yield parts, read_facts(path)
+        for place, optimizer in enumerate(optimizers):
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": states.get(place, {})})
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"checkpoint {path} is damaged ({reason}); delete it to train anew") from None
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts in a checkpoint's header."""
+    with safe_open(path, framework="pt") as handle:
+        return {name: json.loads(value) for name, value in (handle.metadata() or {}).items()}
