@@ -53,8 +53,9 @@ def test_all_is_written_down_and_the_drafter_loads(tmp_path: Path) -> None:
     assert len(document["trials"]) == SETTINGS.trials
     assert document["best"]["value"] == max(trial["value"] for trial in document["trials"])
     assert json.loads((tmp_path / REPORT).read_text())["trials"] == document["trials"]
-    target, loaded = load_drafter(tmp_path, pair().target)
-    assert isinstance(loaded, SelfSDKind) and target is pair().target
+    model = pair().target
+    target, loaded = load_drafter(tmp_path, model)
+    assert isinstance(loaded, SelfSDKind) and target is model
     assert loaded.facts == {name: document[name] for name in ("attention", "mlp")}
     with pytest.raises(InputError, match="trained on tiny/target"):
         load_drafter(tmp_path, small_target(layers=4))
