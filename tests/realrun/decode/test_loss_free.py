@@ -24,7 +24,7 @@ from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
 SIZES = [  # (prompts, output tokens)
-    pytest.param((9, 64), id="9x64"),
+    pytest.param((4, 40), id="4x40"),
     pytest.param((21, 128), id="21x128", marks=pytest.mark.slow),
 ]
 CHOICES = {"greedy": Sampler("greedy"), "gumbel": Sampler("gumbel", 0.8, seed=11)}
@@ -125,6 +125,7 @@ def test_the_target_clearly_beats_its_draft_model(lab_pair32: Pair) -> None:
     assert found["target_nats"] < F.cross_entropy(torch.zeros(1, 2048), torch.tensor([0])).item() / 2
 
 
+@pytest.mark.bench
 def test_recording_costs_at_most_four_times_generating(lab_pair32: Pair, prompts: list[Prompt]) -> None:
     record(lab_pair32, prompts[:1], RecordSettings(2, 8, CHOICES["gumbel"]))  # warm-up
     trace = record(lab_pair32, prompts[:3], RecordSettings(16, 256, CHOICES["gumbel"]))
