@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from transformers.utils import logging
+import typer
 
 import realrun.cli.main
 import specsim.cli.main
 import specsim.trace.files
 from specsim.files import file_digest
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, TREE_POLICIES
+from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_pair
 
 PREDICTION = {
@@ -49,72 +50,20 @@ class Mine(ChainPolicy):
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
 """
-COMMANDS = {
-    "specsim": (specsim.cli.main.main, ["replay", "tune", "leaderboard", "policies", "info"]),
-    "realrun": (realrun.cli.main.main, ["record", "profile", "validate", "lab", "lab train", "lab evaluate"]),
-}
-OPTIONS = {
-    "specsim replay": "--policy --set --cost --tuning-share --seed --json",
-    "specsim leaderboard": "--cost --draft-cost --batch --policy --also --max-draft --trials --tuning-share "
-    "--seeds --sensitivity --out --seed --json",
-    "specsim tune": "--policy --set --cost --search --trials --tuning-share --seed --json",
-    "specsim policies": "--also --json",
-    "specsim info": "--json",
-    "realrun record": "--target --draft-model --prompts --num-prompts --max-new-tokens --max-draft-tokens "
-    "--mode --temperature --seed --device --dtype --threads --kernels --overwrite --json",
-    "realrun profile": "--target --draft-model --contexts --max-draft-tokens --repeats --tree-nodes --mode "
-    "--temperature --seed --device --dtype --threads --kernels --json",
-    "realrun validate": "--out --target --draft-model --prompts --num-prompts --max-new-tokens --max-draft-tokens "
-    "--policy-file --mode --temperature --trials --repeats --max-error --seed --device --dtype --threads --kernels "
-    "--overwrite --json",
-    "realrun lab": "train evaluate",
-    "realrun lab train": "--work --out --target-tokens --draft-tokens --distill-tokens --device --seed",
-    "realrun lab evaluate": "--target --draft-model --device --dtype --json",
-}
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
+def every_command(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """The command and those below it, by their full names."""
+    yield name, command
+    for word, below in getattr(command, "commands", {}).items():
+        yield from every_command(f"{name} {word}", below)
 
 
-def call(command: str, *args: object) -> Result:
-    """Run a console command in this process."""
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = [command, *map(str, args)]
-    code: Any = 0
-    verbosity = logging.get_verbosity()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            COMMANDS[command][0]()
-    except SystemExit as stop:
-        code = stop.code or 0
-    finally:
-        sys.argv = argv
-        logging.set_verbosity(verbosity)
-    return Result(code, out.getvalue(), err.getvalue())
-
-
-def json_of(result: Result) -> dict[str, Any]:
-    """The one JSON object, of plain numbers, that makes up all of standard output."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    assert result.code == 0 and result.err == "", result
-    document = json.loads(result.out, parse_constant=refuse)
-    assert isinstance(document, dict)
-    return document
-
-
-def assert_refused(result: Result, *names: object) -> None:
-    assert result.code == 2, result
-    assert result.out == ""
-    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
-    assert result.err.endswith("\n") and "Traceback" not in result.err
-    for name in names:
-        assert str(name) in result.err, result.err
+COMMANDS = dict(
+    entry
+    for name, app in (("specsim", specsim.cli.main.app), ("realrun", realrun.cli.main.app))
+    for entry in every_command(name, typer.main.get_command(app))
+)
 
 
 class Files(NamedTuple):
@@ -376,18 +325,23 @@ def test_tables_are_for_people(files: Files) -> None:
     assert "hold-out" in call("specsim", "tune", files.trace, *args).out
 
 
-@pytest.mark.parametrize("name", [f"{c} {s}" for c, (_, names) in COMMANDS.items() for s in ["", *names]])
-def test_help_names_every_option(name: str) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option_and_every_command(name: str) -> None:
     command, *rest = name.split()
     result = call(command, *rest, "--help")
     assert result.code == 0 and result.err == ""
-    for option in OPTIONS.get(name.strip(), " ".join(COMMANDS[command][1][:3])).split():
-        assert option in result.out
+    named = set(re.findall(r"--?[\w-]+", result.out)) | set(result.out.split())
+    options = {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {option for option in options if option.startswith("-")} <= named
+    assert set(getattr(COMMANDS[name], "commands", ())) <= named
+    if not hasattr(COMMANDS[name], "commands"):  # a command says what it does, and each option what it is for
+        assert COMMANDS[name].help
+        assert all(getattr(p, "help", "") for p in COMMANDS[name].params), name
 
 
-@pytest.mark.parametrize("command", [["specsim"], ["realrun"], ["realrun", "lab"]])
-def test_a_bare_command_shows_its_help(command: list[str]) -> None:
-    result = call(*command)
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if hasattr(command, "commands")])
+def test_a_bare_command_shows_its_help(name: str) -> None:
+    result = call(*name.split())
     assert result.code == 2 and result.out == "" and "Usage:" in result.err
 
 
