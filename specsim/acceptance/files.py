@@ -36,6 +36,8 @@ def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, An
 def load_model(path: Path | str) -> AcceptanceModel:
     """Read a model; InputError says what is wrong with the file."""
     path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; make a model with `specsim acceptance fit`")
     try:
         document = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
