@@ -13,14 +13,16 @@ import torch
 
 import speckernels
 from realrun.decode.draft import Draft
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, draw, plain_calls
 
 
-def rejection_verifier(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+def rejection_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """The tokens to emit: the accepted ones and one of the target's own; with nothing drafted, a sample of p.
 
     logits : [k + 1, V], the target's after the pending token and each drafted one
     """
+    sampler, sequence, position, *_ = context
     drafted = len(draft.tokens)
     uniforms = [sampler.uniform("judge", sequence, position, depth) for depth in range(1, drafted + 1)]
     uniforms.append(sampler.uniform("last", sequence, position, 0))
@@ -75,16 +77,16 @@ def verify_by_kernel(
 class Verifier(Protocol):
     """Judges a chain by the target's logits."""
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
         """The tokens to emit: the accepted ones and one of the target's own.
 
         logits : [k + 1, V], after the pending token and each drafted one
         """
 
 
-def match_verifier(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+def match_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """Accept the leading tokens that equal the target's own choices; greedy or Gumbel, loss-free."""
-    chosen: list[int] = sampler.tokens(logits, sequence, position).tolist()
+    chosen: list[int] = context.sampler.tokens(logits, context.sequence, context.position).tolist()
     drafted = draft.tokens
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.chain_verify import Verifier, verifier_for
-from realrun.decode.draft import Draft, KeepDrafting, Uniforms, layout, params_of
-from realrun.decode.rounds import Decoded, Round
+from realrun.decode.draft import Draft, KeepDrafting, layout, params_of
+from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
 from realrun.lm.cached import CachedLM
@@ -21,7 +21,6 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.tree.base import TreePolicy
-from specsim.rng import uniform
 
 
 class Drafter(Protocol):
@@ -37,15 +36,7 @@ class Drafter(Protocol):
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
 
-    def propose(
-        self,
-        tokens: Sequence[int],
-        limit: int,
-        keep: KeepDrafting,
-        sampler: Sampler,
-        sequence: int,
-        position: int,
-    ) -> Draft: ...
+    def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft: ...
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
 
@@ -59,13 +50,9 @@ class TreeDrafter(Drafter, Protocol):
     def propose_tree(
         self,
         tokens: Sequence[int],
-        limit: int,
+        context: RoundContext,
         policy: TreePolicy,
         state: Any,
-        uniforms: Uniforms,
-        sampler: Sampler,
-        sequence: int,
-        position: int,
     ) -> tuple[Draft, Any]: ...
 
     def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
@@ -129,7 +116,8 @@ class Decoder:
         while len(tokens) < end:
             t = len(tokens) - len(prompt)
             limit = min(deepest, end - len(tokens) - 1)
-            state, _ = self.round(tokens, t, limit, policy, state, sequence, seed, rounds)
+            context = RoundContext(self.sampler, sequence, t, limit, seed)
+            state, _ = self.round(tokens, context, policy, state, rounds)
             if tokens[-1] in self.eos_token_ids:
                 break
         return Decoded(tokens[len(prompt) :], rounds, prefill_s, state)
@@ -137,32 +125,29 @@ class Decoder:
     def round(
         self,
         tokens: list[int],
-        t: int,
-        limit: int,
+        context: RoundContext,
         policy: Policy | None,
         state: Any,
-        sequence: int,
-        seed: int,
         rounds: list[Round],
     ) -> tuple[Any, Draft]:
-        """One round of at most `limit` levels: extends `tokens` and `rounds`; the policy's new state and the draft."""
+        """One round: extends `tokens` and `rounds`; the policy's new state and the draft."""
         if isinstance(policy, TreePolicy):
-            return self._tree_round(tokens, t, limit, policy, state, sequence, seed, rounds)
+            return self._tree_round(tokens, context, policy, state, rounds)
         assert policy is None or isinstance(policy, ChainPolicy)
         start = self.clock()
         draft = Draft()
-        if limit > 0 and policy is not None:
+        if context.limit > 0 and policy is not None:
             decide, params = policy.keep_drafting, policy.params
 
             def keep(step: Step, depth: int) -> bool:
                 nonlocal state
-                proceed, state = decide(state, params, step, depth, uniform(seed, sequence, t, depth))
+                proceed, state = decide(state, params, step, depth, context.policy_uniform(depth))
                 return bool(proceed)
 
-            draft = self.drafter.propose(tokens, limit, keep, self.sampler, sequence, t)
+            draft = self.drafter.propose(tokens, context, keep)
         proposed = self.clock()
         logits = self.target.forward([tokens[-1], *draft.tokens])
-        emitted = self.verifier(logits, draft, self.sampler, sequence, t)
+        emitted = self.verifier(logits, draft, context)
         verified = self.clock()
         drafted = len(draft.tokens)
         accepted = len(emitted) - 1
@@ -179,7 +164,7 @@ class Decoder:
             state = policy.update(state, policy.params, drafted, accepted)
         rounds.append(
             Round(
-                t=t,
+                t=context.position,
                 drafted=drafted,
                 accepted=accepted,
                 verified=drafted,
@@ -195,12 +180,9 @@ class Decoder:
     def _tree_round(
         self,
         tokens: list[int],
-        t: int,
-        limit: int,
+        context: RoundContext,
         policy: TreePolicy,
         state: Any,
-        sequence: int,
-        seed: int,
         rounds: list[Round],
     ) -> tuple[Any, Draft]:
         """`round` of a tree; a plain step of the target where nothing is drafted or all of it is dropped.
@@ -211,12 +193,8 @@ class Decoder:
         assert isinstance(drafter, TreeDrafter)
         start = self.clock()
         draft = Draft()
-        if limit > 0:
-
-            def uniforms(level: int) -> float:
-                return float(uniform(seed, sequence, t, level))
-
-            draft, state = drafter.propose_tree(tokens, limit, policy, state, uniforms, self.sampler, sequence, t)
+        if context.limit > 0:
+            draft, state = drafter.propose_tree(tokens, context, policy, state)
         proposed = self.clock()
         depth = 0
         if draft.tokens:
@@ -225,7 +203,7 @@ class Decoder:
             logits = target.forward_nodes([tokens[-1], *draft.tokens], depths.tolist(), torch.from_numpy(visible))
         else:
             logits = target.forward(tokens[-1:])
-        path, own_token = self.tree_verifier(logits, draft, self.sampler, sequence, t)
+        path, own_token = self.tree_verifier(logits, draft, context)
         emitted = [*(draft.tokens[node] for node in path), own_token]
         for index, token in enumerate(emitted):
             if token in self.eos_token_ids:
@@ -245,7 +223,7 @@ class Decoder:
             drafter.commit(len(tokens) - 1, target_hidden)
         rounds.append(
             Round(
-                t=t,
+                t=context.position,
                 drafted=draft.drafted,
                 accepted=len(path),
                 verified=len(draft.tokens),

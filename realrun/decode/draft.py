@@ -44,9 +44,6 @@ class Draft:
     level_nodes: list[int] = field(default_factory=list)
 
 
-Uniforms = Callable[[int], float]  # of the decision about each level
-
-
 @lru_cache(maxsize=64)
 def params_of(policy: TreePolicy) -> tuple[Any, ...]:
     """The policy's params, made once: those of a static tree are its whole shape."""

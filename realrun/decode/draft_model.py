@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
@@ -83,16 +84,8 @@ class DraftModel:
         self.lm.prefill(context)
         self.take_hidden(target_hidden)
 
-    def propose(
-        self,
-        tokens: Sequence[int],
-        limit: int,
-        keep: KeepDrafting,
-        sampler: Sampler,
-        sequence: int,
-        position: int,
-    ) -> Draft:
-        """Draft 1 to `limit` tokens after `tokens`, for output positions `position` and on.
+    def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
+        """Draft 1 to `limit` tokens after `tokens`, for output positions `position` and on, of this context.
 
         Stops at the limit, at an end-of-text token, or when `keep` says so.
         """
@@ -101,7 +94,9 @@ class DraftModel:
         while True:
             start = time.perf_counter()
             logits = self.lm.forward(feed)[-1:]
-            (described,), probs = sampler.draft(logits, sequence, position, len(draft.tokens) + 1)
+            (described,), probs = context.sampler.draft(
+                logits, context.sequence, context.position, len(draft.tokens) + 1
+            )
             if probs is not None:
                 draft.probs.append(probs[0])
             if self.scoring:
@@ -116,7 +111,7 @@ class DraftModel:
             draft.steps.append(step)
             drafted = time.perf_counter()
             draft.step_s.append(drafted - start)
-            if len(draft.tokens) == limit or draft.tokens[-1] in self.eos_token_ids:
+            if len(draft.tokens) == context.limit or draft.tokens[-1] in self.eos_token_ids:
                 return draft
             proceed = keep(step, len(draft.tokens))
             draft.policy_s += time.perf_counter() - drafted
@@ -148,21 +143,16 @@ class DraftModel:
     def propose_tree(
         self,
         tokens: Sequence[int],
-        limit: int,
+        context: RoundContext,
         policy: TreePolicy,
         state: Any,
-        uniforms: Callable[[int], float],
-        sampler: Sampler,
-        sequence: int,
-        position: int,
     ) -> tuple[Draft, Any]:
-        """Draft a tree of up to `limit` levels after `tokens`, for output positions `position` and on.
+        """Draft a tree of up to `limit` levels after `tokens`, for output positions `position` and on, of this context.
 
-        uniforms : of the decision about each level, from 0. Returns the draft, of which the
-        policy chose the tokens, and the policy's new state.
+        Returns the draft, of which the policy chose the tokens, and the policy's new state.
         """
-        siblings = self.siblings if sampler.mode == "rejection" else "top_k"
-        return self._grower.grow(tokens, limit, policy, state, uniforms, sampler, sequence, position, siblings)
+        siblings = self.siblings if context.sampler.mode == "rejection" else "top_k"
+        return self._grower.grow(tokens, context, policy, state, siblings)
 
     def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`; they are now part of the output."""

@@ -1,9 +1,32 @@
-"""What a real run did, round by round."""
+"""What a round is given, and what a real run did, round by round."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from realrun.decode.sampling import Sampler
+from specsim.rng import uniform
+
+
+class RoundContext(NamedTuple):
+    """Which round it is, and how its tokens are chosen; with these, every run of the round draws the same numbers.
+
+    sequence : number of the sequence, which keys noise and uniforms
+    position : output position of the first token that the round decides
+    limit : most tokens, or levels of a tree, that may be drafted
+    seed : of the policy's own uniforms
+    """
+
+    sampler: Sampler
+    sequence: int
+    position: int
+    limit: int = 0
+    seed: int = 0
+
+    def policy_uniform(self, level: int) -> float:
+        """The policy's uniform in (0, 1) at this depth of a chain (from 1) or level of a tree (from 0)."""
+        return float(uniform(self.seed, self.sequence, self.position, level))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numba as nb
 import numpy as np
 import torch
 
-from realrun.decode.draft import Draft, Siblings, Uniforms, params_of
-from realrun.decode.sampling import Sampler
+from realrun.decode.draft import Draft, Siblings, params_of
+from realrun.decode.rounds import RoundContext
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
 from specsim.arrays import Array
@@ -45,19 +45,16 @@ class TreeGrower:
     def grow(
         self,
         tokens: Sequence[int],
-        limit: int,
+        context: RoundContext,
         policy: TreePolicy,
         state: Any,
-        uniforms: Uniforms,
-        sampler: Sampler,
-        sequence: int,
-        position: int,
         siblings: Siblings,
     ) -> tuple[Draft, Any]:
         """A tree of up to `limit` levels after `tokens`, for output positions `position` and on; with the new state.
 
         Where the policy expands nothing at the root, no pass is made and nothing drafted.
         """
+        sampler, sequence, position, limit, _ = context
         tree, widths, params = self.tree, self.widths, params_of(policy)
         draft = Draft(siblings=siblings)
         drawn_from: dict[int, torch.Tensor] = {}
@@ -65,7 +62,7 @@ class TreeGrower:
         widths[0] = 0
         for level in range(limit):
             asked, end = time.perf_counter(), count
-            state = policy.expand(state, params, tree, first, end, uniforms(level), widths)
+            state = policy.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
             drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
             if expanded > policy.max_expanded:
                 raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")

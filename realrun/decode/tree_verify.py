@@ -20,6 +20,7 @@ import torch
 
 import speckernels
 from realrun.decode.draft import Draft, Siblings
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, draw, plain_calls
 from specsim.errors import InputError
 
@@ -34,9 +35,7 @@ class TreeVerifier(Protocol):
 
     lossy: ClassVar[bool]
 
-    def __call__(
-        self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int
-    ) -> Accepted: ...
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class MatchTree:
 
     lossy: ClassVar[bool] = False
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted:
+        sampler, sequence, position, *_ = context
         tokens, parents = draft.tokens, draft.parents
         positions = [position]  # of the token after each row
         for parent in parents:
@@ -79,8 +79,9 @@ class RejectTree:
 
     lossy: ClassVar[bool] = False
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted:
         check_siblings(draft)
+        sampler, sequence, position, *_ = context
 
         def judge(node: int) -> float:
             return sampler.uniform("judge", sequence, position, node + 1)
@@ -116,9 +117,10 @@ class TypicalAcceptance:
             if value is not None and not 0 <= value < math.inf:
                 raise InputError(f"{name}={value} of typical acceptance is no threshold; give a number of at least 0")
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted:
+        sampler = context.sampler
         if sampler.mode == "greedy":
-            return match_tree(logits, draft, sampler, sequence, position)
+            return match_tree(logits, draft, context)
         delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
         if not plain_calls(logits):
             warped = sampler.warped(logits)

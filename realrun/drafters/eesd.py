@@ -10,7 +10,7 @@ a cache of its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
@@ -134,15 +135,11 @@ class EarlyExitDrafter(DraftModel):
     def propose_tree(
         self,
         tokens: Sequence[int],
-        limit: int,
+        context: RoundContext,
         policy: TreePolicy,
         state: Any,
-        uniforms: Callable[[int], float],
-        sampler: Sampler,
-        sequence: int,
-        position: int,
     ) -> tuple[Draft, Any]:
-        draft, state = super().propose_tree(tokens, limit, policy, state, uniforms, sampler, sequence, position)
+        draft, state = super().propose_tree(tokens, context, policy, state)
         self.target.row_nodes = self._grower.slot[draft.nodes].tolist()
         return draft, state
 

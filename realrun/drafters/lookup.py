@@ -24,6 +24,7 @@ import torch
 from realrun.decode.acceptance_predictor import Predictor, Scorer
 from realrun.decode.draft import Draft, KeepDrafting
 from realrun.decode.draft_model import DraftModel
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
@@ -116,16 +117,8 @@ class LookupDrafter(DraftModel):
         self.index = NgramIndex(self.index.vocabulary)
         self.index.extend(context)
 
-    def propose(
-        self,
-        tokens: Sequence[int],
-        limit: int,
-        keep: KeepDrafting,
-        sampler: Sampler,
-        sequence: int,
-        position: int,
-    ) -> Draft:
-        """Draft 0 to `limit` tokens after `tokens`, which go on where those of the last call ended."""
+    def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
+        """Draft 0 to `context.limit` tokens after `tokens`, which go on where those of the last call ended."""
         draft, index = Draft(), self.index
         start = time.perf_counter()
         index.extend(tokens[len(index.text) :])
@@ -134,14 +127,14 @@ class LookupDrafter(DraftModel):
         while True:
             depth = len(draft.tokens) + 1
             token, step = index.token(depth), index.step(depth)
-            if sampler.mode == "rejection":
+            if context.sampler.mode == "rejection":
                 draft.probs.append(self._certain(token))
             draft.parents.append(depth - 2)
             draft.tokens.append(token)
             draft.steps.append(step)
             drafted = time.perf_counter()
             draft.step_s.append(drafted - start)
-            if depth == limit or token in self.eos_token_ids:
+            if depth == context.limit or token in self.eos_token_ids:
                 return draft
             proceed = keep(step, depth)
             start = time.perf_counter()

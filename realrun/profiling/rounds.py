@@ -11,8 +11,7 @@ from realrun.decode.chain_verify import verifier_for
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Round
-from realrun.decode.sampling import Sampler
+from realrun.decode.rounds import Round, RoundContext
 from realrun.profiling.masks import pass_tokens, set_masks
 from realrun.profiling.trees import Samples, fall_behind
 from specsim.policy.registry import make_policy
@@ -24,8 +23,8 @@ class ScriptedVerifier:
     def __init__(self) -> None:
         self.accept = 0
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
-        verifier_for(sampler)(logits, draft, sampler, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+        verifier_for(context.sampler)(logits, draft, context)
         return [*draft.tokens[: self.accept], 0]
 
 
@@ -58,7 +57,7 @@ def _measure_round(
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None
     state = policy.initial_state(policy.params) if policy else None
     rounds: list[Round] = []
-    _, draft = decoder.round(list(tokens), 0, size, policy, state, 0, 0, rounds)
+    _, draft = decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, size), policy, state, rounds)
     (measured,) = rounds
     if size:
         samples["draft", behind, 1, context].append(draft.step_s[0])

@@ -18,8 +18,7 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Round
-from realrun.decode.sampling import Sampler
+from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.tree_verify import Accepted, tree_verifier_for
 from specsim.errors import InputError
 from specsim.policy.base import setting
@@ -116,8 +115,8 @@ class ScriptedTreeVerifier:
     def __init__(self) -> None:
         self.accept = -1
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
-        tree_verifier_for(sampler)(logits, draft, sampler, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted:
+        tree_verifier_for(context.sampler)(logits, draft, context)
         path, node = list[int](), self.accept
         while node >= 0:
             path.append(node)
@@ -169,7 +168,7 @@ def measure_tree_round(
     if drafter.lm.reads_target_states:
         fall_behind(decoder, context, levels, rng)
     rounds: list[Round] = []
-    _, draft = decoder.round(list(tokens), 0, levels, policy, (0.0,), 0, 0, rounds)
+    _, draft = decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, levels), policy, (0.0,), rounds)
     (measured,) = rounds
     for place, (nodes, step_s) in enumerate(zip(draft.level_nodes, draft.step_s, strict=True), start=1):
         samples["tree draft", nodes, place, context].append(step_s)

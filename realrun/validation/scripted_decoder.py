@@ -14,7 +14,7 @@ import torch
 
 from realrun.decode.decoder import Decoder, Drafter
 from realrun.decode.draft import Draft, KeepDrafting
-from realrun.decode.rounds import Round
+from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.pairs.pair import Pair
@@ -60,24 +60,16 @@ class ScriptedDrafter:
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.begin(context)
 
-    def propose(
-        self,
-        tokens: Sequence[int],
-        limit: int,
-        keep: KeepDrafting,
-        sampler: Sampler,
-        sequence: int,
-        position: int,
-    ) -> Draft:
-        row = self.script.row(sequence, position)
-        limit = min(limit, self.script.draft_limit[row])
+    def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
+        row = self.script.row(context.sequence, context.position)
+        limit = min(context.limit, self.script.draft_limit[row])
         if limit == 0:
             return Draft()
 
         def scripted(step: Step, depth: int) -> bool:
             return keep(self.script.step(row, depth), depth)
 
-        return self.drafter.propose(tokens, limit, scripted, sampler, sequence, position)
+        return self.drafter.propose(tokens, context._replace(limit=limit), scripted)
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.commit(length)
@@ -90,9 +82,9 @@ class TraceVerifier(ScriptedVerifier):
         super().__init__()
         self.script = script
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
-        self.accept = min(len(draft.tokens), self.script.match_len[self.script.row(sequence, position)])
-        return super().__call__(logits, draft, sampler, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+        self.accept = min(len(draft.tokens), self.script.match_len[self.script.row(context.sequence, context.position)])
+        return super().__call__(logits, draft, context)
 
 
 class ScriptedDecoder:
@@ -126,7 +118,8 @@ class ScriptedDecoder:
             self._rewind(lm, prompt - 1)
         tokens, state = self._tokens[:prompt], policy.initial_state(policy.params)
         while (t := len(tokens) - prompt) < length and (most_rounds is None or len(rounds) < most_rounds):
-            state, _ = decoder.round(tokens, t, policy.max_draft_tokens, policy, state, sequence, self.seed, rounds)
+            context = RoundContext(decoder.sampler, sequence, t, policy.max_draft_tokens, self.seed)
+            state, _ = decoder.round(tokens, context, policy, state, rounds)
         return rounds
 
     @torch.inference_mode()
@@ -140,7 +133,8 @@ class ScriptedDecoder:
             tokens = self._tokens[: prompt + start]
             self._rewind(decoder.target, len(tokens) - 1)
             for t in range(start, last):
-                decoder.round(tokens, t, 0, None, None, sequence, self.seed, rounds if warm else [])
+                context = RoundContext(decoder.sampler, sequence, t, 0, self.seed)
+                decoder.round(tokens, context, None, None, rounds if warm else [])
         return rounds
 
     def _prepare(self, sequence: int, positions: int) -> None:

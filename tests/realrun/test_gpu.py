@@ -8,7 +8,7 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.gumbel import gumbel_noise
-from realrun.decode.rounds import Round
+from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
@@ -98,7 +98,9 @@ def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sample
     with torch.profiler.profile(activities=kinds) as seen:
         for _ in range(3):
             t = len(tokens) - len(prompt.tokens)
-            decoder.round(tokens, t, 6, policy, policy.initial_state(policy.params), 0, 0, rounds)
+            decoder.round(
+                tokens, RoundContext(decoder.sampler, 0, t, 6, 0), policy, policy.initial_state(policy.params), rounds
+            )
     counts = {event.key: event.count for event in seen.key_averages()}
     passes = sum(r.drafted + 1 for r in rounds)
     assert passes == 21

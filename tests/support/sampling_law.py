@@ -11,6 +11,7 @@ import torch
 
 from realrun.decode.chain_verify import Verifier
 from realrun.decode.draft import Draft
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream
 
 HALVINGS = 26  # of a threshold's interval
@@ -107,7 +108,7 @@ def emitted_law(
         logits = torch.stack([tables.target[chain[:i]] for i in range(depth + 1)])
 
         def emitted(draft: Draft = draft, logits: torch.Tensor = logits) -> list[int]:
-            return verifier(logits, draft, sampler, 0, 0)
+            return verifier(logits, draft, RoundContext(sampler, 0, 0))
 
         def accepts(place: int, u: float, emitted: Callable[[], list[int]] = emitted) -> bool:
             sampler.fed["judge", place + 1] = u

@@ -14,7 +14,7 @@ from realrun.decode.chain_verify import match_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Decoded
+from realrun.decode.rounds import Decoded, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.llama import FusedLlama
@@ -211,11 +211,9 @@ def test_state_starts_anew_with_every_sequence() -> None:
     assert after.tokens == fresh.tokens and after.log() == fresh.log()
 
 
-def greedy_by_one_verifier(
-    logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int
-) -> list[int]:
+def greedy_by_one_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """Wrong on purpose: accepts one token more than the target agrees with."""
-    emitted = match_verifier(logits, draft, sampler, sequence, position)
+    emitted = match_verifier(logits, draft, context)
     if len(emitted) <= len(draft.tokens):
         emitted = [*draft.tokens[: len(emitted)], emitted[-1]]
     return emitted
@@ -251,7 +249,7 @@ def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler) -> Non
         state = policy.initial_state(policy.params)
         for _ in range(8):
             t = len(tokens) - len(prompt)
-            state, _ = loop.round(tokens, t, 4, policy, state, 0, 0, rounds)
+            state, _ = loop.round(tokens, RoundContext(loop.sampler, 0, t, 4, 0), policy, state, rounds)
             fully = rounds[-1].accepted == 4
             assert loop.target.length == len(tokens) - 1
             assert drafter.lm.length == len(tokens) - 1 - fully
@@ -268,7 +266,7 @@ def test_a_draft_describes_every_token_it_holds() -> None:
     with torch.inference_mode():
         drafter.begin(prompt[:-1])
         asked: list[int] = []
-        draft = drafter.propose(prompt, 5, lambda step, depth: not asked.append(depth), Sampler(), 0, 0)
+        draft = drafter.propose(prompt, RoundContext(Sampler(), 0, 0, 5), lambda step, depth: not asked.append(depth))
     assert asked == [1, 2, 3, 4]  # the last token of a full draft needs no decision
     assert draft.parents == [-1, 0, 1, 2, 3] and len(draft.steps) == len(draft.step_s) == 5
     for step in draft.steps:

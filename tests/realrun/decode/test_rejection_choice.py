@@ -12,6 +12,7 @@ from scipy import stats
 from realrun.decode.chain_verify import verify_by_kernel, verify_chain
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream, draw, nucleus
 from realrun.lm.kernels import use_kernels
 from realrun.recording.record import RecordSettings, record
@@ -41,7 +42,7 @@ def test_drafts_carry_their_distributions_in_rejection_mode_only() -> None:
     for sampler in (Sampler("rejection", 0.7, top_p=0.9), Sampler("gumbel", 0.7), Sampler()):
         drafter.prepare(len(prompt) + 5, sampler, 0, 6)
         drafter.begin(prompt[:-1])
-        draft = drafter.propose(prompt, 4, lambda step, depth: True, sampler, 0, 0)
+        draft = drafter.propose(prompt, RoundContext(sampler, 0, 0, 4), lambda step, depth: True)
         if sampler.mode != "rejection":
             assert draft.probs == []
             continue

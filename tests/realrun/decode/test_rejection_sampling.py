@@ -17,6 +17,7 @@ from realrun.decode.chain_verify import Verifier, match_verifier, rejection_veri
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, draw
 from realrun.lm.cached import CachedLM
 from specsim.policy.chain.base import ChainPolicy
@@ -35,15 +36,16 @@ from tests.support.sampling_law import (
 )
 
 
-def broken_replacement(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+def broken_replacement(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """Draws the replacement of a rejected token from p (errata C1)."""
-    emitted = rejection_verifier(logits, draft, sampler, sequence, position)
+    emitted, (sampler, sequence, position, *_) = rejection_verifier(logits, draft, context), context
     last = draw(sampler.probs(logits[len(emitted) - 1 :][:1]), [sampler.uniform("last", sequence, position, 0)])
     return [*emitted[:-1], int(last)]
 
 
-def broken_ratio(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+def broken_ratio(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """Accepts where u < q/p."""
+    sampler, sequence, position, *_ = context
     target = sampler.probs(logits)
     accepted = 0
     for place, token in enumerate(draft.tokens):
@@ -77,8 +79,8 @@ def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> N
     tables, sampler = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
     whole = FedChoice("rejection", 1.0, 0, 1.0, sampler.fed)
 
-    def verifier(logits: torch.Tensor, draft: Draft, _: Sampler, sequence: int, position: int) -> list[int]:
-        return rejection_verifier(logits, draft, sampler, sequence, position)
+    def verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+        return rejection_verifier(logits, draft, context._replace(sampler=sampler))
 
     law = emitted_law(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
     wanted = {}

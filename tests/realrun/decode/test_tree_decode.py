@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Siblings, layout
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Decoded, Round
+from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
 from realrun.lm.cached import CachedLM
@@ -281,7 +281,9 @@ def test_drafted_nodes_are_what_plain_passes_say(sampler: Sampler, policy: TreeP
         for _ in range(8):
             before, t = list(tokens), len(tokens) - len(prompt)
             rounds: list[Round] = []
-            state, draft = loop.round(tokens, t, policy.deepest, policy, state, 0, 5, rounds)
+            state, draft = loop.round(
+                tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 5), policy, state, rounds
+            )
             grower = drafter._grower
             tree, total = grower.tree, draft.drafted + 1
             texts, expanded = [before], set[int]()
@@ -317,7 +319,7 @@ def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler, policy
         state = policy.initial_state(policy.params)
         for _ in range(10):
             t = len(tokens) - len(prompt)
-            state, _ = loop.round(tokens, t, policy.deepest, policy, state, 0, 0, rounds)
+            state, _ = loop.round(tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 0), policy, state, rounds)
             assert loop.target.length == len(tokens) - 1 and loop.target.nodes == drafter.lm.nodes == 0
             lacking.add(len(tokens) - 1 - drafter.lm.length)
             for lm in (loop.target, drafter.lm):
@@ -366,8 +368,8 @@ class OneTooMany:
 
     lossy: ClassVar[bool] = True
 
-    def __call__(self, logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> Accepted:
-        path, token = match_tree(logits, draft, sampler, sequence, position)
+    def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted:
+        path, token = match_tree(logits, draft, context)
         last = path[-1] if path else -1
         return ([*path, draft.parents.index(last)] if last in draft.parents else path), token
 

@@ -16,6 +16,7 @@ import speckernels
 from realrun.decode import tree_verify
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.draft import Draft, Siblings
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.siblings import draw_siblings
 from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
@@ -145,7 +146,8 @@ def tree_law(
         draft = prune(draft)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, len(draft.tokens))]
         logits = torch.stack(rows)
-        emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, sampler, 0, 0), vocabulary)  # noqa: B023
+        context = RoundContext(sampler, 0, 0)
+        emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, context), vocabulary)  # noqa: B023
         for path, prob in emitted.items():
             add(law, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
     return law
@@ -192,10 +194,10 @@ def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None
             leaves, probs = second.tokens, [first.rows[0], first.rows[0], *second.rows]
         draft = Draft([*tokens, *leaves[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, probs=probs, drafted=4)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, 4)]
-        path, token = reject_tree(torch.stack(rows), draft, sampler, sequence, 0)
+        path, token = reject_tree(torch.stack(rows), draft, RoundContext(sampler, sequence, 0))
         emitted = (*(draft.tokens[node] for node in path), token)
         if len(emitted) == 1:  # the next round: nothing drafted
-            emitted = (token, reject_tree(tables.target[token,][None], Draft(), sampler, sequence, 1)[1])
+            emitted = (token, reject_tree(tables.target[token,][None], Draft(), RoundContext(sampler, sequence, 1))[1])
         counts[emitted[:2]] += 1
     expected = np.array([law[path] for path in law]) * samples
     assert expected.min() > 5 and counts.keys() <= law.keys()
@@ -273,10 +275,10 @@ def test_on_a_chain_tree_rejection_is_chain_rejection(kernels: str) -> None:
         for seed, kind in itertools.product(range(60), ("iid", "without_replacement")):
             logits, draft = random_draft(kind, [*range(-1, seed % 6 - 1)], 12, seed)  # type: ignore[arg-type]
             sampler = Sampler("rejection", 0.9, seed)
-            path, token = reject_tree(logits, draft, sampler, 1, 2)
+            path, token = reject_tree(logits, draft, RoundContext(sampler, 1, 2))
             assert path == [*range(len(path))]
             emitted = [*(draft.tokens[node] for node in path), token]
-            assert emitted == rejection_verifier(logits, draft, sampler, 1, 2)
+            assert emitted == rejection_verifier(logits, draft, RoundContext(sampler, 1, 2))
             lengths.add(len(path))
     assert lengths >= {0, 1, 2, 3}
 
@@ -289,9 +291,9 @@ def test_the_lean_walk_is_the_kernels(kind: Siblings, kernels: str, cases: int) 
         generator = torch.Generator().manual_seed(seed)
         logits, draft = random_draft(kind, random_tree(seed % 13, generator), 9, seed)
         sampler = Sampler("rejection", 0.8, seed, 0.95 if kind == "top_k" else 1.0)
-        walked = reject_tree(logits, draft, sampler, 0, 5)
+        walked = reject_tree(logits, draft, RoundContext(sampler, 0, 5))
         with use_kernels(kernels):
-            assert reject_tree(logits, draft, sampler, 0, 5) == walked
+            assert reject_tree(logits, draft, RoundContext(sampler, 0, 5)) == walked
         lengths.add(len(walked[0]))
     assert cases < 10 or len(lengths) > 2
 
@@ -302,9 +304,10 @@ def test_a_token_that_cannot_have_been_drawn_is_passed_over(kind: Siblings) -> N
     logits = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log().expand(4, -1)
     draft = Draft([2, 0, 1], [-1, -1, 0], siblings=kind, probs=[q, q, q])
     sampler = FedChoice("rejection", fed={("judge", 1): 0.0, ("judge", 2): 0.9, ("judge", 3): 0.0, ("last", 0): 0.1})
-    assert reject_tree(logits, draft, sampler, 0, 0) == ([], 2)  # 0 is rejected, and (p - q)+ has token 2 alone
+    # 0 is rejected, and (p - q)+ has token 2 alone.
+    assert reject_tree(logits, draft, RoundContext(sampler, 0, 0)) == ([], 2)
     sampler.fed["judge", 2] = 0.0
-    assert reject_tree(logits, draft, sampler, 0, 0) == ([1], 0)
+    assert reject_tree(logits, draft, RoundContext(sampler, 0, 0)) == ([1], 0)
 
 
 def test_a_draft_that_does_not_know_how_it_was_drafted_is_refused() -> None:
@@ -319,7 +322,7 @@ def test_a_draft_that_does_not_know_how_it_was_drafted_is_refused() -> None:
     for message, draft in bad.items():
         for kernels in ("auto", "reference"):
             with use_kernels(kernels), pytest.raises(InputError, match=message) as caught:
-                reject_tree(torch.zeros(3, 3), draft, Sampler("rejection"), 0, 0)
+                reject_tree(torch.zeros(3, 3), draft, RoundContext(Sampler("rejection"), 0, 0))
             assert "\n" not in str(caught.value)
     check_siblings(Draft([0, 1], [-1, -1], siblings="top_k", drafted=5))
     check_siblings(Draft([0, 1], [-1, -1], probs=[q, q], drafted=2))
@@ -352,7 +355,7 @@ def test_matching_is_greedy_verify(sampler: Sampler, kernels: str) -> None:
         )
         accepted = int(verified.accepted[0])
         with use_kernels(kernels):
-            path, token = match_tree(logits, draft, sampler, 3, 40)
+            path, token = match_tree(logits, draft, RoundContext(sampler, 3, 40))
         assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
         assert token == verified.emitted[0, accepted]
         lengths.append(len(path))
@@ -399,7 +402,7 @@ def test_typical_acceptance_is_the_kernels_rule(sampler: Sampler, verifier: Typi
         )
         accepted = int(verified.accepted[0])
         with use_kernels(kernels):
-            path, token = verifier(logits, draft, sampler, 0, 0)
+            path, token = verifier(logits, draft, RoundContext(sampler, 0, 0))
         assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
         assert token == verified.emitted[0, accepted]
         lengths.add(len(path))
@@ -417,29 +420,31 @@ def test_typical_acceptance_by_hand() -> None:
         (1.0, 0.52, []),
         (0.26, None, [0]),
     ):
-        assert TypicalAcceptance(epsilon, delta)(logits, draft, sampler, 0, 0) == (path, 0)
-    assert TypicalAcceptance(0.28)(logits, draft, sampler, 0, 0) == ([], 0)  # sqrt(0.28) * 0.387 = 0.205
+        assert TypicalAcceptance(epsilon, delta)(logits, draft, RoundContext(sampler, 0, 0)) == (path, 0)
+    assert TypicalAcceptance(0.28)(logits, draft, RoundContext(sampler, 0, 0)) == ([], 0)  # sqrt(0.28) * 0.387 = 0.205
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_typical_acceptance_of_a_greedy_choice_is_matching(kernels: str) -> None:
     with use_kernels(kernels):
         for logits, draft, _ in matched_trees(60, Sampler()):
-            wanted = match_tree(logits, draft, Sampler(), 3, 40)
-            assert TypicalAcceptance()(logits, draft, Sampler(), 3, 40) == wanted
+            wanted = match_tree(logits, draft, RoundContext(Sampler(), 3, 40))
+            assert TypicalAcceptance()(logits, draft, RoundContext(Sampler(), 3, 40)) == wanted
 
 
 def test_typical_acceptance_draws_near_greedy_as_the_temperature_falls() -> None:
     cold = Sampler("gumbel", 1e-3)
     for logits, draft, _ in matched_trees(60, Sampler()):
-        assert TypicalAcceptance()(logits, draft, cold, 3, 40) == match_tree(logits, draft, Sampler(), 3, 40)
+        assert TypicalAcceptance()(logits, draft, RoundContext(cold, 3, 40)) == match_tree(
+            logits, draft, RoundContext(Sampler(), 3, 40)
+        )
 
 
 def test_the_output_of_typical_acceptance_does_not_follow_the_target() -> None:
     """Nothing drafted, and still always the most probable token."""
     logits = torch.tensor([[0.0, 0.1]])
     for sequence in range(20):
-        assert TypicalAcceptance()(logits, Draft(), Sampler("gumbel", 1.0), sequence, 0) == ([], 1)
+        assert TypicalAcceptance()(logits, Draft(), RoundContext(Sampler("gumbel", 1.0), sequence, 0)) == ([], 1)
 
 
 @pytest.mark.parametrize("bad", [{"epsilon": -0.1}, {"delta": math.nan}, {"epsilon": math.inf}])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
-from realrun.decode.rounds import Decoded, Round
+from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eesd import EarlyExit, EarlyExitDrafter, EarlyExitLM, EESDKind, as_model
 from realrun.lm.cached import CachedLM
@@ -169,7 +169,9 @@ def rounds_of(loop: Decoder, prompt: Sequence[int], policy: Policy, count: int) 
         state = policy.initial_state(policy.params)
         for _ in range(count):
             t = len(tokens) - len(prompt)
-            state, draft = loop.round(tokens, t, policy.deepest, policy, state, 0, 5, rounds)
+            state, draft = loop.round(
+                tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 5), policy, state, rounds
+            )
             yield tokens, rounds[-1], draft
 
     return run()
@@ -330,7 +332,7 @@ def test_the_baseline_passes_every_layer_once_a_token(name: str, monkeypatch: py
         tokens: list[int] = [5, 6, 7]
         with counted(layers, monkeypatch) as rows:
             for t in range(9):
-                loop.round(tokens, t, 0, None, None, 0, 0, [])
+                loop.round(tokens, RoundContext(loop.sampler, 0, t, 0, 0), None, None, [])
     assert rows.of(range(LAYERS)) == {(9, 9)}
 
 

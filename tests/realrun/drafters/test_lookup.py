@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, LookupKind, NgramIndex
@@ -173,7 +174,7 @@ def test_a_drafted_end_of_text_is_the_last() -> None:
     pair = lookup_pair(eos_token_ids=(9,))
     drafter = LookupDrafter(pair.make_drafter()[0], (9,))
     drafter.begin([7, 8, 9, 5, 7])
-    draft = drafter.propose([7, 8, 9, 5, 7, 8], DEPTH, lambda step, depth: True, Sampler(), 0, 0)
+    draft = drafter.propose([7, 8, 9, 5, 7, 8], RoundContext(Sampler(), 0, 0, DEPTH), lambda step, depth: True)
     assert draft.tokens == [9]
 
 

@@ -79,9 +79,9 @@ class Kept(DraftModel):
         super().__init__(pair.drafter.model, pair.eos_token_ids, pair.predictor)
         self.drafts: list[tuple[int, int, Draft]] = []
 
-    def propose(self, tokens, limit, keep, sampler, sequence, position):  # type: ignore[no-untyped-def]
-        draft = super().propose(tokens, limit, keep, sampler, sequence, position)
-        self.drafts.append((sequence, position, draft))
+    def propose(self, tokens, context, keep):  # type: ignore[no-untyped-def]
+        draft = super().propose(tokens, context, keep)
+        self.drafts.append((context.sequence, context.position, draft))
         return draft
 
 

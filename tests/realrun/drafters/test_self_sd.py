@@ -17,7 +17,7 @@ import realrun.proposals.target_cache
 import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Round
+from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
 from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
@@ -135,7 +135,7 @@ def test_skipped_sublayers_are_not_run() -> None:
     ran.clear()
     drafter.begin([5, 6, 7])
     assert ran == []  # what the target has fed is not fed again
-    drafter.propose([5, 6, 7, 8], 2, lambda step, depth: True, Sampler(), 0, 0)
+    drafter.propose([5, 6, 7, 8], RoundContext(Sampler(), 0, 0, 2), lambda step, depth: True)
     assert ran == 2 * [("attention", 0), ("mlp", 0), ("attention", 2), ("attention", 3), ("mlp", 3)]
 
 
@@ -199,7 +199,7 @@ def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> N
             target.reset()
             target.prefill(context[:-1])
             drafter.begin(context[:-1], None if target.hidden is None else target.hidden[-1])
-            draft = drafter.propose(context, depth, lambda step, depth: True, sampler, 0, t)
+            draft = drafter.propose(context, RoundContext(sampler, 0, t, depth), lambda step, depth: True)
             assert trace.draft_token[t].tolist() == draft.tokens
             for name in ("prob", "confidence", "entropy_nats", "score"):
                 drafted = np.float32([getattr(step, name) for step in draft.steps])
@@ -320,7 +320,7 @@ def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
         state = policy.initial_state(policy.params)
         for _ in range(20):
             t = len(tokens) - len(prompt)
-            state, _ = loop.round(tokens, t, policy.deepest, policy, state, 0, 0, rounds)
+            state, _ = loop.round(tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 0), policy, state, rounds)
             accepted += rounds[-1].accepted
             assert target.length == drafter.lm.length == len(tokens) - 1 and target.nodes == drafter.lm.nodes == 0
             fresh = SplitTarget(pair.target, split=0)

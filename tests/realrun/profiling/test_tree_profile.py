@@ -18,7 +18,7 @@ from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Round
+from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
 from realrun.pairs.pair import Pair
@@ -198,7 +198,7 @@ def test_the_scripted_verifier_works_and_accepts_a_path(monkeypatch: pytest.Monk
     verifier, draft = ScriptedTreeVerifier(), Draft(tokens=[5, 6, 7, 8], parents=[-1, -1, 1, 2])
     for accept, path in ((-1, []), (0, [0]), (1, [1]), (3, [1, 2, 3])):
         verifier.accept = accept
-        assert verifier(torch.zeros(5, 9), draft, Sampler(), 0, 0)[0] == path
+        assert verifier(torch.zeros(5, 9), draft, RoundContext(Sampler(), 0, 0))[0] == path
     assert len(asked) == 4
 
 
@@ -255,7 +255,7 @@ def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompt
                 while len(tokens) + tree.deepest < end:
                     context, t, behind = len(tokens) - 1, len(tokens) - start, loop.drafter.lm.length < len(tokens) - 1
                     log: list[Round] = []
-                    _, draft = loop.round(tokens, t, tree.deepest, tree, (0.0,), 0, 0, log)
+                    _, draft = loop.round(tokens, RoundContext(loop.sampler, 0, t, tree.deepest, 0), tree, (0.0,), log)
                     rounds[index].append((context, behind, draft, log[0]))
     cost = profile_from_json(measured, "here")
     ratios = []

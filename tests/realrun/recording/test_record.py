@@ -12,6 +12,7 @@ import torch
 import realrun.proposals.chain
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.pairs.prompts import Prompt
@@ -41,7 +42,7 @@ def step_by_step(prompt: Sequence[int], output: Sequence[int], depth: int, sampl
     for t in range(len(output)):
         context = [*prompt, *output[:t]]
         drafter.begin(context[:-1])
-        draft = drafter.propose(context, depth, lambda step, depth: True, sampler, sequence, t)
+        draft = drafter.propose(context, RoundContext(sampler, sequence, t, depth), lambda step, depth: True)
         match = 0
         while match < depth and t + match < len(output) and draft.tokens[match] == output[t + match]:
             match += 1

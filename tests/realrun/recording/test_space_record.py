@@ -18,6 +18,7 @@ import realrun.validation.profile_slices
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, with_mask
 from realrun.pairs.pair import Pair
@@ -153,8 +154,9 @@ def tables_of_a_model(vocabulary: int, depth: int) -> Tables:
     return Tables(own, {path: proposed[len(path)] for path in paths if len(path) < depth})
 
 
-def from_target(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
+def from_target(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """Algorithm 1 as printed: in the place of a rejected candidate a token is drawn from Q itself (C1)."""
+    sampler, sequence, position, *_ = context
     probs = sampler.probs(logits)
     for place, token in enumerate(draft.tokens):
         ratio = float(probs[place, token] / draft.probs[place][token])
@@ -186,9 +188,9 @@ def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from()
     drafts: list[tuple[int, Draft]] = []
     text: list[int] = []
 
-    def judged(logits: torch.Tensor, draft: Draft, sampler: Sampler, sequence: int, position: int) -> list[int]:
-        drafts.append((position, draft))
-        return rejection_verifier(logits, draft, sampler, sequence, position)
+    def judged(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+        drafts.append((context.position, draft))
+        return rejection_verifier(logits, draft, context)
 
     decoder.verifier = judged
     text = decoder.decode(prompt, TOKENS, policy).tokens

@@ -13,7 +13,7 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Decoded
+from realrun.decode.rounds import Decoded, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
@@ -120,7 +120,7 @@ def test_the_policy_sees_the_traces_features_and_nothing_of_the_models() -> None
 
     drafter = ScriptedDrafter(DraftModel(pair().drafter.model, ()), script)
     drafter.begin([1, 2])
-    draft = drafter.propose([1, 2, 3], 4, keep, Sampler(), 2, 7)
+    draft = drafter.propose([1, 2, 3], RoundContext(Sampler(), 2, 7, 4), keep)
     row = trace().offsets[2] + 7
     expected = [
         (
