@@ -80,6 +80,15 @@ def test_the_command_fails_when_a_stage_does(tmp_path: Path, stages: dict[str, A
     assert [s["stage"] for s in json.loads(done.stdout)["stages"]] == ["first", "broken", "last"]
 
 
+def test_a_reduced_profile_is_complete_and_read(tmp_path: Path) -> None:
+    (profile,) = run_campaign(tmp_path / "out", minutes=2, stages=["profile"], device="cpu")
+    assert profile["complete"] and not profile.get("errors"), profile
+    assert {r.file for r in list_results(tmp_path / "out")} == {"profile.json"}
+    for name, document in profile["grids"].items():
+        assert grid_from_json(document, name).pass_s(1, 4, 64) > 0
+
+
+@pytest.mark.slow
 def test_reduced_stages_give_results_that_specsim_reads(tmp_path: Path) -> None:
     """Without a GPU: cost grids, a lab pair trained in seconds with its traces, and validation."""
     results = run_campaign(tmp_path / "out", minutes=0.7, stages=["profile", "lab", "validate"], device="cpu")

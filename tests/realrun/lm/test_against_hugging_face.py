@@ -59,11 +59,13 @@ def assisted_generation(pair: Pair, prompt: list[int], k: int) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore")  # the library warns about its own defaults
-@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize(
+    ("k", "count"), [(4, 2), *(pytest.param(k, PROMPTS, marks=pytest.mark.slow) for k in (1, 3, 5, 8))]
+)
 def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
-    k: int, lab_pair64: Pair, prompts: list[Prompt]
+    k: int, count: int, lab_pair64: Pair, prompts: list[Prompt]
 ) -> None:
-    some = prompts[:: len(prompts) // PROMPTS][:PROMPTS]
+    some = prompts[:: len(prompts) // count][:count]
     trace = record(lab_pair64, some, RecordSettings(8, NEW_TOKENS, Sampler("greedy")))
     policy = make_policy("fixed_k", {"k": k})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)))
