@@ -15,7 +15,7 @@ acceptance = typer.Typer(
     help="Acceptance models: fit one to what data there is, generate traces from it, see how well it fits.\n\n"
     "iid: one acceptance rate, any source. per_position: one per draft depth, any source, such as a server's "
     "counters. difficulty: easy and hard stretches with confidence and entropy, from a dense trace; from rounds "
-    "with a default law of confidence.\n\n"
+    "with a default distribution of confidence.\n\n"
     "Only difficulty tells policies that look at confidence or entropy anything; under the others, compare "
     "fixed draft lengths.",
     no_args_is_help=True,
@@ -80,7 +80,7 @@ def fit(
         if judged[i] > 0
     ]
     where = " (rounds that draft the whole depth)" if describe(data)["source"] == "dense trace" else ""
-    print_table(f"{source}{where}", ["draft depth", "judged", "accepted", "rate"], rows)
+    print_table(f"{source}{where}", ["draft depth", "verified", "accepted", "rate"], rows)
     print_table(f"{model.value}, written to {out}", ["parameter", "value"], _parameter_rows(fitted.parameters()))
 
 
@@ -90,7 +90,7 @@ def generate(
     out: Annotated[Path, typer.Option(help="Trace folder to write.", show_default=False)],
     sequences: Annotated[int, typer.Option(help="Sequences.", min=1)] = 100,
     output_tokens: Annotated[int, typer.Option(help="Output tokens of each.", min=1)] = 128,
-    depth: Annotated[int, typer.Option(help="Longest draft recorded, in tokens.", min=1, max=255)] = 16,
+    max_draft_tokens: Annotated[int, typer.Option(help="Longest draft recorded, in tokens.", min=1, max=255)] = 16,
     prompt_tokens: Annotated[int, typer.Option(help="Prompt tokens of each; costs depend on them.", min=1)] = 64,
     seed: SeedOption = 0,
     overwrite: OverwriteOption = False,
@@ -110,7 +110,7 @@ def generate(
     loaded = load_model(model)
     with progress_bar() as report:
         report("generate", 0, 2)
-        trace = run_generate(loaded, sequences, output_tokens, depth, seed, prompt_tokens=prompt_tokens)
+        trace = run_generate(loaded, sequences, output_tokens, max_draft_tokens, seed, prompt_tokens=prompt_tokens)
         report("generate", 1, 2)
         write_trace(trace, out, overwrite=overwrite)
     document = {
@@ -118,7 +118,7 @@ def generate(
         "model": loaded.name,
         "sequences": trace.sequences,
         "output_tokens": len(trace.token),
-        "depth": depth,
+        "depth": max_draft_tokens,
         "seed": seed,
         "mean_match_len": float(trace.match_len.mean()),
     }

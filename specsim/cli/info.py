@@ -9,24 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from specsim.cli.console import print_json, print_table
-from specsim.cli.options import JsonOption, TraceArgument
+from specsim.cli.options import JsonOption, PolicyFileOption, TraceArgument
 
 data = typer.Typer(help="Results of campaigns that ship with specsim, or lie in a folder.", no_args_is_help=True)
 
 
 def policies(
-    also: Annotated[
-        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
-    ] = [],  # noqa: B006
+    policy_file: PolicyFileOption = [],  # noqa: B006
     json: JsonOption = False,
 ) -> None:
     """List the policies with their settings, defaults and ranges.
 
-    --policy and --also of other commands take these names, and a FILE.py of your own.
+    --policy of other commands takes these names, and a FILE.py of your own.
     """
     from specsim.policy.registry import POLICIES, find_policies
 
-    kinds = find_policies([*POLICIES, *also])
+    kinds = find_policies([*POLICIES, *policy_file])
     if json:
         print_json(
             {

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
-from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, SeedOption, read_costs
+from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
 from specsim.ranking.document import as_document, trace_names, write_results
 from specsim.report.documents import BOARD_COLUMNS, WORTH_COLUMNS, board_rows, worth_rows
 from specsim.report.table import as_text
@@ -33,21 +33,22 @@ def leaderboard(
     policy: Annotated[
         list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
-    also: Annotated[
-        list[str], typer.Option(help="Policies of your own beside those, FILE.py or FILE.py:NAME.", metavar="FILE.py")
-    ] = [],  # noqa: B006
-    max_draft: Annotated[
+    policy_file: PolicyFileOption = [],  # noqa: B006
+    max_draft_tokens: Annotated[
         str,
         typer.Option(
-            help="Longest drafts in tokens, comma-separated; a board for each. Default: as deep as recorded.",
+            help="Longest draft in tokens; a list such as 3,7,16 makes a board of each. Default: as deep as recorded.",
             show_default=False,
         ),
     ] = "",
     trials: Annotated[int, typer.Option(help="Configurations to try per policy.", min=1)] = 100,
     tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
-    seeds: Annotated[int, typer.Option(help="Replays to average over where a policy draws.", min=1)] = 5,
+    replays: Annotated[
+        int,
+        typer.Option(help="Replays, each with another seed, to average over where a policy draws at random.", min=1),
+    ] = 5,
     sensitivity: Annotated[
-        bool, typer.Option(help="Vary each tuned setting over its range, to see what it is worth.")
+        bool, typer.Option(help="Vary each tuned setting over its range, to see how much it matters.")
     ] = True,
     out: Annotated[
         Path | None,
@@ -63,24 +64,24 @@ def leaderboard(
 
     A row is a policy in one form: tuned, with its threshold static or moving, or with an
     engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval;
-    "behind", the leader's speedup less the row's, and "=" where these sequences cannot tell
-    the two apart; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
+    "behind", the leader's speedup less the row's, and "=" where the two do not differ
+    significantly (95 %) on these sequences; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
     their harmonic mean; tau, output tokens per target pass; the mean number of drafted tokens
     that a round verified, with the middle 80 % of rounds; regret, the time beyond that of the
-    oracle, which knows what will be accepted.
+    oracle, a policy that knows beforehand what will be accepted.
 
     What a trace cannot serve (a column not recorded, another kind of drafter) is listed with
     the reason. With several traces a combined ranking follows: geometric mean of the speedups,
     and mean rank.
 
-    Example: specsim leaderboard TRACE --cost profile.json --also my_policy.py --out board
+    Example: specsim leaderboard TRACE --cost profile.json --policy-file my_policy.py --out board
     """
     from specsim.policy.registry import POLICIES, find_policies
     from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
-    kinds = find_policies([*(policy or POLICIES), *also])
-    depths = parse_numbers(max_draft, "--max-draft", int, "3,7,16") if max_draft else []
+    kinds = find_policies([*(policy or POLICIES), *policy_file])
+    depths = parse_numbers(max_draft_tokens, "--max-draft-tokens", int, "3,7,16") if max_draft_tokens else []
     models = [read_costs(path, draft_cost, batch) for path in cost]
     named = dict(zip(trace_names(traces), map(read_trace, traces), strict=True))
     with progress_bar() as report:
@@ -91,7 +92,7 @@ def leaderboard(
             max_drafts=depths,
             trials=trials,
             tuning_share=tuning_share,
-            seeds=seeds,
+            seeds=replays,
             seed=seed,
             sensitivity=sensitivity,
             jobs=jobs or -1,
@@ -103,7 +104,7 @@ def leaderboard(
         "batch": batch,
         "trials": trials,
         "tuning_share": tuning_share,
-        "seeds": seeds,
+        "seeds": replays,
         "seed": seed,
     }
     document = as_document(boards, {key: value for key, value in options.items() if value is not None})
@@ -126,7 +127,7 @@ def leaderboard(
 
 
 def print_board(board: Mapping[str, Any]) -> None:
-    """One board as tables: the ranking, what was skipped, what the settings are worth."""
+    """One board as tables: the ranking, what was skipped, how much each setting matters."""
     title = (
         f"{board['trace']}: drafts up to {board['max_draft']}, tuned on {board['sequences']['tuning']} sequences, "
         f"ranked on {board['sequences']['holdout']} others"
@@ -140,5 +141,5 @@ def print_board(board: Mapping[str, Any]) -> None:
     if board["skipped"]:
         print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
     if board["sensitivity"]:
-        title = "worth of a setting: how much slower the worst value in its range is than the best"
+        title = "sensitivity: how much slower the worst value in a setting's range is than the best"
         print_table(title, *as_text(WORTH_COLUMNS, worth_rows(board)))

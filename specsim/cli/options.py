@@ -17,6 +17,12 @@ PolicyOption = Annotated[
     str,
     typer.Option(help="Policy: a name that `specsim policies` lists, or a FILE.py of your own.", show_default=False),
 ]
+PolicyFileOption = Annotated[
+    list[str],
+    typer.Option(
+        help="Policies of your own beside those, FILE.py or FILE.py:NAME; repeat for more.", metavar="FILE.py"
+    ),
+]
 SetOption = Annotated[
     list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
 ]

@@ -248,14 +248,14 @@ def table() -> dict[str, Command]:
 
     add(
         "leaderboard of all policies",
-        "specsim leaderboard {trees} --cost {profile} --trials 5 --seeds 2 --no-sensitivity --json",
+        "specsim leaderboard {trees} --cost {profile} --trials 5 --replays 2 --no-sensitivity --json",
         read=board,
         tolerance=FITTED,
     )
     add(
         "leaderboard of two traces",
         "specsim leaderboard {chains} {rejection} --cost {profile} --cost {constant} --policy fixed_k "
-        "--policy adaedl --policy beta_ts --trials 6 --seeds 2 --max-draft 3,6 --tuning-share 0.4 --seed 1 "
+        "--policy adaedl --policy beta_ts --trials 6 --replays 2 --max-draft-tokens 3,6 --tuning-share 0.4 --seed 1 "
         "--no-sensitivity --json",
         read=board,
     )
@@ -286,8 +286,8 @@ def table() -> dict[str, Command]:
         )
         add(
             f"acceptance generate {model}",
-            f"specsim acceptance generate {{model_{model}}} --out {{out}} --sequences 6 --output-tokens 40 --depth 5 "
-            "--prompt-tokens 12 --seed 4 --json",
+            f"specsim acceptance generate {{model_{model}}} --out {{out}} --sequences 6 --output-tokens 40 "
+            "--max-draft-tokens 5 --prompt-tokens 12 --seed 4 --json",
             read=with_columns,
             tolerance=OPTIMISED if model == "difficulty" else (TOLERANCE, ""),
         )

@@ -41,7 +41,7 @@ from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 
 @dataclass(frozen=True)
 class Mine(ChainPolicy):
-    length: int = setting(2, 1, 64, tune=(1, 8), doc="draft length")
+    k: int = setting(2, 1, 64, tune=(1, 8), doc="draft length")
     max_draft: int = setting(6, 1, 256, doc="longest draft")
 
     name = "mine"
@@ -182,7 +182,7 @@ def test_policies_lists_every_policy_and_setting(own: Path) -> None:
     for name, kind in POLICIES.items():
         assert document[name]["settings"].keys() == kind().settings.keys()
         assert all(s["doc"] and s["low"] <= s["high"] for s in document[name]["settings"].values())
-    assert json_of(call("specsim", "policies", "--also", own, "--json")).keys() == {*POLICIES, "mine"}
+    assert json_of(call("specsim", "policies", "--policy-file", own, "--json")).keys() == {*POLICIES, "mine"}
     table = call("specsim", "policies").out
     assert "constant, heuristic_transient, heuristic" in table and "true, false" in table and "(" not in table[:500]
 
@@ -197,11 +197,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_policy_file_replays_and_is_tuned(files: Files, own: Path) -> None:
     args = [files.trace, "--cost", files.constant, "--json"]
-    mine = json_of(call("specsim", "replay", *args, "--policy", own, "--set", "length=3"))
+    mine = json_of(call("specsim", "replay", *args, "--policy", own, "--set", "k=3"))
     built_in = json_of(call("specsim", "replay", *args, "--policy", "fixed_k", "--set", "k=3"))
     assert mine["policy"] == "mine" and mine["speedup"] == built_in["speedup"]
     tuned = json_of(call("specsim", "tune", *args, "--policy", f"{own}:mine", "--trials", 8))
-    assert tuned["best_params"].keys() == {"length", "max_draft"}
+    assert tuned["best_params"].keys() == {"k", "max_draft"}
     assert_refused(call("specsim", "replay", *args, "--policy", own.parent / "no.py"), "no.py", "does not exist")
     assert_refused(call("specsim", "replay", *args, "--policy", f"{own}:yours"), "no policy 'yours'", "mine")
 
@@ -234,7 +234,7 @@ def test_replay_reports_a_policy_that_learns_on_other_sequences(files: Files) ->
 
 
 def test_leaderboard_prints_one_object_and_writes_it(files: Files, own: Path, tmp_path: Path) -> None:
-    args = ["leaderboard", files.trace, "--cost", files.constant, "--also", own, "--trials", 4, "--seeds", 2]
+    args = ["leaderboard", files.trace, "--cost", files.constant, "--policy-file", own, "--trials", 4, "--replays", 2]
     out = tmp_path / "board"
     document = json_of(call("specsim", *args, "--out", out, "--json"))
     assert json.loads((out / "leaderboard.json").read_text()) == document
@@ -255,10 +255,17 @@ def test_leaderboard_of_several_traces_and_lengths_for_people(files: Files, own:
     other = tmp_path / "other"
     shutil.copytree(files.trace, other)
     args = ["leaderboard", files.trace, other, "--cost", files.constant, "--cost", files.profile]
-    args += ["--policy", "fixed_k", "--policy", own, "--max-draft", "3,6", "--trials", 4]
+    args += ["--policy", "fixed_k", "--policy", own, "--max-draft-tokens", "3,6", "--trials", 4]
     shown = call("specsim", *args)
     assert shown.code == 0 and shown.err == ""
-    for text in ("trace: drafts up to 3", "other: drafts up to 6", "all 2 traces", "mine, tuned", "oracle", "worth"):
+    for text in (
+        "trace: drafts up to 3",
+        "other: drafts up to 6",
+        "all 2 traces",
+        "mine, tuned",
+        "oracle",
+        "sensitivity",
+    ):
         assert text in shown.out, text
     document = json_of(call("specsim", *args, "--no-sensitivity", "--json"))
     assert [(b["trace"], b["max_draft"]) for b in document["boards"]] == [
@@ -270,12 +277,12 @@ def test_leaderboard_of_several_traces_and_lengths_for_people(files: Files, own:
 
 BAD_BOARD: dict[str, tuple[str, str]] = {
     "unknown policy": ("--policy oracle9", "oracle9"),
-    "no such file": ("--also nowhere.py", "nowhere.py"),
-    "no number": ("--max-draft deep", "deep"),
-    "deeper than recorded": ("--max-draft 7", "depth 6"),
-    "no length": ("--max-draft 0", "depth 6"),
+    "no such file": ("--policy-file nowhere.py", "nowhere.py"),
+    "no number": ("--max-draft-tokens deep", "deep"),
+    "deeper than recorded": ("--max-draft-tokens 7", "depth 6"),
+    "no length": ("--max-draft-tokens 0", "depth 6"),
     "no trial": ("--trials 0", "--trials"),
-    "no seed": ("--seeds 0", "--seeds"),
+    "no seed": ("--replays 0", "--replays"),
     "share of all": ("--tuning-share 1", "tuning_share"),
     "too many costs": ("--cost again.json --cost again.json", "again.json"),
     "nothing to rank": ("--policy space_k", "serves none"),

@@ -40,7 +40,9 @@ def test_from_counters_to_a_trace(tmp_path: Path) -> None:
     text = call("fit", counters(tmp_path), "--model", "per_position", "--out", model)
     assert "0.800" in text and "0.750" in text
     document = json.loads(
-        call("generate", model, "--out", out, "--sequences", 3, "--output-tokens", 40, "--depth", 2, "--json")
+        call(
+            "generate", model, "--out", out, "--sequences", 3, "--output-tokens", 40, "--max-draft-tokens", 2, "--json"
+        )
     )
     assert (document["sequences"], document["output_tokens"], document["depth"]) == (3, 120, 2)
     trace = read_trace(out)
@@ -49,7 +51,7 @@ def test_from_counters_to_a_trace(tmp_path: Path) -> None:
     assert report["model"] == "per_position" and report["replicates"] == 5
     assert "total variation" in call("check", model, out, "--replicates", 5)
     assert "120" in call(
-        "generate", model, "--out", out, "--sequences", 3, "--output-tokens", 40, "--depth", 2, "--overwrite"
+        "generate", model, "--out", out, "--sequences", 3, "--output-tokens", 40, "--max-draft-tokens", 2, "--overwrite"
     )
 
 
