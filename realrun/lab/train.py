@@ -9,7 +9,6 @@ from __future__ import annotations
 
 # transformers wraps Module.to in a way that type checkers misread.
 # mypy: disable-error-code="arg-type,call-arg"
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -20,17 +19,16 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from realrun.lab.models import END_OF_TEXT_ID, VOCAB_SIZE, Role, Size, lab_config
 from realrun.lab.tokenizer import train_tokenizer
 from realrun.pairs.library_text import Split, library_files
+from realrun.training.common.folder import CHECKPOINT, add_row, save_checkpoint
+from realrun.training.common.folder import checkpoint as read_checkpoint
+from realrun.training.common.text import encode, save_tokens
 from specsim.errors import InputError
-from specsim.files import replacing
 
-CHECKPOINT = "checkpoint.safetensors"
 DECAY_SHARE = 0.3
 LONG_SHARE = 0.15  # the last part trains on windows twice as long
 
@@ -79,17 +77,14 @@ def lr_factor(step: int, steps: int, warmup_steps: int) -> float:
 
 
 def encode_split(tokenizer: PreTrainedTokenizerBase, split: Split, cache: Path, every: int = 1) -> np.ndarray:
-    """All files of a split, or every so manieth, as one token array, files separated by end-of-text.
+    """All files of a split, or every n-th, as one token array, files separated by end-of-text.
 
     What lies in the cache is taken as it is.
     """
     path = cache / f"{split}.npy"
     if not path.exists():
-        parts = []
-        for source in library_files(split)[::every]:
-            ids = tokenizer(source.text, verbose=False)["input_ids"]
-            parts.append(np.array([*ids, END_OF_TEXT_ID], dtype=np.int32))
-        np.save(path, np.concatenate(parts))
+        texts = [source.text for source in library_files(split)[::every]]
+        save_tokens(encode(tokenizer, END_OF_TEXT_ID, texts), path)
     return np.load(path)
 
 
@@ -186,32 +181,16 @@ class Trainer:
 
     def checkpoint(self) -> None:
         """Write weights and optimizer state as one safetensors file, atomically."""
-        state = {f"model.{k}": v for k, v in self.master.state_dict().items() if k != "lm_head.weight"}
-        for number, optimizer in enumerate(self.optimizers):
-            for index, slots in optimizer.state_dict()["state"].items():
-                for slot, value in slots.items():
-                    state[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
-        with replacing(self.folder / CHECKPOINT) as temporary:
-            save_file({k: v.contiguous() for k, v in state.items()}, temporary, metadata={"step": str(self.step)})
+        model = {name: value for name, value in self.master.state_dict().items() if name != "lm_head.weight"}
+        save_checkpoint(self.folder / CHECKPOINT, {"model": model}, self.optimizers, step=self.step)
 
     def resume(self) -> None:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return
-        state = load_file(path, device=self.settings.device)
-        self.master.load_state_dict(
-            {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}, strict=False
-        )
-        for number, optimizer in enumerate(self.optimizers):
-            whole = optimizer.state_dict()
-            prefix = f"optimizer.{number}."
-            for key, value in state.items():
-                if key.startswith(prefix):
-                    index, slot = key.removeprefix(prefix).split(".")
-                    whole["state"].setdefault(int(index), {})[slot] = value
-            optimizer.load_state_dict(whole)
-        with safe_open(path, framework="pt") as handle:
-            self.step = int(handle.metadata()["step"])
+        with read_checkpoint(path, self.optimizers, self.settings.device) as (parts, facts):
+            self.master.load_state_dict(parts["model"], strict=False)  # the head is the embedding
+            self.step = int(facts["step"])
 
     def run(self, train: np.ndarray, held: np.ndarray, console: Console) -> None:
         settings = self.settings
@@ -226,7 +205,6 @@ class Trainer:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        log = self.folder / "log.jsonl"
         self.folder.mkdir(parents=True, exist_ok=True)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"{settings.role}", total=settings.steps, completed=self.step, status="")
@@ -254,8 +232,7 @@ class Trainer:
                         "train_nats": smooth,
                         "held_out_nats": held_loss,
                     }
-                    with log.open("a") as handle:
-                        handle.write(json.dumps(row) + "\n")
+                    add_row(self.folder, row)
                     progress.update(task, status=f"{smooth:.3f} / {held_loss:.3f} nats")
 
 

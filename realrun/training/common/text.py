@@ -95,17 +95,22 @@ def _encoded(
     texts = (bytes.fromhex(digest(document.encode(errors="surrogatepass"), length=64)) for document in documents)
     path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
     if not path.exists():
-        arrays = [np.zeros(0, np.int32)]
-        for begin in range(0, len(documents), BATCH_DOCUMENTS):
-            rows = tokenizer(list(documents[begin : begin + BATCH_DOCUMENTS]), verbose=False)["input_ids"]
-            parts: list[int] = []
-            for ids in rows:
-                parts += ids
-                if eos_token_id is not None and (not ids or ids[-1] != eos_token_id):
-                    parts.append(eos_token_id)
-            arrays.append(np.array(parts, dtype=np.int32))
-        save_tokens(np.concatenate(arrays), path)
+        save_tokens(encode(tokenizer, eos_token_id, documents), path)
     return np.asarray(np.load(path), dtype=np.int32)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str]) -> Tokens:
+    """All documents as one array, each ended by the end-of-text token where there is one."""
+    arrays = [np.zeros(0, np.int32)]
+    for begin in range(0, len(documents), BATCH_DOCUMENTS):
+        rows = tokenizer(list(documents[begin : begin + BATCH_DOCUMENTS]), verbose=False)["input_ids"]
+        parts: list[int] = []
+        for ids in rows:
+            parts += ids
+            if eos_token_id is not None and (not ids or ids[-1] != eos_token_id):
+                parts.append(eos_token_id)
+        arrays.append(np.array(parts, dtype=np.int32))
+    return np.concatenate(arrays)
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
