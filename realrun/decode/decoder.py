@@ -112,7 +112,7 @@ class Decoder:
             state = policy.initial_state(policy.params)
         rounds: list[Round] = []
         end = len(prompt) + max_new_tokens
-        deepest = 0 if policy is None else policy.deepest
+        deepest = 0 if policy is None else policy.max_draft_tokens
         while len(tokens) < end:
             t = len(tokens) - len(prompt)
             limit = min(deepest, end - len(tokens) - 1)
@@ -246,10 +246,10 @@ class Decoder:
         positions, model = max_new_tokens + 1, self.target.model
         self.sampler.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
         if isinstance(policy, TreePolicy):
-            largest = policy.most_nodes + 1
+            largest = policy.max_verified_nodes + 1
             self.target.warm(range(1, largest + 1), length + largest)
         else:
-            longest = 0 if policy is None else min(policy.deepest, max_new_tokens - 1)
+            longest = 0 if policy is None else min(policy.max_draft_tokens, max_new_tokens - 1)
             self.target.warm(range(1, longest + 2), length)
         if policy is not None:
             self.drafter.prepare(length, self.sampler, sequence, positions, policy.features)

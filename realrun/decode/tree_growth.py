@@ -39,7 +39,7 @@ class TreeGrower:
 
     def warm(self, policy: TreePolicy, length: int) -> None:
         """Get the model ready for this policy's passes over sequences of `length` tokens."""
-        nodes = policy.max_expanded * policy.deepest
+        nodes = policy.max_expanded * policy.max_draft_tokens
         self.lm.warm(range(1, max(2, policy.max_expanded) + 1), length + nodes, nodes)
 
     def grow(
@@ -114,7 +114,7 @@ class TreeGrower:
         keep[0] = True
         policy.select(state, params_of(policy), self.tree, count, keep)
         kept, _ = close_kept(self.tree, count, keep)
-        if kept > policy.most_nodes:
+        if kept > policy.max_verified_nodes:
             raise InputError(f"policy {policy} verifies {kept} nodes, more than its max_nodes; correct it")
         nodes, parents = kept_nodes(self.tree.parent, keep, count, kept)
         draft.nodes, draft.parents = nodes.tolist(), parents.tolist()

@@ -54,7 +54,7 @@ def _measure_round(
         behind = context - drafter.lm.length  # nothing, where the cache is the target's
     set_masks(decoder.target, masks)
     verifier.accept = int(rng.integers(size + 1))
-    policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft": size}) if size else None
+    policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft_tokens": size}) if size else None
     state = policy.initial_state(policy.params) if policy else None
     rounds: list[Round] = []
     _, draft = decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, size), policy, state, rounds)

@@ -85,7 +85,7 @@ class MeasuredTree(TreePolicy):
 
     level_nodes: int = setting(1, 1, MAX_TREE_TOKENS)
     kept: int = setting(1, 0, MAX_TREE_TOKENS)
-    max_depth: int = setting(PASSES, 1, PASSES)
+    max_depth: int = setting(PASSES, 1, PASSES, bounds="depth")
 
     name = "measured_tree"
     source = "for measurement only"

@@ -89,10 +89,10 @@ def compare_typical(
     settings = settings or TypicalSettings()
     if not isinstance(policy, TreePolicy):
         raise InputError(f"policy {policy.name} drafts chains, typical acceptance judges trees; choose for example vct")
-    if pair.drafter.max_depth is not None and policy.deepest > pair.drafter.max_depth:
+    if pair.drafter.max_depth is not None and policy.max_draft_tokens > pair.drafter.max_depth:
         raise InputError(
-            f"policy {policy} drafts up to {policy.deepest} tokens, the drafter at most {pair.drafter.max_depth}; "
-            "lower its limit"
+            f"policy {policy} drafts up to {policy.max_draft_tokens} tokens, the drafter at most "
+            f"{pair.drafter.max_depth}; lower its limit"
         )
     if not prompts:
         raise InputError("typical acceptance is compared on prompts; give at least one")

@@ -108,33 +108,33 @@ def _bin_means(at: Ints, values: Floats, bins: int) -> Floats:
     return np.where(count > 0, np.bincount(at, values, bins) / np.maximum(count, 1), overall)
 
 
-def thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int, *, lookahead: bool) -> Floats:
-    """Path probabilities [max(max_draft - 1, 1), B] from which drafting on pays, after each depth and signal."""
-    if max_draft == 1:
+def thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int, *, lookahead: bool) -> Floats:
+    """Path probabilities [max(max_tokens - 1, 1), B] from which drafting on pays, after each depth and signal."""
+    if max_tokens == 1:
         return np.full((1, len(chain.accept)), NEVER)
     if lookahead:
-        return optimal_thresholds(chain, cost, value_s, max_draft)[0]
-    return myopic_thresholds(chain, cost, value_s, max_draft)
+        return optimal_thresholds(chain, cost, value_s, max_tokens)[0]
+    return myopic_thresholds(chain, cost, value_s, max_tokens)
 
 
-def myopic_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> Floats:
-    """Path probabilities [max_draft - 1, B] from which one more token alone pays for itself.
+def myopic_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int) -> Floats:
+    """Path probabilities [max_tokens - 1, B] from which one more token alone pays for itself.
 
     Draft on iff path x next_accept x value > draft step + policy step + longer verification.
     """
-    margin_s = np.array([cost.margin_s(depth) + cost.policy_step_s for depth in range(1, max_draft)])
+    margin_s = np.array([cost.margin_s(depth) + cost.policy_step_s for depth in range(1, max_tokens)])
     return np.minimum(margin_s[:, None] / (value_s * chain.next_accept[None]), NEVER)
 
 
-def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> tuple[Floats, Floats]:
-    """Path probabilities [max_draft - 1, B] from which drafting on is best, looking ahead, and
+def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int) -> tuple[Floats, Floats]:
+    """Path probabilities [max_tokens - 1, B] from which drafting on is best, looking ahead, and
     what a round is worth after its first token [B], in seconds, at this value of a token.
 
     What a round is worth counts value x its accepted tokens beyond the first less the seconds
     beyond one draft step and its verification.
     """
-    margins_s = np.array([cost.margin_s(depth) for depth in range(1, max_draft)])
-    thresholds = np.full((max(max_draft - 1, 0), len(chain.accept)), NEVER)
+    margins_s = np.array([cost.margin_s(depth) for depth in range(1, max_tokens)])
+    thresholds = np.full((max(max_tokens - 1, 0), len(chain.accept)), NEVER)
     gain_s = _backward(
         chain.accept, chain.following, margins_s, value_s, cost.catch_up_s, cost.policy_step_s, PATH_POINTS, thresholds
     )
@@ -182,15 +182,15 @@ def _backward(accept, following, margins_s, value_s, catch_up_s, policy_step_s, 
     return gain_s
 
 
-def round_surplus_s(chain: SignalChain, cost: RoundCost, value_s: float, max_draft: int) -> float:
+def round_surplus_s(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int) -> float:
     """Expected value x tokens - seconds of a round under the best stopping, at this value of a token."""
-    _, gain_s = optimal_thresholds(chain, cost, value_s, max_draft)
-    asked_s = cost.policy_step_s if max_draft > 1 else 0.0
+    _, gain_s = optimal_thresholds(chain, cost, value_s, max_tokens)
+    asked_s = cost.policy_step_s if max_tokens > 1 else 0.0
     fixed_s = cost.draft_s[1] + cost.verify_s[2] + cost.round_overhead_s + asked_s
     return float(chain.first @ ((value_s - cost.catch_up_s) * chain.accept + gain_s) + value_s - fixed_s)
 
 
-def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_draft: int) -> float:
+def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_tokens: int) -> float:
     """The fixed point: the value of a token at which the best round has no surplus, in seconds.
 
     The surplus rises with the value and is convex in it, so Newton's (Dinkelbach's) steps from
@@ -203,5 +203,5 @@ def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_draft: int) 
     if not high > 0:
         raise InputError("the cost table says that a round takes no time; give costs above 0")
     return float(
-        brentq(lambda value_s: round_surplus_s(chain, cost, value_s, max_draft), 0.0, 2 * high, xtol=1e-9 * high)
+        brentq(lambda value_s: round_surplus_s(chain, cost, value_s, max_tokens), 0.0, 2 * high, xtol=1e-9 * high)
     )

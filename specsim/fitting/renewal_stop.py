@@ -42,7 +42,7 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
 
     check_replayable(train, policy)
     cost = mean_cost(train, table)
-    last = replay(train, FixedK(k=min(FIRST_DRAFT, policy.max_draft)), table, log=True)
+    last = replay(train, FixedK(k=min(FIRST_DRAFT, policy.max_draft_tokens)), table, log=True)
     best, least_s = policy, math.inf
     for _ in range(PASSES):
         tokens = drafted_tokens(train, last.rounds)
@@ -55,7 +55,9 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
         chain = fit_chain(tokens, model, edges, next_model)
         for _ in range(VALUE_STEPS):
             value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
-            limits = thresholds(chain, cost, policy.value_scale * value_s, policy.max_draft, lookahead=policy.lookahead)
+            limits = thresholds(
+                chain, cost, policy.value_scale * value_s, policy.max_draft_tokens, lookahead=policy.lookahead
+            )
             candidate = dataclasses.replace(
                 policy,
                 value_s=value_s,

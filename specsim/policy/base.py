@@ -22,7 +22,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ def setting(
     tune: tuple[float, float] | None = None,
     log: bool = False,
     choices: tuple[str, ...] | None = None,
+    bounds: Literal["depth"] | None = None,
     doc: str = "",
 ) -> Any:
     """A setting of a policy: a dataclass field with its legal range or choices and its search range.
@@ -60,6 +61,8 @@ def setting(
         Search on a logarithmic scale.
     choices : tuple of str, optional
         Legal values of a str.
+    bounds : "depth", optional
+        The setting bounds how deep a draft is, in tokens, so it is lowered to the depth of a trace.
     doc : str
         What the setting is, with its unit, for `specsim policies`.
 
@@ -76,7 +79,7 @@ def setting(
     >>> Settings().floor
     0.3
     """
-    metadata = {"low": low, "high": high, "tune": tune, "log": log, "choices": choices, "doc": doc}
+    metadata = {"low": low, "high": high, "tune": tune, "log": log, "choices": choices, "bounds": bounds, "doc": doc}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -135,7 +138,7 @@ class Policy:
         return model
 
     @property
-    def deepest(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Longest path that this policy can ask for, in tokens."""
         raise NotImplementedError
 

@@ -131,8 +131,8 @@ def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
     policy = kind()  # InputError where a default is out of range
     try:
         longest = policy.max_draft_tokens
-    except KeyError:
-        raise InputError(f"{where} has no setting max_draft and no max_draft_tokens; add one") from None
+    except NotImplementedError:
+        raise InputError(f"{where} has no setting max_draft_tokens and no max_draft_tokens; add one") from None
     state = _call(where, kind, "initial_state", policy.params)
     step = Step(0.5, 0.5, 1.0, 0.5)
     answer = _call(where, kind, "keep_drafting", state, policy.params, step, min(1, longest), 0.5)
@@ -196,7 +196,11 @@ def _bounds(where: str, policy: TreePolicy) -> tuple[int, int, int]:
         except NotImplementedError:
             raise InputError(f"{where} has no shape; add a property that gives the children of every node") from None
     found = []
-    for name, own in (("deepest", "max_depth"), ("most_nodes", "max_nodes"), ("max_width", "max_width")):
+    for name, own in (
+        ("max_draft_tokens", "max_depth"),
+        ("max_verified_nodes", "max_nodes"),
+        ("max_width", "max_width"),
+    ):
         try:
             bound = getattr(policy, name)
         except (AttributeError, NotImplementedError):

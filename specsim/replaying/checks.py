@@ -30,9 +30,9 @@ NEEDED = {"tree": "recorded trees (`realrun record --tree-nodes`)"}
 
 def check_replayable(trace: Trace, policy: Policy) -> None:
     """InputError if the policy asks for what the trace does not hold."""
-    if policy.deepest > trace.depth:
+    if policy.max_draft_tokens > trace.depth:
         raise InputError(
-            f"policy {policy} drafts up to {policy.deepest} tokens, the trace is recorded to depth "
+            f"policy {policy} drafts up to {policy.max_draft_tokens} tokens, the trace is recorded to depth "
             f"{trace.depth}; lower the limit or record deeper"
         )
     if isinstance(policy, TreePolicy):
@@ -53,10 +53,10 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
 def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
     """InputError if the replay could look up what the table does not hold; the kernel does not check."""
     longest = context_range(trace)[1]
-    if table.verify_s.shape[1] <= longest >> table.bucket_bits or len(table.draft_s) <= policy.deepest:
+    if table.verify_s.shape[1] <= longest >> table.bucket_bits or len(table.draft_s) <= policy.max_draft_tokens:
         raise InputError(
             f"cost table covers drafts of up to {len(table.draft_s) - 1} tokens and contexts below "
-            f"{table.verify_s.shape[1] << table.bucket_bits}, the replay of {policy} needs {policy.deepest} "
+            f"{table.verify_s.shape[1] << table.bucket_bits}, the replay of {policy} needs {policy.max_draft_tokens} "
             f"and {longest}; compile it for this trace"
         )
     if isinstance(policy, ChainPolicy) and len(table.verify_s) < policy.max_draft_tokens + 2:
@@ -67,7 +67,7 @@ def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
     if isinstance(policy, TreePolicy):
         if table.tree is None:
             raise InputError(f"policy {policy.name}: these costs are not of trees; profile with `--tree-nodes`")
-        covered, asked = len(table.tree.verify_s) - 1, max(policy.most_nodes + 1, policy.max_expanded)
+        covered, asked = len(table.tree.verify_s) - 1, max(policy.max_verified_nodes + 1, policy.max_expanded)
         if covered < asked:
             raise InputError(
                 f"costs cover trees of up to {covered} tokens, policy {policy} may need {asked}; lower its limit or "

@@ -27,7 +27,7 @@ def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = Non
     if trace.meta.get("drafter_kind") != SPACE:
         return model
     inner = model.model if isinstance(model, SpaceCost) else model
-    return SpaceCost(inner, None if policy is None else policy.deepest, draft_steps=True)
+    return SpaceCost(inner, None if policy is None else policy.max_draft_tokens, draft_steps=True)
 
 
 def has_own_cost(trace: Trace, kind: type[Policy]) -> bool:

@@ -198,7 +198,7 @@ def tree_kernel(kind: type[TreePolicy]) -> Callable[..., int]:
 def bind_tree(policy: TreePolicy) -> Callable[..., int]:
     """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`."""
     kernel = tree_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
-    limits = Limits(policy.deepest, policy.most_nodes, policy.max_expanded)
+    limits = Limits(policy.max_draft_tokens, policy.max_verified_nodes, policy.max_expanded)
 
     def run(
         trace: Trace,

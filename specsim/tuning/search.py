@@ -12,6 +12,7 @@ import numpy as np
 
 from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
+from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Counter, no_progress
 from specsim.replaying.priced import PricedTrace
@@ -24,7 +25,7 @@ from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
 from specsim.tuning.race import race
 from specsim.tuning.settings import DEFAULT_SEARCH, Search, SearchSettings
-from specsim.tuning.space import Settings, Space, search_space
+from specsim.tuning.space import Settings, Space, depth_bounds, search_space
 from specsim.tuning.trials import SearchContext, SearchState
 
 OPTUNA_TRIALS = 500
@@ -222,13 +223,14 @@ def default_search(trials: int) -> Search:
 
 
 def fixed_settings(kind: type[Policy], given: Mapping[str, Any], depth: int) -> Settings:
-    """What is not searched: settings fixed by the caller, and `max_draft` at the recorded depth.
+    """What is not searched: settings fixed by the caller, and of chains the longest draft, at the recorded depth.
 
     Raises InputError for an unknown or illegal setting.
     """
     fixed = dict(given)
-    if "max_draft" in {field.name for field in dataclasses.fields(kind)}:
-        fixed.setdefault("max_draft", depth)
+    for field in depth_bounds(kind):
+        if issubclass(kind, ChainPolicy) and not field.metadata["tune"]:
+            fixed.setdefault(field.name, depth)
     policy = build_policy(kind, fixed)
     return {key: getattr(policy, key) for key in fixed}  # parsed
 
@@ -250,7 +252,7 @@ def reference_policies(
     fixed = fixed_settings(kind, settings.fixed, depth)
     evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=jobs)
     policies[DEFAULT] = default_policy(kind, search_space(kind, fixed, depth), evaluator)
-    lengths = [{"k": k} for k in range(1, int(fixed.get("max_draft", depth)) + 1)]
+    lengths = [{"k": k} for k in range(1, int(fixed.get("max_draft_tokens", depth)) + 1)]
     tried = evaluate_many(FixedK, lengths, train, seed=seed, jobs=jobs)
     policies[BEST_FIXED_K] = tried.policies[int(np.argmin(tried.seconds))]
     return {name: policy for name, policy in policies.items() if policy is not None}

@@ -32,7 +32,7 @@ class SearchSettings:
     storage : Path, optional
         A journal file. A search that was killed goes on from it and ends with the same answer.
     fixed : mapping
-        Settings of the policy that are not searched. `max_draft` is fixed at the recorded depth if absent.
+        Settings of the policy that are not searched. `max_draft_tokens` is fixed at the recorded depth if absent.
     """
 
     search: Search | None = None

@@ -16,7 +16,6 @@ from specsim.policy.base import Policy, build_policy
 
 Settings = dict[str, Any]
 APART = 0.1  # floats this share of their range apart count as different settings
-DEPTHS = ("max_draft", "depth", "max_depth")  # settings that bound how deep a draft is, in tokens
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,13 @@ def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
 
 def cap_depth(kind: type[Policy], depth: int) -> Settings:
     """Settings that bound the depth of a draft and whose defaults exceed the recorded one, cut to it."""
-    usual: Settings = {field.name: field.default for field in dataclasses.fields(kind)}
-    return {name: depth for name in DEPTHS if usual.get(name, 0) > depth}
+    defaults: Settings = {field.name: field.default for field in depth_bounds(kind)}
+    return {name: depth for name, default in defaults.items() if default > depth}
+
+
+def depth_bounds(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
+    """The settings that bound how deep a draft is, in tokens."""
+    return [field for field in dataclasses.fields(kind) if field.metadata["bounds"] == "depth"]
 
 
 def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, Any], depth: int) -> Axis:
@@ -151,6 +155,6 @@ def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, 
 
 def _fits(kind: type[Policy], settings: Settings, depth: int) -> bool:
     try:
-        return build_policy(kind, settings).deepest <= depth
+        return build_policy(kind, settings).max_draft_tokens <= depth
     except InputError:
         return False

@@ -14,9 +14,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 from specsim.tuning.search import find_best, fixed_settings
 from specsim.tuning.settings import SearchSettings
-from specsim.tuning.space import DEPTHS, cap_depth
-
-LENGTHS = (*DEPTHS, "k")  # settings that bound the draft length, so never above the trace's depth
+from specsim.tuning.space import cap_depth, depth_bounds
 
 Form = tuple[type[Policy], Variant]
 
@@ -35,7 +33,7 @@ def applicable_variants(
             skipped.append((kind.name, reason))
             continue
         for variant in kind.variants:
-            deep = [key for key in LENGTHS if variant.held.get(key, 0) > trace.depth]
+            deep = [field.name for field in depth_bounds(kind) if variant.held.get(field.name, 0) > trace.depth]
             if deep:
                 reason = f"{deep[0]} = {variant.held[deep[0]]} is more than the {trace.depth} tokens drafted here"
                 skipped.append((label(kind, variant), reason))

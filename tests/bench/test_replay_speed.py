@@ -75,7 +75,7 @@ def test_a_million_positions_replay_exactly_and_at_100_million_draft_steps_per_s
     benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, cost = realistic_trace(), RampCost()
-    policy = AdaEDL(gamma=0.2, lambda0=0.27, max_draft=DEPTH)
+    policy = AdaEDL(gamma=0.2, lambda0=0.27, max_draft_tokens=DEPTH)
     table = cost_table(trace, cost)
     result = replay(trace, policy, table, log=True)
 
@@ -115,7 +115,7 @@ def test_a_million_positions_replay_exactly_and_at_100_million_draft_steps_per_s
 def test_replay_time_is_linear_in_trace_length() -> None:
     """Four times the positions cost 4 times as long, to a quarter; both timed alternately."""
     rng = np.random.default_rng(1)
-    sizes, policy = (200_000, 800_000), AdaEDL(lambda0=0.27, max_draft=8)  # neither fits a core's cache
+    sizes, policy = (200_000, 800_000), AdaEDL(lambda0=0.27, max_draft_tokens=8)  # neither fits a core's cache
     traces = [build_trace(rng, rng.random((size, 8)) < 0.75, [500] * (size // 500)) for size in sizes]
     tables = [cost_table(trace, RampCost()) for trace in traces]
     best = [float("inf")] * 2
@@ -134,7 +134,7 @@ def test_replay_time_is_linear_in_trace_length() -> None:
 def test_thompson_policies_replay_30_million_draft_steps_per_second(
     name: str, theta: str, million: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy, table = POLICIES[name](theta=theta, max_draft=DEPTH), cost_table(million, RampCost())  # type: ignore[call-arg]
+    policy, table = POLICIES[name](theta=theta, max_draft_tokens=DEPTH), cost_table(million, RampCost())  # type: ignore[call-arg]
     drafted = int(replay(million, policy, table).drafted.sum())
     replay_s = best_median_s(lambda: replay(million, policy, table), enough_s=drafted / MIN_THOMPSON_STEPS_PER_S)
     with capsys.disabled():

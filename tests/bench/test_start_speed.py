@@ -19,7 +19,7 @@ def test_replay_answers_within_a_second(tmp_path: Path) -> None:
     """The bound only forgives busy machines."""
     write_trace(small_trace(), tmp_path / "trace")
     (tmp_path / "cost.json").write_text('{"s_d": 1e-3, "s_t": 1e-2}')
-    args = ["replay", "trace", "--policy", "adaedl", "--set", "max_draft=6", "--cost", "cost.json", "--json"]
+    args = ["replay", "trace", "--policy", "adaedl", "--set", "max_draft_tokens=6", "--cost", "cost.json", "--json"]
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()

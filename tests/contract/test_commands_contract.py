@@ -42,7 +42,7 @@ from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 @dataclass(frozen=True)
 class Mine(ChainPolicy):
     k: int = setting(2, 1, 64, tune=(1, 8), doc="draft length")
-    max_draft: int = setting(6, 1, 256, doc="longest draft")
+    max_draft_tokens: int = setting(6, 1, 256, bounds="depth", doc="longest draft")
 
     name = "mine"
     source = "test"
@@ -138,7 +138,7 @@ def test_profile_prints_what_it_writes(files: Files) -> None:
 @pytest.mark.parametrize("policy", SERVED)
 @pytest.mark.parametrize("cost", ["profile", "constant"])
 def test_replay_prints_one_object(files: Files, policy: str, cost: str) -> None:
-    limit = "max_draft=6" if "max_draft" in POLICIES[policy]().settings else "k=4"
+    limit = "max_draft_tokens=6" if "max_draft_tokens" in POLICIES[policy]().settings else "k=4"
     document = json_of(
         call("specsim", "replay", files.trace, "--policy", policy, "--set", limit, "--cost",
              getattr(files, cost), "--json")
@@ -201,14 +201,14 @@ def test_a_policy_file_replays_and_is_tuned(files: Files, own: Path) -> None:
     built_in = json_of(call("specsim", "replay", *args, "--policy", "fixed_k", "--set", "k=3"))
     assert mine["policy"] == "mine" and mine["speedup"] == built_in["speedup"]
     tuned = json_of(call("specsim", "tune", *args, "--policy", f"{own}:mine", "--trials", 8))
-    assert tuned["best_params"].keys() == {"k", "max_draft"}
+    assert tuned["best_params"].keys() == {"k", "max_draft_tokens"}
     assert_refused(call("specsim", "replay", *args, "--policy", own.parent / "no.py"), "no.py", "does not exist")
     assert_refused(call("specsim", "replay", *args, "--policy", f"{own}:yours"), "no policy 'yours'", "mine")
 
 
 def test_a_draft_limit_that_is_not_given_follows_the_trace(files: Files) -> None:
     document = json_of(call("specsim", "replay", files.trace, "--policy", "adaedl", "--cost", files.profile, "--json"))
-    assert document["params"]["max_draft"] == 6
+    assert document["params"]["max_draft_tokens"] == 6
 
 
 def test_an_expectation_is_near_the_mean_of_replays(files: Files) -> None:
@@ -220,7 +220,7 @@ def test_an_expectation_is_near_the_mean_of_replays(files: Files) -> None:
 
 
 def test_replay_reports_a_policy_that_learns_on_other_sequences(files: Files) -> None:
-    args = ["replay", files.trace, "--policy", "time_gain", "--set", "max_draft=6", "--cost", files.profile]
+    args = ["replay", files.trace, "--policy", "time_gain", "--set", "max_draft_tokens=6", "--cost", files.profile]
     learned = json_of(call("specsim", *args, "--json"))
     assert learned["learned_on"] == learned["sequences"] == 4
     assert learned["params"]["cost_ratio"] != POLICIES["time_gain"]().settings["cost_ratio"]
@@ -366,7 +366,7 @@ BAD_REPLAY: dict[str, tuple[str, str]] = {
     "below the range": ("--policy fixed_k --set k=0", "k=0"),
     "above the range": ("--policy max_confidence --set lambda0=1.5", "lambda0=1.5"),
     "deeper than recorded": ("--policy fixed_k --set k=7", "depth 6"),
-    "deeper by will": ("--policy adaedl --set max_draft=7", "depth 6"),
+    "deeper by will": ("--policy adaedl --set max_draft_tokens=7", "depth 6"),
     "no policy": ("", "--policy"),
     "negative seed": ("--policy fixed_k --seed -1", "--seed"),
     "huge seed": ("--policy fixed_k --seed 4294967296", "--seed"),
@@ -380,7 +380,7 @@ BAD_TUNE: dict[str, tuple[str, str]] = {
     "share NaN": ("--policy fixed_k --tuning-share nan", "tuning_share"),
     "no hold-out": ("--policy fixed_k --tuning-share 0.99", "split"),
     "held out of range": ("--policy adaedl --set gamma=-1", "gamma"),
-    "held deeper than recorded": ("--policy adaedl --set max_draft=7", "depth 6"),
+    "held deeper than recorded": ("--policy adaedl --set max_draft_tokens=7", "depth 6"),
 }
 
 
@@ -563,7 +563,7 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
 
 
 def test_replay_starts_without_torch(files: Files) -> None:
-    args = ["replay", files.trace, "--policy", "adaedl", "--set", "max_draft=6", "--cost", files.profile]
+    args = ["replay", files.trace, "--policy", "adaedl", "--set", "max_draft_tokens=6", "--cost", files.profile]
     code = "import sys; from specsim.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, *map(str, args), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -38,7 +38,7 @@ from tests.support.tiny import tiny_pair, tiny_prompts
 
 TOKENS, DEPTH, WIDTH = 20, 3, 3
 PROMPTS = [Prompt("one", [17]), *tiny_prompts(2, seed=7)]  # the first has no state before its pending token
-CHAINS = [make_policy("fixed_k", {"k": DEPTH}), make_policy("adaedl", {"lambda0": 0.2, "max_draft": DEPTH})]
+CHAINS = [make_policy("fixed_k", {"k": DEPTH}), make_policy("adaedl", {"lambda0": 0.2, "max_draft_tokens": DEPTH})]
 TREES = [make_policy("vct", {"width": 2, "depth": DEPTH})]
 WHOLE_TREE = sum(WIDTH**level for level in range(1, DEPTH + 1))
 

@@ -52,7 +52,7 @@ def low_pair() -> Pair:
 
 @pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
 def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: Sampler) -> None:
-    policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft": 6})
+    policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft_tokens": 6})
     runs = []
     for graphs in (True, False):
         drafter = DraftModel(low_pair.drafter.model, low_pair.eos_token_ids)

@@ -46,7 +46,7 @@ def test_a_policy_deeper_than_the_trace_is_cut_to_it() -> None:
     trace = small_trace()
     assert trace.depth < 16
     found = specsim.predict(trace, RampCost(), "adaedl", gamma=0.2, lambda0=0.4)
-    policy = specsim.make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.4, "max_draft": trace.depth})
+    policy = specsim.make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.4, "max_draft_tokens": trace.depth})
     assert found.policy == policy and found.learned_on == 0
     assert found.as_dict() == predict_policy(PricedTrace(trace, RampCost()), policy).as_dict()
     for part in (str(policy), str(found.speedup), "v_d", "r_d", "tau"):
@@ -59,7 +59,7 @@ def test_a_policy_that_learns_is_reported_on_other_sequences() -> None:
     tuning, rest = split_sequences(trace)
     train, holdout = (PricedTrace(trace, RampCost()).select(part) for part in (tuning, rest))
     kind = specsim.policies()["renewal_stop"]
-    learned = fit(kind, {"max_draft": trace.depth}, train.trace, train.table())
+    learned = fit(kind, {"max_draft_tokens": trace.depth}, train.trace, train.table())
     assert found.as_dict() == predict_policy(holdout, learned).as_dict()
     assert (found.learned_on, found.sequences) == (len(tuning), len(rest))
     assert f"learned on {len(tuning)} sequences, reported on {len(rest)} others" in repr(found)
@@ -73,11 +73,11 @@ def test_a_policy_that_has_not_learned_is_not_replayed(name: str) -> None:
 
 def test_an_unfitted_policy_object_is_refused_and_a_fitted_one_taken() -> None:
     trace, cost = small_trace(), RampCost()
-    unfitted = specsim.make_policy("renewal_stop", {"max_draft": trace.depth})
+    unfitted = specsim.make_policy("renewal_stop", {"max_draft_tokens": trace.depth})
     for ask in (specsim.predict, specsim.replay):
         with pytest.raises(specsim.InputError, match="renewal_stop"):
             ask(trace, cost, unfitted)
-    fitted = fit(type(unfitted), {"max_draft": trace.depth}, trace, PricedTrace(trace, cost).table())
+    fitted = fit(type(unfitted), {"max_draft_tokens": trace.depth}, trace, PricedTrace(trace, cost).table())
     assert specsim.predict(trace, cost, fitted).policy == fitted
     assert specsim.replay(trace, cost, fitted).num_rounds.sum() > 0
 

@@ -33,10 +33,11 @@ def kind(example: Path) -> type[ChainPolicy]:
 def test_the_example_policy_replays(example: Path) -> None:
     trace, cost = small_trace(), RampCost()
     few = predict_policy(
-        PricedTrace(trace, cost), make_policy(str(example), {"floor": "1.0", "max_draft": trace.depth})
+        PricedTrace(trace, cost), make_policy(str(example), {"floor": "1.0", "max_draft_tokens": trace.depth})
     )
     many = predict_policy(
-        PricedTrace(trace, cost), make_policy(f"{example}:prob_floor", {"floor": "0.0", "max_draft": trace.depth})
+        PricedTrace(trace, cost),
+        make_policy(f"{example}:prob_floor", {"floor": "0.0", "max_draft_tokens": trace.depth}),
     )
     assert few.drafted / few.rounds <= 1 < many.drafted / many.rounds
 
@@ -50,7 +51,7 @@ def test_the_example_policy_is_tuned(kind: type[ChainPolicy]) -> None:
         PricedTrace(trace.select(held), RampCost()),
         SearchSettings(trials=10),
     )
-    assert isinstance(result.best, kind) and result.best.settings["max_draft"] == trace.depth
+    assert isinstance(result.best, kind) and result.best.settings["max_draft_tokens"] == trace.depth
 
 
 def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -> None:

@@ -56,7 +56,7 @@ def carrying(trace: Trace) -> list[ChainPolicy]:
     """Policies of which one lives on from sequence to sequence."""
     return [
         HuggingFace(
-            num_assistant_tokens=k, schedule=schedule, assistant_confidence_threshold=0.2, max_draft=trace.depth
+            num_assistant_tokens=k, schedule=schedule, assistant_confidence_threshold=0.2, max_draft_tokens=trace.depth
         )
         for k, schedule in ((3, "heuristic"), (5, "constant"), (5, "heuristic_transient"))
     ]

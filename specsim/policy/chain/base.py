@@ -22,7 +22,7 @@ class Step(NamedTuple):
 class ChainPolicy(Policy):
     """Base of every chain policy: how many tokens to draft, one after another.
 
-    A policy is a frozen dataclass of `setting` fields, `max_draft` (tokens) among them, with the compiled
+    A policy is a frozen dataclass of `setting` fields, `max_draft_tokens` (tokens) among them, with the compiled
     functions that `specsim.policy.base` describes. The README shows a whole one.
 
     Examples
@@ -34,12 +34,3 @@ class ChainPolicy(Policy):
 
     functions = ("initial_state", "keep_drafting", "update")
     keep_drafting: ClassVar[Callable[..., Any]]
-
-    @property
-    def max_draft_tokens(self) -> int:
-        """Longest draft this policy can ask for, in tokens."""
-        return int(self.settings["max_draft"])
-
-    @property
-    def deepest(self) -> int:
-        return self.max_draft_tokens

@@ -50,7 +50,7 @@ class BetaTS(ChainPolicy):
     The paper gives no prior; `PRIORS` are a weak one and one strong enough for the draft
     lengths of its tables, which a fixed K = 4 has as well. Departures: r counts the accepted
     tokens, as |Q_v| - 1 of those alone would be negative; the posterior starts anew with
-    every sequence unless it is carried; max_draft bounds the drafts.
+    every sequence unless it is carried; max_draft_tokens bounds the drafts.
     """
 
     alpha0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior successes, tokens")
@@ -58,7 +58,7 @@ class BetaTS(ChainPolicy):
     counting: str = setting("exact", choices=COUNTING, doc="tokens judged per round: min(a+1, d), printed min(a+2, d)")
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn")
     carry: bool = setting(False, 0, 1, doc="keep the posterior from sequence to sequence")
-    max_draft: int = setting(16, 1, 256, doc="longest draft in tokens")
+    max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
 
     PRIORS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "weak": {"alpha0": 1.0, "beta0": 1.0},

@@ -95,7 +95,7 @@ class CaliTS(ChainPolicy):
     is rejected, so the sample mean that the text asks for stands in its place. sigma_S, the spread
     of a round's mean acceptance over k tokens, is a constant though k varies. The paper does not
     clamp, names no values, and its Algorithm 3 lists mu_0 and sigma_0 without using them. The counts
-    start anew with every sequence unless they are carried; max_draft bounds the drafts.
+    start anew with every sequence unless they are carried; max_draft_tokens bounds the drafts.
     """
 
     theta0: float = setting(0.5, 0.0, 1.0, tune=(0.0, 1.0), doc="acceptance at the start, with the weight of one token")
@@ -104,7 +104,7 @@ class CaliTS(ChainPolicy):
     counting: str = setting("exact", choices=COUNTING, doc="tokens judged per round: min(a+1, d), printed min(a+2, d)")
     theta: str = setting("per_token", choices=THETA, doc="how often theta's deviation from mu is drawn")
     carry: bool = setting(False, 0, 1, doc="keep the counts from sequence to sequence")
-    max_draft: int = setting(16, 1, 256, doc="longest draft in tokens")
+    max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
 
     name = "cali_ts"
     source = "Liu et al. 2024 (EESD), Algorithm 3 and Eqs. 5-8"

@@ -21,13 +21,13 @@ THRESHOLD_DECAY = 0.9  # beta_2
 
 
 @nb.njit
-def update_threshold(state, drafted, accepted, max_draft, target_rate, epsilon):  # type: ignore[no-untyped-def]
+def update_threshold(state, drafted, accepted, max_draft_tokens, target_rate, epsilon):  # type: ignore[no-untyped-def]
     """(lambda, averaged acceptance rate) after a round."""
     threshold, average = state
     average = AR_DECAY * average + (1.0 - AR_DECAY) * accepted / drafted
     if average < target_rate:
         goal = threshold + epsilon
-    elif drafted != max_draft:
+    elif drafted != max_draft_tokens:
         goal = threshold - epsilon
     else:
         goal = threshold

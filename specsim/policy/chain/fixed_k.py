@@ -29,7 +29,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 class FixedK(ChainPolicy):
     """Static draft length K, in tokens (Leviathan et al. 2023, their gamma)."""
 
-    k: int = setting(4, 1, 256, tune=(1, 64), doc="draft length K in tokens")
+    k: int = setting(4, 1, 256, tune=(1, 64), bounds="depth", doc="draft length K in tokens")
 
     name = "fixed_k"
     source = "Leviathan et al. 2023, arXiv:2211.17192; Base-SPD in AdaEDL, section 2"

@@ -38,7 +38,7 @@ class HuggingFace(ChainPolicy):
     Schedules: "constant"; "heuristic" adds 2 after a fully accepted draft, else takes 1 away, and
     lives on from sequence to sequence; "heuristic_transient" starts anew with each. The defaults
     are the library's. Departures: its moving threshold (refitted by a ROC curve where
-    scikit-learn is installed) is left out, and max_draft bounds the drafts.
+    scikit-learn is installed) is left out, and max_draft_tokens bounds the drafts.
     """
 
     num_assistant_tokens: int = setting(20, 1, 256, tune=(1, 20), doc="draft length in tokens, at the start")
@@ -46,7 +46,7 @@ class HuggingFace(ChainPolicy):
     assistant_confidence_threshold: float = setting(
         0.4, 0.0, 1.0, tune=(0.0, 0.95), doc="least probability of a drafted token to draft on; 0 never stops"
     )
-    max_draft: int = setting(16, 1, 256, doc="longest draft in tokens")
+    max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
 
     name = "hugging_face"
     source = "transformers, generation/candidate_generator.py"

@@ -25,7 +25,7 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
     if params.dynamic == 0.0:
         return state
-    return update_threshold(state, drafted, accepted, params.max_draft, params.target_rate, params.epsilon)
+    return update_threshold(state, drafted, accepted, params.max_draft_tokens, params.target_rate, params.epsilon)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MaxConfidence(ChainPolicy):
     dynamic: bool = setting(True, 0, 1, doc="update lambda by Algorithm 1 of AdaEDL")
     target_rate: float = setting(0.9, 0.0, 1.0, doc="alpha, target acceptance rate of Algorithm 1")
     epsilon: float = setting(0.01, 0.0, 1.0, doc="step of lambda in Algorithm 1")
-    max_draft: int = setting(16, 1, 256, doc="L, longest draft in tokens")
+    max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="L, longest draft in tokens")
 
     name = "max_confidence"
     source = "Agrawal et al. 2024 (AdaEDL), section 2; Zhang et al. 2024 (Draft & Verify)"

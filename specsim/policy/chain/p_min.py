@@ -27,7 +27,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class PMin(ChainPolicy):
-    """Draft on while the top candidate's probability is at least p_min, at most max_draft tokens.
+    """Draft on while the top candidate's probability is at least p_min, at most max_draft_tokens tokens.
 
     The rule of static Max-Confidence with the engine's defaults. Departures: the engine takes the
     probability among its ten best candidates, here it is the whole distribution's; the token that
@@ -35,7 +35,7 @@ class PMin(ChainPolicy):
     """
 
     p_min: float = setting(0.75, 0.0, 1.0, tune=(0.0, 0.95), doc="--draft-p-min")
-    max_draft: int = setting(16, 1, 256, doc="--draft-max, in tokens")
+    max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="--draft-max, in tokens")
 
     name = "p_min"
     source = "llama.cpp, common/speculative.cpp"

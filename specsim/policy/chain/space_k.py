@@ -19,7 +19,7 @@ class SpaceK(ChainPolicy):
     has this cost, and the measured one of a candidate (`specsim.replaying.table.round_cost_model`).
     """
 
-    k: int = setting(5, 1, 64, tune=(1, 10), doc="candidates a pass, in tokens")
+    k: int = setting(5, 1, 64, tune=(1, 10), bounds="depth", doc="candidates a pass, in tokens")
 
     name = "space_k"
     source = "Yi et al. 2024 (SPACE), section 3"

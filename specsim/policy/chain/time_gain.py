@@ -43,7 +43,7 @@ class TimeGain(ChainPolicy):
     """
 
     cost_ratio: float = setting(0.1, 0.0, 10.0, tune=(0.003, 1.0), log=True, doc="s_d / s_t, from the costs if absent")
-    max_draft: int = setting(16, 1, 256, doc="longest draft in tokens")
+    max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
 
     name = "time_gain"
     source = "EDD + PCT, Eq. 5 and section 3.2"

@@ -73,18 +73,18 @@ class TreePolicy(Policy):
     select: ClassVar[Callable[..., Any]]
 
     @property
-    def deepest(self) -> int:
+    def max_draft_tokens(self) -> int:
         return int(self.max_depth)  # type: ignore[attr-defined]
 
     @property
-    def most_nodes(self) -> int:
+    def max_verified_nodes(self) -> int:
         """Most nodes verified in a round, the pending token not counted."""
         return int(self.max_nodes)  # type: ignore[attr-defined]
 
     @property
     def max_expanded(self) -> int:
         """Most nodes of one level that are expanded."""
-        return self.most_nodes
+        return self.max_verified_nodes
 
     @property
     def max_width(self) -> int:

@@ -90,7 +90,7 @@ class BetaTSTree(TreePolicy):
     beam: int = setting(2, 1, 31, tune=(1, 8), doc="nodes of a level that are expanded")
     width: int = setting(3, 1, 31, tune=(1, 8), doc="children of an expanded node")
     nodes: int = setting(64, 1, MAX_DRAFTED, tune=(4, 64), doc="drafted nodes that are verified, at most")
-    max_depth: int = setting(10, 1, 64, tune=(1, 16), doc="most levels of the tree")
+    max_depth: int = setting(10, 1, 64, tune=(1, 16), bounds="depth", doc="most levels of the tree")
 
     name = "beta_ts_tree"
     source = "Liu et al. 2024 (EESD), section 5.7 with Algorithm 2; trees grown as in EAGLE-2"

@@ -54,7 +54,7 @@ class Cape(TreePolicy):
     width_60: int = setting(5, 1, 30, tune=(1, 10), doc="nodes of a level of confidence above 0.3, up to 0.6")
     width_80: int = setting(3, 1, 30, tune=(1, 10), doc="nodes of a level of confidence above 0.6, up to 0.8")
     width_100: int = setting(1, 1, 30, tune=(1, 10), doc="nodes of a level of confidence above 0.8")
-    depth: int = setting(5, 1, 32, tune=(1, 10), doc="levels of the tree")
+    depth: int = setting(5, 1, 32, tune=(1, 10), bounds="depth", doc="levels of the tree")
 
     name = "cape"
     source = "GLIDE (Du et al. 2024), as EDD + PCT gives it in appendix A"

@@ -39,7 +39,7 @@ class Eagle2(TreePolicy):
     """
 
     nodes: int = setting(50, 1, MAX_DRAFTED, tune=(4, 64), doc="drafted nodes that are verified")
-    depth: int = setting(6, 1, 32, tune=(1, 10), doc="levels of the tree")
+    depth: int = setting(6, 1, 32, tune=(1, 10), bounds="depth", doc="levels of the tree")
     top_k: int = setting(10, 1, 31, tune=(1, 10), doc="nodes of a level that are expanded, and children of each")
 
     name = "eagle2"

@@ -151,7 +151,7 @@ class HardwarePCT(TreePolicy):
     """
 
     width: int = setting(8, 1, 32, doc="children of an expanded node")
-    max_depth: int = setting(10, 1, 64, doc="most levels of the tree")
+    max_depth: int = setting(10, 1, 64, bounds="depth", doc="most levels of the tree")
     max_nodes: int = setting(64, 1, 255, doc="most nodes verified in a round")
     least: float = setting(0.01, 0.001, 1.0, log=True, doc="path probability below which no node is expanded")
     calibration: str = setting("platt", choices=("platt", "isotonic"), doc="how chances are fitted")

@@ -18,7 +18,7 @@ class OptimalTree(LearnedTree):
     """
 
     max_nodes: int = setting(64, 1, MAX_DRAFTED, doc="most nodes of the tree that is learned")
-    max_depth: int = setting(16, 1, 255, doc="deepest nodes of the tree that is learned, in tokens")
+    max_depth: int = setting(16, 1, 255, bounds="depth", doc="deepest nodes of the tree that is learned, in tokens")
 
     name = "optimal_tree"
     source = "Sequoia, Chen et al. 2024, arXiv:2402.12374, with widths of draft passes priced too"

@@ -27,7 +27,7 @@ class LearnedTree(StaticTree):
         ROUGH_TREE, 0, MAX_DRAFTED, doc="learned: children of every node in level order, the root first"
     )
 
-    max_depth: int = setting(16, 1, 255, tune=(1, 16), doc="deepest nodes of the tree, in tokens")
+    max_depth: int = setting(16, 1, 255, tune=(1, 16), bounds="depth", doc="deepest nodes of the tree, in tokens")
 
     def __post_init__(self) -> None:
         super().__post_init__()

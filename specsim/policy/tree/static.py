@@ -68,11 +68,11 @@ class StaticTree(TreePolicy):
         return False
 
     @property
-    def deepest(self) -> int:
+    def max_draft_tokens(self) -> int:
         return len(self.level_sizes) - 1
 
     @property
-    def most_nodes(self) -> int:
+    def max_verified_nodes(self) -> int:
         return len(self.shape) - 1
 
     @property

@@ -18,7 +18,7 @@ class VCT(StaticTree):
     """
 
     width: int = setting(3, 1, 16, tune=(1, 8), doc="children of every node")
-    depth: int = setting(5, 1, 32, tune=(1, 8), doc="deepest nodes, in tokens")
+    depth: int = setting(5, 1, 32, tune=(1, 8), bounds="depth", doc="deepest nodes, in tokens")
     level_nodes: int = setting(243, 1, 1022, tune=(1, 32), log=True, doc="most nodes of a level")
 
     name = "vct"

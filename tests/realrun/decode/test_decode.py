@@ -33,22 +33,22 @@ CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 SETTINGS = {  # every policy, with settings that stop drafting here and there on this pair
     "fixed_k": [{"k": 1}, {"k": 5}],
     "max_confidence": [
-        {"lambda0": 0.5, "dynamic": False, "max_draft": DEPTH},
-        {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": 6},
+        {"lambda0": 0.5, "dynamic": False, "max_draft_tokens": DEPTH},
+        {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft_tokens": 6},
     ],
     "adaedl": [
-        {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft": DEPTH},
-        {"gamma": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": 6},
+        {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH},
+        {"gamma": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft_tokens": 6},
     ],
-    "time_gain": [{"cost_ratio": 0.3, "max_draft": DEPTH}],
+    "time_gain": [{"cost_ratio": 0.3, "max_draft_tokens": DEPTH}],
     "hugging_face": [
-        {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.3, "schedule": s, "max_draft": DEPTH}
+        {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.3, "schedule": s, "max_draft_tokens": DEPTH}
         for s in ("constant", "heuristic", "heuristic_transient")
     ],
-    "p_min": [{"p_min": 0.4, "max_draft": DEPTH}],
+    "p_min": [{"p_min": 0.4, "max_draft_tokens": DEPTH}],
     "space_k": [{"k": 3}],
     "beta_ts": [
-        {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry, "max_draft": DEPTH}
+        {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry, "max_draft_tokens": DEPTH}
         for counting, theta, carry in (("exact", "per_token", False), ("printed", "per_round", True))
     ],
 }
@@ -57,7 +57,7 @@ ARMS = [
     make_policy(name, settings)
     for name, kind in CHAIN_POLICIES.items()
     if "score" not in kind.features
-    for settings in SETTINGS.get(name, [{"max_draft": DEPTH}])
+    for settings in SETTINGS.get(name, [{"max_draft_tokens": DEPTH}])
 ]
 
 
@@ -81,7 +81,7 @@ class Coin(ChainPolicy):
     """Draft on when a coin says so: a policy that reads nothing but its uniforms."""
 
     heads: float = setting(0.7, 0.0, 1.0)
-    max_draft: int = setting(DEPTH, 1, 256)
+    max_draft_tokens: int = setting(DEPTH, 1, 256, bounds="depth")
 
     name = "coin"
     source = "these tests"
@@ -204,7 +204,7 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
 def test_state_starts_anew_with_every_sequence() -> None:
     """A dynamic threshold has moved after the first sequence; the second must not see it."""
     first, second = random_prompts(2, seed=8)
-    policy = make_policy("adaedl", {"epsilon": 1.0, "max_draft": DEPTH})
+    policy = make_policy("adaedl", {"epsilon": 1.0, "max_draft_tokens": DEPTH})
     used = decoder(Sampler())
     used.decode(first, 30, policy)
     after, fresh = used.decode(second, 30, policy), decoder(Sampler()).decode(second, 30, policy)

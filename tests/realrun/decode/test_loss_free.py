@@ -35,7 +35,7 @@ SETTINGS = [
     ("adaedl", {"lambda0": 0.1, "dynamic": True}),
     ("adaedl", {"lambda0": -0.2, "dynamic": False}),
     ("time_gain", {"cost_ratio": 0.2}),
-    ("hugging_face", {"max_draft": 16}),
+    ("hugging_face", {"max_draft_tokens": 16}),
     ("hugging_face", {"schedule": "heuristic", "num_assistant_tokens": 5, "assistant_confidence_threshold": 0.0}),
     ("hugging_face", {"schedule": "heuristic_transient", "num_assistant_tokens": 5}),
     ("p_min", {}),

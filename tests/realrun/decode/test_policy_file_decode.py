@@ -21,7 +21,7 @@ def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     path.write_text(readme_block("class ProbFloor"))
     pair, prompts, sampler = tiny_pair(), tiny_prompts(3), Sampler("greedy")
     trace = record(pair, prompts, RecordSettings(5, 24, sampler))
-    policy = make_policy(str(path), {"floor": 0.05, "max_draft": 5})
+    policy = make_policy(str(path), {"floor": 0.05, "max_draft_tokens": 5})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True)
     decoder = Decoder(pair.target, DraftModel(pair.drafter.model, pair.eos_token_ids), pair.eos_token_ids, sampler)
     assert replayed.rounds is not None

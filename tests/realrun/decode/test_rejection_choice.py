@@ -142,7 +142,7 @@ def test_gumbel_replay_stays_exact_with_top_p() -> None:
     sampler = Sampler("gumbel", 0.9, seed=4, top_p=0.85)
     trace = record(pair, prompts, RecordSettings(5, 24, sampler))
     assert Sampler(**trace.meta["decoding"]) == sampler
-    policy = make_policy("max_confidence", {"lambda0": 0.4, "max_draft": 5})
+    policy = make_policy("max_confidence", {"lambda0": 0.4, "max_draft_tokens": 5})
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=3, log=True)
     decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
     runs = [decoder.decode(p.tokens, 24, policy, sequence=n, seed=3) for n, p in enumerate(prompts)]

@@ -201,7 +201,7 @@ def p_value(
 POLICIES = [
     None,
     make_policy("fixed_k", {"k": 3}),
-    make_policy("max_confidence", {"lambda0": 0.6, "dynamic": False, "max_draft": 3}),
+    make_policy("max_confidence", {"lambda0": 0.6, "dynamic": False, "max_draft_tokens": 3}),
 ]
 
 

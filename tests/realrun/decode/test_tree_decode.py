@@ -132,7 +132,7 @@ class Wide(TreePolicy):
     """Every node gets `width` children; with a width of 0, none."""
 
     width: int = setting(2, 0, 2000)
-    max_depth: int = setting(3, 1, 64)
+    max_depth: int = setting(3, 1, 64, bounds="depth")
 
     name = "wide"
     source = "these tests"
@@ -187,7 +187,7 @@ def check_counts(decoded: Decoded, policy: TreePolicy, eos: Sequence[int] = ()) 
     t = 0
     for r in decoded.rounds:
         assert r.t == t
-        assert 0 <= r.accepted <= min(policy.deepest, r.verified) <= r.verified <= r.drafted <= MAX_DRAFTED
+        assert 0 <= r.accepted <= min(policy.max_draft_tokens, r.verified) <= r.verified <= r.drafted <= MAX_DRAFTED
         assert r.accepted <= r.last <= r.verified and (r.last > 0) == (r.accepted > 0)
         assert min(r.draft_s, r.policy_s, r.verify_s, r.other_s) >= 0 and r.verify_s > 0
         t += r.accepted + 1
@@ -282,7 +282,7 @@ def test_drafted_nodes_are_what_plain_passes_say(sampler: Sampler, policy: TreeP
             before, t = list(tokens), len(tokens) - len(prompt)
             rounds: list[Round] = []
             state, draft = loop.round(
-                tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 5), policy, state, rounds
+                tokens, RoundContext(loop.sampler, 0, t, policy.max_draft_tokens, 5), policy, state, rounds
             )
             grower = drafter._grower
             tree, total = grower.tree, draft.drafted + 1
@@ -319,7 +319,9 @@ def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler, policy
         state = policy.initial_state(policy.params)
         for _ in range(10):
             t = len(tokens) - len(prompt)
-            state, _ = loop.round(tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 0), policy, state, rounds)
+            state, _ = loop.round(
+                tokens, RoundContext(loop.sampler, 0, t, policy.max_draft_tokens, 0), policy, state, rounds
+            )
             assert loop.target.length == len(tokens) - 1 and loop.target.nodes == drafter.lm.nodes == 0
             lacking.add(len(tokens) - 1 - drafter.lm.length)
             for lm in (loop.target, drafter.lm):

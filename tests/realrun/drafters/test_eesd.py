@@ -43,10 +43,10 @@ CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 CHAINS: list[tuple[str, dict[str, Any]]] = [
     ("fixed_k", {"k": 1}),
     ("fixed_k", {"k": 4}),
-    ("beta_ts", {"alpha0": 3.0, "max_draft": DEPTH}),
-    ("cali_ts", {"max_draft": DEPTH}),
-    ("adaedl", {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft": DEPTH}),
-    ("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": DEPTH}),
+    ("beta_ts", {"alpha0": 3.0, "max_draft_tokens": DEPTH}),
+    ("cali_ts", {"max_draft_tokens": DEPTH}),
+    ("adaedl", {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH}),
+    ("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft_tokens": DEPTH}),
 ]
 TREES: list[tuple[str, dict[str, Any]]] = [
     ("vct", {"width": 2, "depth": 4}),
@@ -170,7 +170,7 @@ def rounds_of(loop: Decoder, prompt: Sequence[int], policy: Policy, count: int) 
         for _ in range(count):
             t = len(tokens) - len(prompt)
             state, draft = loop.round(
-                tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 5), policy, state, rounds
+                tokens, RoundContext(loop.sampler, 0, t, policy.max_draft_tokens, 5), policy, state, rounds
             )
             yield tokens, rounds[-1], draft
 

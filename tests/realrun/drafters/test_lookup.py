@@ -49,10 +49,10 @@ FIXED = make_policy("fixed_k", {"k": DEPTH})
 LESS_OFTEN = pytest.mark.slow
 POLICIES = [
     FIXED,
-    make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.2, "dynamic": False, "max_draft": DEPTH}),
-    pytest.param(make_policy("beta_ts", {"alpha0": 3.0, "max_draft": DEPTH}), marks=LESS_OFTEN),
+    make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.2, "dynamic": False, "max_draft_tokens": DEPTH}),
+    pytest.param(make_policy("beta_ts", {"alpha0": 3.0, "max_draft_tokens": DEPTH}), marks=LESS_OFTEN),
     pytest.param(
-        make_policy("max_confidence", {"lambda0": 0.4, "target_rate": 0.6, "epsilon": 0.3, "max_draft": DEPTH}),
+        make_policy("max_confidence", {"lambda0": 0.4, "target_rate": 0.6, "epsilon": 0.3, "max_draft_tokens": DEPTH}),
         marks=LESS_OFTEN,
     ),
 ]
@@ -277,7 +277,7 @@ def test_no_policy_beats_the_oracle_where_drafts_lag(mode: str) -> None:
 @pytest.mark.slow
 def test_the_expectation_of_a_policy_that_draws_counts_silent_rounds() -> None:
     _, _, trace = recorded("gumbel")
-    policy = make_policy("beta_ts", {"alpha0": 2.0, "max_draft": DEPTH})
+    policy = make_policy("beta_ts", {"alpha0": 2.0, "max_draft_tokens": DEPTH})
     table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     expected = expected_replay(trace, policy, table)  # type: ignore[arg-type]
     seeds = [replay(trace, policy, table, seed=seed) for seed in range(400)]

@@ -36,10 +36,10 @@ COST = ConstantCost(1e-4, 5e-3)
 CHAINS: list[tuple[str, dict[str, Any]]] = [
     ("fixed_k", {"k": 3}),
     ("fixed_k", {"k": HEADS}),
-    ("beta_ts", {"alpha0": 2.0, "beta0": 1.0, "max_draft": HEADS}),
-    ("cali_ts", {"max_draft": HEADS}),
-    ("adaedl", {"lambda0": 0.2, "dynamic": True, "max_draft": HEADS}),
-    ("max_confidence", {"lambda0": 0.4, "dynamic": True, "max_draft": HEADS}),
+    ("beta_ts", {"alpha0": 2.0, "beta0": 1.0, "max_draft_tokens": HEADS}),
+    ("cali_ts", {"max_draft_tokens": HEADS}),
+    ("adaedl", {"lambda0": 0.2, "dynamic": True, "max_draft_tokens": HEADS}),
+    ("max_confidence", {"lambda0": 0.4, "dynamic": True, "max_draft_tokens": HEADS}),
 ]
 TREES: list[tuple[str, dict[str, Any]]] = [
     ("vct", {"width": 2, "depth": 3}),

@@ -231,7 +231,7 @@ def test_replay_equals_the_real_run_of_cali_ts(sampler: Sampler) -> None:
     pair, prompts = scoring_pair(), tiny_prompts(6)
     trace = record(pair, prompts, RecordSettings(6, 30, sampler))
     decoder = Decoder(pair.target, Kept(pair), pair.eos_token_ids, sampler)
-    for policy in (CaliTS(max_draft=6), CaliTS(max_draft=6, theta="per_round", sigma_m=0.3)):
+    for policy in (CaliTS(max_draft_tokens=6), CaliTS(max_draft_tokens=6, theta="per_round", sigma_m=0.3)):
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
         assert replayed.rounds is not None
         for sequence, prompt in enumerate(prompts):

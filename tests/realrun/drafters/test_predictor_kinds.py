@@ -84,7 +84,7 @@ def test_replay_equals_the_real_run_of_cali_ts(kind: str, sampler: Sampler) -> N
     pair, prompts = scoring(kind), tiny_prompts(6)
     trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler))
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
-    for policy in (CaliTS(max_draft=DEPTH), CaliTS(max_draft=DEPTH, theta="per_round", sigma_m=0.3)):
+    for policy in (CaliTS(max_draft_tokens=DEPTH), CaliTS(max_draft_tokens=DEPTH, theta="per_round", sigma_m=0.3)):
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
         assert replayed.rounds is not None
         for sequence, prompt in enumerate(prompts):

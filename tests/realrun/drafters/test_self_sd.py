@@ -47,7 +47,7 @@ SKIPS = SkippedSublayers(frozenset({2}), frozenset({2}))
 UNLIKE = SkippedSublayers(frozenset({1}), frozenset({1, 2}))
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 CHAINS = [
-    make_policy(name, {**settings, **({} if name == "fixed_k" else {"max_draft": DEPTH})})
+    make_policy(name, {**settings, **({} if name == "fixed_k" else {"max_draft_tokens": DEPTH})})
     for name, settings in [
         ("fixed_k", {"k": 3}),
         ("fixed_k", {"k": DEPTH}),
@@ -320,7 +320,9 @@ def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
         state = policy.initial_state(policy.params)
         for _ in range(20):
             t = len(tokens) - len(prompt)
-            state, _ = loop.round(tokens, RoundContext(loop.sampler, 0, t, policy.deepest, 0), policy, state, rounds)
+            state, _ = loop.round(
+                tokens, RoundContext(loop.sampler, 0, t, policy.max_draft_tokens, 0), policy, state, rounds
+            )
             accepted += rounds[-1].accepted
             assert target.length == drafter.lm.length == len(tokens) - 1 and target.nodes == drafter.lm.nodes == 0
             fresh = SplitTarget(pair.target, split=0)

@@ -48,7 +48,7 @@ from tests.support.pairs.state import KINDS, PROMPTS, TARGETS, TOKENS, state_pai
 from tests.support.split_targets import stacked, target_of
 from tests.support.tiny import tiny_tokenizer
 
-FEW = [make_policy("fixed_k", {"k": 4}), make_policy("cali_ts", {"max_draft": DEPTH}), ARMS[len(CHAINS) + 4]]
+FEW = [make_policy("fixed_k", {"k": 4}), make_policy("cali_ts", {"max_draft_tokens": DEPTH}), ARMS[len(CHAINS) + 4]]
 BETA_TREE = make_policy("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 3})
 ALL = [*(policy for policy in ARMS if policy.name != BETA_TREE.name), CoinTree(0.1)]
 slow = pytest.mark.slow

@@ -91,7 +91,7 @@ def test_other_models_use_the_librarys_own_pass(model: LlamaForCausalLM) -> None
 @pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.9, 4)], ids=["greedy", "gumbel"])
 def test_decoding_is_the_same_with_either_pass(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = tiny_pair()
-    policy = make_policy("adaedl", {"lambda0": -0.5, "max_draft": 6})
+    policy = make_policy("adaedl", {"lambda0": -0.5, "max_draft_tokens": 6})
 
     def decoded() -> list[object]:
         decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)

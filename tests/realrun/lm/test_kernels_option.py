@@ -38,8 +38,8 @@ from tests.support.tiny import random_prompts, tiny_model, tiny_pair, tiny_promp
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 POLICIES = [
     make_policy("fixed_k", {"k": 3}),
-    make_policy("max_confidence", {"lambda0": 0.5, "dynamic": False, "max_draft": 4}),
-    make_policy("adaedl", {"gamma": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft": 4}),
+    make_policy("max_confidence", {"lambda0": 0.5, "dynamic": False, "max_draft_tokens": 4}),
+    make_policy("adaedl", {"gamma": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft_tokens": 4}),
 ]
 # Triton decides once per process whether it interprets, by whether there is a GPU.
 ON_CPU = [

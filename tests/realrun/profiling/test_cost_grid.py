@@ -56,7 +56,7 @@ def test_the_simulator_reads_the_files_and_predicts_from_them(document: dict[str
     trace = record(tiny_pair(), tiny_prompts(), RecordSettings(6, 24, Sampler("gumbel", 0.8)))
     for batch in AXES.batches:
         cost = read_grid_pair(tmp_path / "target.json", tmp_path / "draft.json", batch=batch)
-        found = predict_policy(PricedTrace(with_prefix(trace, 8), cost), make_policy("adaedl", {"max_draft": 6}))
+        found = predict_policy(PricedTrace(with_prefix(trace, 8), cost), make_policy("adaedl", {"max_draft_tokens": 6}))
         assert 0 < found.speedup.low <= found.speedup.estimate <= found.speedup.high
     with pytest.raises(InputError, match=r"llama-3.[12]-.b \(reduced\) covers contexts of 8 to 64"):
         predict_policy(PricedTrace(with_prefix(trace, 80), cost), make_policy("fixed_k", {"k": 2}))

@@ -252,10 +252,12 @@ def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompt
                 assert isinstance(loop.drafter, DraftModel)
                 loop.drafter.begin(tokens[:-1])
                 start = len(tokens)
-                while len(tokens) + tree.deepest < end:
+                while len(tokens) + tree.max_draft_tokens < end:
                     context, t, behind = len(tokens) - 1, len(tokens) - start, loop.drafter.lm.length < len(tokens) - 1
                     log: list[Round] = []
-                    _, draft = loop.round(tokens, RoundContext(loop.sampler, 0, t, tree.deepest, 0), tree, (0.0,), log)
+                    _, draft = loop.round(
+                        tokens, RoundContext(loop.sampler, 0, t, tree.max_draft_tokens, 0), tree, (0.0,), log
+                    )
                     rounds[index].append((context, behind, draft, log[0]))
     cost = profile_from_json(measured, "here")
     ratios = []

@@ -234,7 +234,7 @@ def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     document = job()
     assert {row["policy"] for row in document["rows"]} >= set(names) - {"cali_ts", "space_k"}
     for row in document["rows"]:
-        assert make_policy(row["policy"], row["params"]).deepest <= HEADS
+        assert make_policy(row["policy"], row["params"]).max_draft_tokens <= HEADS
         assert row["rounds_identical_percent"] == row["output_identical_percent"] == 100.0, row["label"]
         # Of one repeat, which is its own median, the relation is exact.
         assert row["acceleration_over_overhead"] == pytest.approx(row["measured"]["estimate"], rel=1e-9)

@@ -102,12 +102,12 @@ def test_every_position_holds_what_the_masks_before_its_pending_token_say(mode: 
 
 POLICIES_HERE = [
     ("fixed_k", {"k": MASKS}),
-    ("adaedl", {"lambda0": 0.1, "max_draft": MASKS}),
+    ("adaedl", {"lambda0": 0.1, "max_draft_tokens": MASKS}),
     pytest.param(("fixed_k", {"k": 2}), marks=slow),
     pytest.param(("space_k", {"k": 4}), marks=slow),
-    pytest.param(("max_confidence", {"lambda0": 0.3, "max_draft": MASKS}), marks=slow),
-    pytest.param(("beta_ts", {"max_draft": MASKS}), marks=slow),
-    pytest.param(("cali_ts", {"max_draft": 4}), marks=slow),
+    pytest.param(("max_confidence", {"lambda0": 0.3, "max_draft_tokens": MASKS}), marks=slow),
+    pytest.param(("beta_ts", {"max_draft_tokens": MASKS}), marks=slow),
+    pytest.param(("cali_ts", {"max_draft_tokens": 4}), marks=slow),
 ]
 
 

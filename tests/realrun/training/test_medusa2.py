@@ -239,7 +239,7 @@ def test_decoding_is_the_tuned_backbones_own(trained: Trained, sampler: Sampler)
     decoder = Decoder(*trained.pair.make_drafter(), (), sampler)
     for name, settings in (
         ("fixed_k", {"k": 3}),
-        ("adaedl", {"max_draft": 3}),
+        ("adaedl", {"max_draft_tokens": 3}),
         ("vct", {"width": 3, "depth": 3}),
         ("pct", {"width": 4, "max_depth": 3}),
     ):

@@ -39,10 +39,10 @@ from tests.support.tiny import tiny_pair, tiny_prompts
 POLICIES = [
     make_policy("fixed_k", {"k": 1}),
     make_policy("fixed_k", {"k": 5}),
-    make_policy("max_confidence", {"max_draft": 5}),
-    make_policy("max_confidence", {"max_draft": 3, "dynamic": False}),
-    make_policy("adaedl", {"max_draft": 5, "lambda0": 0.0}),
-    make_policy("adaedl", {"max_draft": 5, "dynamic": False}),
+    make_policy("max_confidence", {"max_draft_tokens": 5}),
+    make_policy("max_confidence", {"max_draft_tokens": 3, "dynamic": False}),
+    make_policy("adaedl", {"max_draft_tokens": 5, "lambda0": 0.0}),
+    make_policy("adaedl", {"max_draft_tokens": 5, "dynamic": False}),
 ]
 EOS = (5, 11, 17, 23, 31, 43)
 

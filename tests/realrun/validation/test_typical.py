@@ -145,7 +145,7 @@ def test_the_command_prints_and_writes_the_comparison(tmp_path: Path) -> None:
     document = json.loads(result.output)
     assert document == json.loads((tmp_path / "typical.json").read_text())
     assert [arm.get("epsilon") for arm in document["arms"]] == [None, None, 0.05, 0.2]
-    assert make_policy(document["policy"], document["params"]).deepest <= HEADS
+    assert make_policy(document["policy"], document["params"]).max_draft_tokens <= HEADS
     result = runner.invoke(app, [*base, "--epsilons", "0.2", "--policy", "vct", "--set", "width=2"])
     assert result.exit_code == 0, result.output
     assert "vct, 2 prompts" in result.output and "typical, epsilon 0.2, delta 0.447" in result.output

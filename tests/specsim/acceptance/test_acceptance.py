@@ -107,7 +107,7 @@ def test_generated_traces_are_written_read_and_replayed(model: AcceptanceModel, 
     result = replay(again, FixedK(k=6), cost_table(again, RampCost()), log=True)
     assert result.rounds is not None
     assert [row[:4] for row in result.rounds.rows()] == plain.rounds
-    replay(again, AdaEDL(max_draft=6), cost_table(again, COST))
+    replay(again, AdaEDL(max_draft_tokens=6), cost_table(again, COST))
 
 
 def _tuples(parameters: dict[str, object]) -> dict[str, object]:

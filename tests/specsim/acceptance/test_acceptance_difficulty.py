@@ -146,10 +146,10 @@ def test_generated_confidence_is_as_calibrated_as_the_model_says() -> None:
         FixedK(k=2),
         FixedK(k=4),
         FixedK(k=8),
-        MaxConfidence(lambda0=0.4, dynamic=False, max_draft=8),
-        MaxConfidence(lambda0=0.6, dynamic=True, max_draft=8),
-        AdaEDL(gamma=0.2, lambda0=0.4, dynamic=False, max_draft=8),
-        AdaEDL(gamma=0.2, lambda0=0.3, dynamic=True, max_draft=8),
+        MaxConfidence(lambda0=0.4, dynamic=False, max_draft_tokens=8),
+        MaxConfidence(lambda0=0.6, dynamic=True, max_draft_tokens=8),
+        AdaEDL(gamma=0.2, lambda0=0.4, dynamic=False, max_draft_tokens=8),
+        AdaEDL(gamma=0.2, lambda0=0.3, dynamic=True, max_draft_tokens=8),
     ],
     ids=str,
 )
@@ -162,7 +162,7 @@ def test_speedups_on_synthetic_traces_are_those_on_the_text_fitted_to(policy: Ch
 def test_it_sees_what_simpler_models_cannot() -> None:
     """Match lengths of neighbouring rounds, acceptance that differs by sequence, and adaptive policies."""
     observed = summary(text())
-    policy = AdaEDL(gamma=0.2, lambda0=0.4, dynamic=False, max_draft=8)
+    policy = AdaEDL(gamma=0.2, lambda0=0.4, dynamic=False, max_draft_tokens=8)
     errors, spreads = [], []
     for model in (fitted(), IID.fit(text()), PerPosition.fit(text())):
         trace = generate(model, 600, 150, 8, seed=10)

@@ -137,7 +137,7 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         (("--folds", 1), "--folds"),
         (("--folds", 17), "folds=17"),
         (("--jobs", 0), "--jobs"),
-        (("--set", "max_draft=9"), "depth 8"),
+        (("--set", "max_draft_tokens=9"), "depth 8"),
         (("--tuning-share", 1), "tuning_share"),
     ],
 )

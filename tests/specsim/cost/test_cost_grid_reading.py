@@ -127,7 +127,7 @@ def write(tmp_path: Path, **grids: dict[str, Any]) -> list[Path]:
 def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     paths = write(tmp_path, target=document(), draft=document("draft", scale=0.1))
     cost = read_grid_pair(*paths, policy_step_s=1e-6, round_overhead_s=2e-5, autoregressive_overhead_s=1e-5)
-    policy = AdaEDL(lambda0=0.1, max_draft=6)
+    policy = AdaEDL(lambda0=0.1, max_draft_tokens=6)
     found = predict_policy(PricedTrace(small_trace(), cost), policy)
     assert found.speedup.low < found.speedup.estimate < found.speedup.high
     table = cost_table(small_trace(), cost)

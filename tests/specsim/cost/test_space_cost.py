@@ -53,7 +53,7 @@ def as_space(trace: Trace) -> Trace:
 
 
 @pytest.mark.parametrize(("name", "settings", "k"), [
-    ("space_k", {"k": 3}, 3), ("fixed_k", {"k": 2}, 2), ("adaedl", {"lambda0": 0.5, "max_draft": 4}, 4),
+    ("space_k", {"k": 3}, 3), ("fixed_k", {"k": 2}, 2), ("adaedl", {"lambda0": 0.5, "max_draft_tokens": 4}, 4),
 ])  # fmt: skip
 def test_on_a_trace_of_space_masks_are_part_of_every_pass(name: str, settings: dict[str, Any], k: int) -> None:
     """m drafted tokens cost a tree of (m + 1)(k + 1), with k of the run's longest draft, and measured draft steps."""

@@ -173,7 +173,7 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
     train, holdout = world(FORK, 1), world(FORK, 2)
     speedups = {}
     for lookahead in (True, False):
-        policy = fit(RenewalStop, {"max_draft": 6, "lookahead": lookahead}, train, cost_table(train, dear))
+        policy = fit(RenewalStop, {"max_draft_tokens": 6, "lookahead": lookahead}, train, cost_table(train, dear))
         speedups[lookahead] = replay(holdout, policy, cost_table(holdout, dear)).speedup
     assert speedups[True] > 1.05 * speedups[False]
 
@@ -183,7 +183,7 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
 def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: str) -> None:
     """Within 4 standard errors of brute force and 1 % for what 28,000 positions leave unlearned."""
     train, holdout = world(chain, 1), world(chain, 2)
-    policy = fit(RenewalStop, {"max_draft": 6, "calibration": calibration}, train, cost_table(train, COST))
+    policy = fit(RenewalStop, {"max_draft_tokens": 6, "calibration": calibration}, train, cost_table(train, COST))
     spent_s, error_s = time_per_token_s(replay(holdout, policy, cost_table(holdout, COST)))
     least_s = brute_force_time_s(chain, COST, 6)
     assert error_s < 0.01 * least_s
@@ -194,13 +194,13 @@ def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: st
 
 def test_no_fixed_length_and_no_threshold_is_faster() -> None:
     train, holdout = world(STEADY, 3), world(STEADY, 4)
-    policy = fit(RenewalStop, {"max_draft": 6}, train, cost_table(train, COST))
+    policy = fit(RenewalStop, {"max_draft_tokens": 6}, train, cost_table(train, COST))
     table = cost_table(holdout, COST)
     found = replay(holdout, policy, table)
     rivals = [FixedK(k=k) for k in range(1, 7)]
     levels = [0.1, 0.25, 0.35, 0.5, 0.65, 0.75, 0.9, 0.97]
-    rivals += [MaxConfidence(lambda0=x, dynamic=False, max_draft=6) for x in levels]
-    rivals += [TimeGain(cost_ratio=x, max_draft=6) for x in levels]
+    rivals += [MaxConfidence(lambda0=x, dynamic=False, max_draft_tokens=6) for x in levels]
+    rivals += [TimeGain(cost_ratio=x, max_draft_tokens=6) for x in levels]
     for rival in rivals:
         difference_s = replay(holdout, rival, table).speculative_s - found.speculative_s
         error_s = difference_s.std(ddof=1) / len(difference_s) ** 0.5
@@ -219,7 +219,7 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
         return build_trace(rng, hits, [1000] * 30, confidence=flat, entropy_nats=flat, vocabulary=100_000)
 
     train, holdout = stretches(), stretches()
-    policy = fit(RenewalStop, {"max_draft": 8}, train, cost_table(train, COST))
+    policy = fit(RenewalStop, {"max_draft_tokens": 8}, train, cost_table(train, COST))
     table = cost_table(holdout, COST)
     assert policy.adapts and policy.weights[5] > 0
     best = max(replay(holdout, FixedK(k=k), table).speedup for k in range(1, 9))
@@ -229,7 +229,7 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
 @pytest.fixture(scope="module")
 def fitted() -> RenewalStop:
     trace = small_trace()
-    return fit(RenewalStop, {"max_draft": 6}, trace, cost_table(trace, RampCost()))
+    return fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost()))
 
 
 def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
@@ -242,7 +242,7 @@ def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
 
 def test_the_same_data_teach_the_same(fitted: RenewalStop) -> None:
     trace = small_trace()
-    assert fit(RenewalStop, {"max_draft": 6}, trace, cost_table(trace, RampCost())) == fitted
+    assert fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost())) == fitted
 
 
 def test_without_data_it_thresholds_a_rough_path_probability() -> None:
@@ -256,7 +256,7 @@ def test_without_data_it_thresholds_a_rough_path_probability() -> None:
     odds = 0.55 + 0.37 * np.log(confidence / (1 - confidence)) - 0.24 * np.sqrt(entropy)
     odds += 0.11 * np.log(prob / (1 - prob))
     path = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
-    log = replay(trace, RenewalStop(max_draft=6), cost_table(trace, RampCost()), log=True).rounds
+    log = replay(trace, RenewalStop(max_draft_tokens=6), cost_table(trace, RampCost()), log=True).rounds
     assert log is not None
     rows = trace.offsets[log.sequence] + log.t
     clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # what does not hang on the knots
@@ -273,7 +273,7 @@ def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: f
     """All rejected: one token a round. All accepted: to the limit."""
     rng = np.random.default_rng(0)
     trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
-    settings = {"lookahead": lookahead, "signal": signal, "max_draft": 5}
+    settings = {"lookahead": lookahead, "signal": signal, "max_draft_tokens": 5}
     policy = fit(RenewalStop, settings, trace, cost_table(trace, COST))
     log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
     assert log is not None
@@ -288,14 +288,16 @@ def test_a_trace_of_rejection_sampling_is_learned_from() -> None:
     drawn = replace(exact, **chances)
     assert drawn.approximate
     table = cost_table(drawn, COST)
-    found, usual = (replay(drawn, fit(RenewalStop, {"max_draft": 6}, t, table), table).speedup for t in (drawn, exact))
+    found, usual = (
+        replay(drawn, fit(RenewalStop, {"max_draft_tokens": 6}, t, table), table).speedup for t in (drawn, exact)
+    )
     assert found == pytest.approx(usual, rel=0.02)
 
 
 def test_a_draft_of_one_token_leaves_nothing_to_decide() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())
-    policy = fit(RenewalStop, {"max_draft": 1}, trace, table)
+    policy = fit(RenewalStop, {"max_draft_tokens": 1}, trace, table)
     assert replay(trace, policy, table).speedup == replay(trace, FixedK(k=1), table).speedup
 
 
@@ -303,7 +305,7 @@ def test_a_larger_value_drafts_longer() -> None:
     trace = world(STEADY, 5, sequences=10)
     table = cost_table(trace, COST)
     drafted = [
-        replay(trace, fit(RenewalStop, {"max_draft": 6, "value_scale": x}, trace, table), table).drafted.sum()
+        replay(trace, fit(RenewalStop, {"max_draft_tokens": 6, "value_scale": x}, trace, table), table).drafted.sum()
         for x in (0.3, 1.0, 3.0)
     ]
     assert drafted[0] < drafted[1] < drafted[2]

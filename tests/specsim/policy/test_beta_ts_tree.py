@@ -195,7 +195,7 @@ def test_a_tree_of_width_one_is_the_chain(counting: str, theta: str, carry: bool
     """Draw for draw: every level has the uniform of the token that a chain drafts there."""
     trace: Trace = tree_trace(9, sequences=6, tokens=60, depth=5, width=4, nodes=20)
     prior = {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry}
-    chain, tree = BetaTS(**prior, max_draft=5), BetaTSTree(**prior, beam=1, width=1, max_depth=5)
+    chain, tree = BetaTS(**prior, max_draft_tokens=5), BetaTSTree(**prior, beam=1, width=1, max_depth=5)
     one, other = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
     assert one.rounds is not None and other.rounds is not None
     assert one.rounds.rows() == other.rounds.rows()
@@ -238,7 +238,7 @@ def test_a_beam_that_the_record_may_have_wrong_is_told() -> None:
 )
 def test_bounds_are_those_of_the_deepest_tree(settings: dict[str, int], sizes: tuple[int, int, int]) -> None:
     policy = BetaTSTree(**settings)  # type: ignore[arg-type]
-    assert (policy.most_drafted, policy.max_expanded, policy.most_nodes) == sizes
+    assert (policy.most_drafted, policy.max_expanded, policy.max_verified_nodes) == sizes
 
 
 def test_a_tree_without_room_is_refused() -> None:

@@ -50,7 +50,7 @@ class Coin(ChainPolicy):
     """A policy of one's own, random: rather stop where prediction is low or after rejections."""
 
     caution: float = setting(0.2, 0.0, 9.0, tune=(0.01, 1.0), log=True)
-    max_draft: int = setting(6, 1, 256)
+    max_draft_tokens: int = setting(6, 1, 256, bounds="depth")
 
     name = "coin"
     source = "this test"
@@ -73,7 +73,7 @@ def traced(seed: int = 0) -> Trace:
 def fitting(kind: type[ChainPolicy]) -> dict[str, Any]:
     """Settings that keep drafts within the recorded depth."""
     names = {field.name for field in dataclasses.fields(kind)}
-    return {"max_draft" if "max_draft" in names else "k": DEPTH}
+    return {"max_draft_tokens" if "max_draft_tokens" in names else "k": DEPTH}
 
 
 @st.composite
@@ -139,7 +139,7 @@ def test_defaults_are_legal_and_named(kind: type[ChainPolicy]) -> None:
             assert seen == field.default and isinstance(seen, float)
     assert 1 <= policy.max_draft_tokens <= 256
     with pytest.raises(dataclasses.FrozenInstanceError):
-        policy.max_draft = 3  # type: ignore[attr-defined]
+        policy.max_draft_tokens = 3  # type: ignore[attr-defined]
 
 
 def test_the_table_of_policies_is_keyed_by_their_names() -> None:
@@ -361,7 +361,7 @@ def test_adaedl_score_at_known_entropies() -> None:
 def test_a_draft_always_holds_one_token_even_at_lambda_1() -> None:
     """The token whose test fails is kept, so a round that may draft drafts."""
     trace = build_trace(np.random.default_rng(0), np.ones((30, 4), dtype=bool), [30])
-    policy = make_policy("adaedl", {"lambda0": 1.0, "dynamic": False, "max_draft": 4})
+    policy = make_policy("adaedl", {"lambda0": 1.0, "dynamic": False, "max_draft_tokens": 4})
     log = replay(trace, policy, cost_table(trace, RampCost()), log=True).rounds
     assert log is not None and log.drafted[:-1].tolist() == [1] * 14 and log.drafted[-1] in (0, 1)
 
@@ -387,7 +387,7 @@ def test_a_carried_state_lives_on_and_another_starts_anew() -> None:
     """Everything is accepted, so the draft length grows by two a round, over sequences if it is carried."""
     trace = build_trace(np.random.default_rng(0), np.ones((60, 12), dtype=bool), [20, 20, 20])
     table = cost_table(trace, RampCost())
-    settings = {"num_assistant_tokens": 1, "assistant_confidence_threshold": 0.0, "max_draft": 12}
+    settings = {"num_assistant_tokens": 1, "assistant_confidence_threshold": 0.0, "max_draft_tokens": 12}
 
     def first_drafts(schedule: str) -> list[int]:
         log = replay(trace, make_policy("hugging_face", {**settings, "schedule": schedule}), table, log=True).rounds
@@ -410,9 +410,9 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
         confidence=np.tile([0.8, 0.5, 0.9, 1.0, 1.0], (2, 1)),
     )
     table = cost_table(trace, ConstantCost(4e-3, 1e-2))
-    policy = fit(POLICIES["time_gain"], {"max_draft": 5}, trace, table)
+    policy = fit(POLICIES["time_gain"], {"max_draft_tokens": 5}, trace, table)
     assert policy.settings["cost_ratio"] == pytest.approx(0.4)
-    exact = make_policy("time_gain", {"max_draft": 5, "cost_ratio": float(np.float32(0.8) * np.float64(0.5))})
+    exact = make_policy("time_gain", {"max_draft_tokens": 5, "cost_ratio": float(np.float32(0.8) * np.float64(0.5))})
     log = replay(trace, exact, table, log=True).rounds
     assert log is not None and log.drafted.tolist() == [3, 3]
     assert fit(POLICIES["time_gain"], {"cost_ratio": 0.7}, trace, table).settings["cost_ratio"] == 0.7
@@ -421,8 +421,8 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
 def test_p_min_is_static_max_confidence() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())
-    one = replay(trace, make_policy("p_min", {"p_min": 0.3, "max_draft": DEPTH}), table, log=True)
-    settings = {"lambda0": 0.3, "dynamic": False, "max_draft": DEPTH}
+    one = replay(trace, make_policy("p_min", {"p_min": 0.3, "max_draft_tokens": DEPTH}), table, log=True)
+    settings = {"lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH}
     other = replay(trace, make_policy("max_confidence", settings), table, log=True)
     assert one.rounds is not None and other.rounds is not None and one.rounds.rows() == other.rounds.rows()
 

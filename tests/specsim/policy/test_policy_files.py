@@ -52,7 +52,7 @@ class Mine(ChainPolicy):
     """Static Max-Confidence under another name."""
 
     floor: float = setting(0.4, 0.0, 1.0, tune=(0.0, 0.9), doc="least confidence")
-    max_draft: int = setting(6, 1, 256, doc="longest draft in tokens")
+    max_draft_tokens: int = setting(6, 1, 256, bounds="depth", doc="longest draft in tokens")
 
     name = "mine"
     source = "test"
@@ -71,7 +71,7 @@ def write(folder: Path, text: str = GOOD, name: str = "my_policies.py") -> Path:
 def test_a_file_replays_and_tunes_like_the_policy_it_repeats(tmp_path: Path) -> None:
     trace, cost = small_trace(), RampCost()
     policy = make_policy(str(write(tmp_path)), {"floor": 0.5})
-    twin = POLICIES["max_confidence"](lambda0=0.5, dynamic=False, max_draft=6)
+    twin = POLICIES["max_confidence"](lambda0=0.5, dynamic=False, max_draft_tokens=6)
     mine, built_in = (replay(trace, p, cost_table(trace, cost), log=True) for p in (policy, twin))
     assert mine.rounds is not None and built_in.rounds is not None and mine.rounds.rows() == built_in.rounds.rows()
     np.testing.assert_array_equal(mine.seconds, built_in.seconds)
@@ -165,10 +165,15 @@ MISTAKES = {
     "two of one name": (GOOD + GOOD[GOOD.index("@dataclass") :].replace("class Mine", "class Again"), "two policies"),
     "no dataclass": (GOOD.replace("@dataclass(frozen=True)\n", ""), "Mine is no frozen dataclass"),
     "thawed": (GOOD.replace("(frozen=True)", ""), "cannot inherit non-frozen dataclass"),
-    "plain field": (GOOD.replace('setting(6, 1, 256, doc="longest draft in tokens")', "6"), r"Mine\.max_draft has no"),
+    "plain field": (
+        GOOD.replace('setting(6, 1, 256, bounds="depth", doc="longest draft in tokens")', "6"),
+        r"Mine\.max_draft_tokens has no",
+    ),
     "no longest draft": (
-        GOOD.replace('    max_draft: int = setting(6, 1, 256, doc="longest draft in tokens")\n', ""),
-        "no setting max_draft",
+        GOOD.replace(
+            '    max_draft_tokens: int = setting(6, 1, 256, bounds="depth", doc="longest draft in tokens")\n', ""
+        ),
+        "no setting max_draft_tokens",
     ),
     "default out of range": (GOOD.replace("setting(0.4, 0.0", "setting(0.4, 0.5"), r"floor=0\.4 is outside"),
     "old signature": (GOOD.replace("step, depth, u)", "step, depth)"), r"keep_drafting must take \(state, params, "),

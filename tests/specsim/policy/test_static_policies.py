@@ -59,8 +59,8 @@ def test_what_it_grows_is_its_shape(kind: type[StaticTree]) -> None:
     check_shape("test", policy.shape)
     assert grown(policy) == policy.shape
     assert policy.static and not policy.adapts and policy.features == ("true_rank",)
-    assert policy.most_nodes == len(policy.shape) - 1
-    assert policy.deepest == shapes.depths(policy.shape).max()
+    assert policy.max_verified_nodes == len(policy.shape) - 1
+    assert policy.max_draft_tokens == shapes.depths(policy.shape).max()
 
 
 def test_the_named_shapes() -> None:
@@ -69,18 +69,18 @@ def test_the_named_shapes() -> None:
     assert Cartesian(s1=2, s2=3).shape == (2, 3, 3, 0, 0, 0, 0, 0, 0)
     assert Cartesian(s1=4, s2=2, s3=1, s4=1).shape == shapes.cartesian((4, 2, 1, 1))
     assert Cartesian(s1=3, s2=0, s3=2, s4=2).shape == (3, 0, 0, 0)
-    assert SparseTree().most_nodes == 63 and SparseTree().deepest == 4
+    assert SparseTree().max_verified_nodes == 63 and SparseTree().max_draft_tokens == 4
 
 
 def test_all_that_tuning_may_try_can_be_priced() -> None:
     """Cost tables reach 256 tokens, the pending one included."""
-    assert VCT(width=8, depth=8, level_nodes=32).most_nodes < 256
-    assert Cartesian(s1=6, s2=4, s3=2, s4=2).most_nodes < 256
+    assert VCT(width=8, depth=8, level_nodes=32).max_verified_nodes < 256
+    assert Cartesian(s1=6, s2=4, s3=2, s4=2).max_verified_nodes < 256
 
 
 def test_children_can_be_given() -> None:
     policy = build_policy(SparseTree, {"children": "2,1,0,0"})
-    assert policy.shape == (2, 1, 0, 0) and policy.deepest == 2
+    assert policy.shape == (2, 1, 0, 0) and policy.max_draft_tokens == 2
     assert build_policy(SparseTree, policy.settings) == policy
 
 
@@ -125,11 +125,11 @@ def test_the_replay_accepts_what_the_shape_says(trace: Any, policy: StaticTree) 
     log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
     assert log is not None
     assert [(s, t, accepted) for s, t, _, accepted, *_ in log.rows()] == rounds
-    full = log.t + policy.deepest < trace.budget_tokens[log.sequence]
+    full = log.t + policy.max_draft_tokens < trace.budget_tokens[log.sequence]
     assert (
         full.any()
-        and (log.drafted[full] == policy.most_nodes).all()
-        and (log.verified[full] == policy.most_nodes).all()
+        and (log.drafted[full] == policy.max_verified_nodes).all()
+        and (log.verified[full] == policy.max_verified_nodes).all()
     )
 
 
@@ -147,7 +147,7 @@ def test_a_sparse_tree_learns_the_best_tree_of_its_size(trace: Any) -> None:
         assert policy.shape == best_trees(rates, nodes).shape(nodes)
         assert fit(SparseTree, policy.settings, trace.select([0]), table) == policy  # what is given stays
     flat = fit(SparseTree, {"nodes": 20, "max_depth": 2}, trace, table)
-    assert flat.deepest == 2 and flat.shape == best_trees(rates[:2], 20).shape(20)
+    assert flat.max_draft_tokens == 2 and flat.shape == best_trees(rates[:2], 20).shape(20)
     assert fit(SparseTree, {"nodes": 500, "max_depth": 1}, trace, table).shape == (10, *[0] * 10)
 
 
@@ -157,7 +157,7 @@ def test_an_optimal_tree_learns_the_fastest(trace: Any) -> None:
     for limits in ({"max_nodes": 12, "max_depth": 16}, {"max_nodes": 30, "max_depth": 2}):
         policy = fit(OptimalTree, limits, trace, table)
         assert policy.shape == optimal_tree(rates_of(trace), cost, **limits).shape
-        assert policy.most_nodes <= limits["max_nodes"] and policy.deepest <= limits["max_depth"]
+        assert policy.max_verified_nodes <= limits["max_nodes"] and policy.max_draft_tokens <= limits["max_depth"]
         assert fit(OptimalTree, policy.settings, trace.select([0]), table) == policy
 
 
@@ -169,7 +169,7 @@ def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
         return float(replay(other, policy, table).seconds.sum())
 
     learned = fit(SparseTree, {"nodes": 39, "max_depth": 3}, trace, cost_table(trace, COST))
-    assert learned.most_nodes == 39
+    assert learned.max_verified_nodes == 39
     assert seconds(learned) < seconds(VCT(width=3, depth=3))  # 39 nodes, 3 deep
     fastest = fit(OptimalTree, {"max_nodes": 39}, trace, cost_table(trace, COST))
     assert seconds(fastest) < 1.01 * seconds(learned)
@@ -178,7 +178,7 @@ def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_can_be_tuned(trace: Any, kind: type[StaticTree]) -> None:
     found = find_best(kind, PricedTrace(trace, COST), SearchSettings(trials=12, jobs=1))
-    assert isinstance(found.best, kind) and found.best.deepest <= trace.depth
+    assert isinstance(found.best, kind) and found.best.max_draft_tokens <= trace.depth
 
 
 @pytest.mark.parametrize("kind", [SparseTree, OptimalTree])

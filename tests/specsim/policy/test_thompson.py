@@ -191,7 +191,7 @@ def decode(trace: Trace, bandit: Bandit, seed: int = 0) -> Iterator[tuple[int, .
             bandit.begin()
         row = start
         while row < end:
-            limit, drafted = min(bandit.policy.max_draft, int(trace.draft_limit[row])), 0
+            limit, drafted = min(bandit.policy.max_draft_tokens, int(trace.draft_limit[row])), 0
             while drafted < limit:
                 drafted += 1
                 score = 0.0 if trace.score is None else float(trace.score[row, drafted - 1])
@@ -222,7 +222,7 @@ both = pytest.mark.parametrize("kind", [BetaTS, CaliTS], ids=["beta_ts", "cali_t
 def test_replay_is_the_algorithm_round_for_round(kind: Any, counting: str, theta: str, carry: bool) -> None:
     caught = 0
     for seed, prior in product(range(4), PRIORS[kind]):
-        policy = kind(counting=counting, theta=theta, carry=carry, max_draft=6, **prior)
+        policy = kind(counting=counting, theta=theta, carry=carry, max_draft_tokens=6, **prior)
         trace = scored_trace(seed)
         log = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True).rounds
         assert log is not None
@@ -246,7 +246,7 @@ def test_replay_has_the_law_of_theta_really_drawn(kind: Any, counting: str, thet
     )
     many = trace.select(np.zeros(20_000, dtype=np.int64))
     many = replace(many, sequence_id=np.arange(20_000))
-    policy = kind(counting=counting, theta=theta, max_draft=8, **PRIORS[kind][1])
+    policy = kind(counting=counting, theta=theta, max_draft_tokens=8, **PRIORS[kind][1])
     result = replay(many, policy, cost_table(many, RampCost()))
 
     def differs(bandit: Bandit) -> bool:
@@ -279,7 +279,7 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
     hits = rng.random((length, 64)) < accept_prob
     trace = build_trace(rng, hits, [length], score=np.full(hits.shape, 0.5, dtype=np.float32))
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
-    policy = kind(counting=counting, max_draft=64, **({"sigma_s": 1e-3} if kind is CaliTS else {}))
+    policy = kind(counting=counting, max_draft_tokens=64, **({"sigma_s": 1e-3} if kind is CaliTS else {}))
     log = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).rounds
     assert log is not None
     state = policy.initial_state(policy.params)

@@ -106,7 +106,7 @@ def grow(policy: TreePolicy, drafter: Any, limit: int = 99, recorded: set[Node] 
     widths = np.zeros(MAX_DRAFTED + 1, dtype=np.int32)
     state = policy.initial_state(params)
     first, unknown = 0, False
-    while len(expanded) < min(limit, policy.deepest):
+    while len(expanded) < min(limit, policy.max_draft_tokens):
         end = len(nodes)
         widths[:] = 0
         state = policy.expand(state, params, tree, first, end, 0.5, widths)
@@ -269,10 +269,10 @@ def test_a_tree_is_the_papers(policy: TreePolicy, drafter: Drafter, limit: int) 
 @given(policy=POLICIES, drafter=DRAFTERS)
 def test_a_tree_keeps_to_its_bounds(policy: TreePolicy, drafter: Drafter) -> None:
     grown = grow(policy, drafter)
-    assert len(grown.kept) - 1 <= policy.most_nodes
+    assert len(grown.kept) - 1 <= policy.max_verified_nodes
     assert max(len(level) for level in grown.expanded) <= policy.max_expanded
     assert max(node[-1] for node in grown.nodes[1:]) < policy.max_width
-    assert len(grown.nodes[-1]) <= policy.deepest
+    assert len(grown.nodes[-1]) <= policy.max_draft_tokens
     assert all(node[:-1] in grown.kept for node in grown.kept - {()})
 
 

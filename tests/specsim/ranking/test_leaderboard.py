@@ -130,7 +130,7 @@ def test_policies_that_draw_are_averaged_over_seeds(trace: Trace, board: Board) 
 def test_a_trace_cut_short_is_the_trace_with_shorter_drafts(trace: Trace) -> None:
     cut = shallower(trace, 3)
     assert cut.depth == cut.meta["depth"] == 3 and cut.match_len.max() <= 3
-    policy = MaxConfidence(lambda0=0.5, dynamic=False, max_draft=3)
+    policy = MaxConfidence(lambda0=0.5, dynamic=False, max_draft_tokens=3)
     short, whole = (replay(one, policy, cost_table(one, COST), log=True) for one in (cut, trace))
     assert short.rounds is not None and whole.rounds is not None and short.rounds.rows() == whole.rounds.rows()
     for depth in (0, 9):

@@ -149,17 +149,17 @@ class Expectation:
 
 
 POLICIES: dict[str, Callable[..., ChainPolicy]] = {
-    "fixed_k": lambda max_draft: FixedK(k=max_draft),
-    "time_gain": lambda max_draft: TimeGain(cost_ratio=0.2, max_draft=max_draft),
+    "fixed_k": lambda max_draft_tokens: FixedK(k=max_draft_tokens),
+    "time_gain": lambda max_draft_tokens: TimeGain(cost_ratio=0.2, max_draft_tokens=max_draft_tokens),
     **{
-        f"beta_ts {counting} {theta}": lambda max_draft, c=counting, t=theta: BetaTS(  # type: ignore[misc]
-            alpha0=1.3, beta0=0.4, counting=c, theta=t, max_draft=max_draft
+        f"beta_ts {counting} {theta}": lambda max_draft_tokens, c=counting, t=theta: BetaTS(  # type: ignore[misc]
+            alpha0=1.3, beta0=0.4, counting=c, theta=t, max_draft_tokens=max_draft_tokens
         )
         for counting, theta in product(("exact", "printed"), ("per_token", "per_round"))
     },
     **{
-        f"cali_ts {counting}": lambda max_draft, c=counting: CaliTS(  # type: ignore[misc]
-            theta0=0.7, sigma_m=0.8, sigma_s=0.9, counting=c, max_draft=max_draft
+        f"cali_ts {counting}": lambda max_draft_tokens, c=counting: CaliTS(  # type: ignore[misc]
+            theta0=0.7, sigma_m=0.8, sigma_s=0.9, counting=c, max_draft_tokens=max_draft_tokens
         )
         for counting in ("exact", "printed")
     },
@@ -170,7 +170,7 @@ POLICIES: dict[str, Callable[..., ChainPolicy]] = {
 @settings(max_examples=15)
 @given(trace=traces(), data=st.data())
 def test_expectation_is_the_recursions(name: str, trace: Trace, data: st.DataObject) -> None:
-    policy = POLICIES[name](max_draft=data.draw(st.integers(1, trace.depth)))
+    policy = POLICIES[name](max_draft_tokens=data.draw(st.integers(1, trace.depth)))
     result = expected_replay(trace, policy, cost_table(trace, COST))
     assert Expectation(trace, policy).matches(result)
     assert result.policy == policy and result.rounds is None
@@ -182,7 +182,7 @@ def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> Non
     trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((12, 4)) < 0.7, [12])
     trace = as_rejection(trace, np.random.default_rng(2)) if approximate else trace
     for counting, theta in product(("exact", "printed"), ("per_token", "per_round")):
-        policy = BetaTS(counting=counting, theta=theta, max_draft=4)
+        policy = BetaTS(counting=counting, theta=theta, max_draft_tokens=4)
         result = expected_replay(trace, policy, cost_table(trace, COST))
         assert Expectation(trace, policy).matches(result)
         assert not Expectation(trace, policy, wrong_n=1).matches(result)
@@ -206,11 +206,14 @@ def one_sequence(length: int, approximate: bool = False) -> Trace:
 
 
 SAMPLED = [
-    *(BetaTS(counting=c, theta=t, max_draft=8) for c, t in product(("exact", "printed"), ("per_token", "per_round"))),
-    BetaTS(alpha0=0.3, beta0=0.1, theta="per_round", max_draft=5),
-    BetaTS(**BetaTS.PRIORS["strong"], max_draft=8),
-    CaliTS(max_draft=8),
-    CaliTS(counting="printed", theta0=0.9, sigma_m=1.0, sigma_s=0.4, max_draft=8),
+    *(
+        BetaTS(counting=c, theta=t, max_draft_tokens=8)
+        for c, t in product(("exact", "printed"), ("per_token", "per_round"))
+    ),
+    BetaTS(alpha0=0.3, beta0=0.1, theta="per_round", max_draft_tokens=5),
+    BetaTS(**BetaTS.PRIORS["strong"], max_draft_tokens=8),
+    CaliTS(max_draft_tokens=8),
+    CaliTS(counting="printed", theta0=0.9, sigma_m=1.0, sigma_s=0.4, max_draft_tokens=8),
 ]
 
 
@@ -257,11 +260,11 @@ def test_runs_that_really_draw_theta_agree_in_the_mean(policy: Any) -> None:
     "policy",
     [
         FixedK(k=4),
-        PMin(p_min=0.3, max_draft=6),
-        TimeGain(cost_ratio=0.3, max_draft=6),
-        MaxConfidence(dynamic=False, max_draft=6),
-        AdaEDL(dynamic=True, epsilon=0.5, max_draft=6),
-        HuggingFace(schedule="heuristic", num_assistant_tokens=3, max_draft=6),
+        PMin(p_min=0.3, max_draft_tokens=6),
+        TimeGain(cost_ratio=0.3, max_draft_tokens=6),
+        MaxConfidence(dynamic=False, max_draft_tokens=6),
+        AdaEDL(dynamic=True, epsilon=0.5, max_draft_tokens=6),
+        HuggingFace(schedule="heuristic", num_assistant_tokens=3, max_draft_tokens=6),
     ],
     ids=str,
 )
@@ -280,7 +283,10 @@ def test_both_programmes_give_the_replay_where_all_is_certain() -> None:
     chance = (np.arange(6) < trace.match_len[:, None]).astype(np.float32)
     certain = replace(trace, meta={**trace.meta, "decoding": REJECTION}, accept_prob=chance)
     table = cost_table(trace, COST)
-    always, never = BetaTS(alpha0=1e9, beta0=1e-6, max_draft=5), BetaTS(alpha0=1e-6, beta0=1e9, max_draft=5)
+    always, never = (
+        BetaTS(alpha0=1e9, beta0=1e-6, max_draft_tokens=5),
+        BetaTS(alpha0=1e-6, beta0=1e9, max_draft_tokens=5),
+    )
     for policy, k in ((FixedK(k=5), 5), (always, 5), (never, 1)):
         plain = replay(trace, FixedK(k=k), table)
         expected = expected_replay(certain, policy, table)
@@ -301,7 +307,7 @@ def coin_keep(state, params, step, depth, u):  # type: ignore[no-untyped-def]
 class Coin(ChainPolicy):
     """Draws, and does not say with what chance."""
 
-    max_draft: int = setting(4, 1, 256)
+    max_draft_tokens: int = setting(4, 1, 256, bounds="depth")
 
     name = "coin"
     source = "this test"
@@ -320,11 +326,15 @@ def test_who_draws() -> None:
 
 
 REFUSED: dict[str, tuple[ChainPolicy, bool, str]] = {
-    "state carried": (BetaTS(carry=True, max_draft=6), False, "keeps its state from sequence to sequence"),
-    "theta shared by a round": (CaliTS(theta="per_round", max_draft=6), False, "no keep_probability"),
+    "state carried": (BetaTS(carry=True, max_draft_tokens=6), False, "keeps its state from sequence to sequence"),
+    "theta shared by a round": (CaliTS(theta="per_round", max_draft_tokens=6), False, "no keep_probability"),
     "no chances given": (Coin(), False, "no keep_probability"),
-    "adaptive threshold on drawn acceptance": (AdaEDL(max_draft=6), True, "adapts to accepted tokens that are drawn"),
-    "drafts too deep": (BetaTS(max_draft=9), False, "recorded to depth 8"),
+    "adaptive threshold on drawn acceptance": (
+        AdaEDL(max_draft_tokens=6),
+        True,
+        "adapts to accepted tokens that are drawn",
+    ),
+    "drafts too deep": (BetaTS(max_draft_tokens=9), False, "recorded to depth 8"),
 }
 
 
@@ -339,7 +349,7 @@ def test_what_cannot_be_averaged_is_refused(policy: ChainPolicy, approximate: bo
 @pytest.mark.parametrize("counting", ["exact", "printed"])
 def test_a_sequence_too_long_to_average_is_refused_with_the_length_that_fits(counting: str) -> None:
     length = 1 + int(math.sqrt(MAX_CELLS / 10))
-    policy = BetaTS(counting=counting, max_draft=8)
+    policy = BetaTS(counting=counting, max_draft_tokens=8)
     trace = one_sequence(length)
     with pytest.raises(InputError, match=rf"of {length} tokens is too long to average .*about (\d+) fit") as caught:
         expected_replay(trace, policy, cost_table(trace, COST))
@@ -351,7 +361,7 @@ def test_a_sequence_too_long_to_average_is_refused_with_the_length_that_fits(cou
 def test_a_long_sequence_is_averaged_too() -> None:
     """400 tokens, where chances become negligible and layers come round often; all tokens are accounted for."""
     trace = one_sequence(400)
-    policy = BetaTS(counting="printed", max_draft=8)
+    policy = BetaTS(counting="printed", max_draft_tokens=8)
     expected = expected_replay(trace, policy, cost_table(trace, COST))
     assert expected.accepted[0] + expected.num_rounds[0] == pytest.approx(400, abs=1e-9)
     many = copies(trace, 2000)

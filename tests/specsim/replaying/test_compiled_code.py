@@ -25,7 +25,7 @@ from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 
 trace = read_trace(sys.argv[1])
-policy, table = AdaEDL(max_draft=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
+policy, table = AdaEDL(max_draft_tokens=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
 whole = replay(trace, policy, table)
 part = replay(trace.select([2, 0]), policy, table)
 kernel = chain_kernel(AdaEDL)
@@ -59,6 +59,6 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert (second["hits"], second["misses"]) == (1, 0)
     assert first["compiled_for"] == second["compiled_for"] == 1
     assert first["rounds"] == second["rounds"]
-    policy, cost = AdaEDL(max_draft=6), RampCost()
+    policy, cost = AdaEDL(max_draft_tokens=6), RampCost()
     assert second["rounds"] == replay(trace, policy, cost_table(trace, cost)).num_rounds.tolist()
     assert second["part_rounds"] == [second["rounds"][2], second["rounds"][0]]

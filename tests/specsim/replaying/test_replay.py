@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn, name: str, dynamic: bool) -> tuple[Trace, ChainPolicy
         "dynamic": dynamic,
         "target_rate": draw(st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9, 1.0])),
         "epsilon": draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])),
-        "max_draft": longest,
+        "max_draft_tokens": longest,
     }
     policy: ChainPolicy
     if name == "adaedl":
@@ -157,7 +157,7 @@ def test_the_comparison_catches_a_wrong_rule(damage: Callable[[Decoder], None]) 
     rng = np.random.default_rng(1)
     lengths = [120] * 8
     trace = build_trace(rng, rng.random((960, 6)) < 0.92, lengths, vocabulary=12)
-    policy = AdaEDL(lambda0=0.2, target_rate=0.6, epsilon=0.3, max_draft=6)
+    policy = AdaEDL(lambda0=0.2, target_rate=0.6, epsilon=0.3, max_draft_tokens=6)
     decoder = Decoder(trace, Threshold(entropy_score(0.2), 0.2, True, 0.6, 0.3, 6), COST)
     damage(decoder)
     result = replay(trace, policy, cost_table(trace, COST), log=True)
@@ -199,7 +199,7 @@ def test_rounds_worked_by_hand() -> None:
 @given(trace=traces(), seed=st.integers(0, 2**31), data=st.data())
 def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st.DataObject) -> None:
     """Any choice and order of sequences gives the same rows: state starts anew in each."""
-    policy = AdaEDL(lambda0=0.3, epsilon=1.0, target_rate=0.5, max_draft=trace.depth)
+    policy = AdaEDL(lambda0=0.3, epsilon=1.0, target_rate=0.5, max_draft_tokens=trace.depth)
     table = cost_table(trace, COST)
     order = data.draw(st.lists(st.integers(0, trace.sequences - 1), min_size=1, max_size=8))
     whole, part = (replay(t, policy, table, seed=seed) for t in (trace, trace.select(order)))
@@ -247,7 +247,7 @@ def test_iid_acceptance_gives_leviathans_tokens_per_round(accept_prob: float, k:
 
 def test_logging_changes_nothing_and_is_off_by_default() -> None:
     trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((50, 4)) < 0.7, [30, 20])
-    table, policy = cost_table(trace, COST), MaxConfidence(max_draft=4)
+    table, policy = cost_table(trace, COST), MaxConfidence(max_draft_tokens=4)
     plain, logged = replay(trace, policy, table), replay(trace, policy, table, log=True)
     assert plain.rounds is None
     np.testing.assert_array_equal(plain.seconds, logged.seconds)

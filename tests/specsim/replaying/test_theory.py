@@ -108,9 +108,9 @@ TRACES = {
 CHAIN = [
     FixedK(k=1),
     FixedK(k=6),
-    MaxConfidence(lambda0=0.6, max_draft=6),
-    AdaEDL(gamma=0.3, lambda0=0.2, max_draft=5),
-    TimeGain(max_draft=6),
+    MaxConfidence(lambda0=0.6, max_draft_tokens=6),
+    AdaEDL(gamma=0.3, lambda0=0.2, max_draft_tokens=5),
+    TimeGain(max_draft_tokens=6),
 ]
 
 

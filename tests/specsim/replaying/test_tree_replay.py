@@ -81,7 +81,7 @@ class Whim(TreePolicy):
     width: int = setting(3, 1, 8)
     expand_at: float = setting(0.2, 0.0, 1.0)
     keep_at: float = setting(0.05, 0.0, 1.0)
-    max_depth: int = setting(4, 1, 8)
+    max_depth: int = setting(4, 1, 8, bounds="depth")
 
     name = "whim"
     source = "test"
@@ -313,8 +313,8 @@ def test_a_static_tree_replays_as_it_decodes(seed: int, nodes: int) -> None:
     trace = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=20, vocabulary=9)
     result = replay(trace, policy, cost_table(trace, COST, policy), log=True)
     whole = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=1364, vocabulary=9)
-    compare(result, PlainTrees(whole, COST, StaticRule(policy), policy.deepest).run())
-    assert policy.deepest == max(depth) and policy.most_nodes == nodes
+    compare(result, PlainTrees(whole, COST, StaticRule(policy), policy.max_draft_tokens).run())
+    assert policy.max_draft_tokens == max(depth) and policy.max_verified_nodes == nodes
 
 
 @pytest.mark.parametrize("nodes", [6, 12, 24, 48])

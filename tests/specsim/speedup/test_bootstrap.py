@@ -129,7 +129,7 @@ def synthetic_seconds(count: int = 18_000) -> dict[str, np.ndarray]:
     policies = {
         "k4": FixedK(k=4),
         "k3": FixedK(k=3),
-        "adaedl": AdaEDL(gamma=0.2, lambda0=0.4, dynamic=False, max_draft=6),
+        "adaedl": AdaEDL(gamma=0.2, lambda0=0.4, dynamic=False, max_draft_tokens=6),
     }
     results = {name: replay(trace, policy, table) for name, policy in policies.items()}
     seconds = {name: result.speculative_s for name, result in results.items()}

@@ -94,9 +94,9 @@ def test_no_sequence_of_draft_lengths_is_faster(seed: int) -> None:
 
 POLICIES: dict[str, Callable[[int, float], ChainPolicy]] = {
     "fixed_k": lambda longest, x: FixedK(k=longest),
-    "adaedl": lambda longest, x: AdaEDL(lambda0=x, max_draft=longest, epsilon=0.5),
-    "max_confidence": lambda longest, x: MaxConfidence(lambda0=x, max_draft=longest, dynamic=False),
-    "time_gain": lambda longest, x: TimeGain(cost_ratio=x, max_draft=longest),
+    "adaedl": lambda longest, x: AdaEDL(lambda0=x, max_draft_tokens=longest, epsilon=0.5),
+    "max_confidence": lambda longest, x: MaxConfidence(lambda0=x, max_draft_tokens=longest, dynamic=False),
+    "time_gain": lambda longest, x: TimeGain(cost_ratio=x, max_draft_tokens=longest),
 }
 
 

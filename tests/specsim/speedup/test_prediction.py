@@ -21,7 +21,7 @@ from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, predict_policy, summarise
 from tests.support.reference import RampCost, build_trace, small_trace
 
-POLICY = AdaEDL(lambda0=0.1, max_draft=6)
+POLICY = AdaEDL(lambda0=0.1, max_draft_tokens=6)
 
 
 def flat_profile(step: float = 0.0) -> ProfileCost:

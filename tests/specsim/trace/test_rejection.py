@@ -85,7 +85,7 @@ def test_a_part_of_a_trace_draws_what_the_whole_draws(trace: Trace) -> None:
 
 
 def test_replay_is_the_sum_of_exact_replays_of_its_outcomes(trace: Trace) -> None:
-    table, policy = cost_table(trace, COST), MaxConfidence(lambda0=0.4, max_draft=5)
+    table, policy = cost_table(trace, COST), MaxConfidence(lambda0=0.4, max_draft_tokens=5)
     whole = replay(trace, policy, table, seed=7, log=True)
     assert whole.draws == DRAWS == 16 and whole.approximate
     parts = [

@@ -91,7 +91,7 @@ def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> N
         SearchSettings(trials=8, search="race"),
     )
     default = found.references["default"].prediction
-    assert type(found.best) is kind and found.best.deepest <= trace.depth
+    assert type(found.best) is kind and found.best.max_draft_tokens <= trace.depth
     on_tuning = replay(trace.select(tuning), default.policy, cost_table(trace.select(tuning), COST, default.policy))
     assert found.train.speedup.estimate >= on_tuning.speedup - 1e-12
     assert isinstance(found.references["best_fixed_k"].prediction.policy, FixedK)

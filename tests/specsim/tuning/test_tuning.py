@@ -60,7 +60,7 @@ def test_tuned_settings_are_no_worse_than_the_defaults(kind: search.Search) -> N
         PricedTrace(trace, RampCost()),
         SearchSettings(search=kind, trials=40, fixed={"dynamic": False}),
     )
-    default = dataclasses.replace(AdaEDL(), dynamic=False, max_draft=trace.depth)
+    default = dataclasses.replace(AdaEDL(), dynamic=False, max_draft_tokens=trace.depth)
     assert found.trials <= 40 and found.search == kind
     table = cost_table(trace, RampCost())
     if kind == "optuna":  # its first trial; a coarse grid may miss them, a race drop them
@@ -110,7 +110,7 @@ def test_bad_requests_are_refused() -> None:
             AdaEDL,
             PricedTrace(trace, RampCost()),
             PricedTrace(trace, RampCost()),
-            SearchSettings(fixed={"max_draft": 7}, trials=5),
+            SearchSettings(fixed={"max_draft_tokens": 7}, trials=5),
         )
     with pytest.raises(InputError, match="folds=6"):
         fold_sequences(trace, 6)
@@ -155,7 +155,7 @@ def test_what_the_costs_cannot_price_is_passed_over() -> None:
 class Choosy(ChainPolicy):
     """Every kind of setting; only one choice and one truth value draft far."""
 
-    k: int = setting(2, 1, 64, tune=(1, 12))
+    k: int = setting(2, 1, 64, tune=(1, 12), bounds="depth")
     how: str = setting("short", choices=("short", "long"), tune=(0, 1))
     on: bool = setting(False, 0, 1, tune=(0, 1))
     weight: float = setting(2.0, 0.1, 10, tune=(0.5, 5.0), log=True)
@@ -278,7 +278,7 @@ def test_the_first_ctrl_c_gives_the_best_so_far_and_the_second_aborts(kind: sear
             signal.raise_signal(signal.SIGINT)
 
     found = run_case(kind, 0, progress=stop)
-    assert found.interrupted and calls == 2 and found.best.settings["max_draft"] == DEPTH
+    assert found.interrupted and calls == 2 and found.best.settings["max_draft_tokens"] == DEPTH
 
     def stop_at_once(done: int, total: int) -> None:
         raise AssertionError("nothing was found yet")
@@ -287,7 +287,7 @@ def test_the_first_ctrl_c_gives_the_best_so_far_and_the_second_aborts(kind: sear
 
     class Stubborn(AdaEDL):
         @property
-        def max_draft_tokens(self) -> int:
+        def carries_state(self) -> bool:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # nothing to report

@@ -36,7 +36,7 @@ from tests.support.tuning_cases import carrying, stretchy_trace
 def test_every_configuration_equals_its_own_replay(monkeypatch: pytest.MonkeyPatch, jobs: int, block: int) -> None:
     monkeypatch.setattr(evaluate, "BLOCK_ROWS", block)
     trace, table = small_trace(), cost_table(small_trace(), RampCost())
-    settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft": i} for i in range(1, 8)]
+    settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft_tokens": i} for i in range(1, 8)]
     found = evaluate_many(AdaEDL, settings, PricedTrace(trace, RampCost()), jobs=jobs)
     for i, policy in enumerate(found.policies[:6]):
         assert policy is not None and policy.settings.items() >= settings[i].items()
@@ -59,7 +59,7 @@ def test_a_carried_state_passes_through_all_sequences(monkeypatch: pytest.Monkey
 
 def test_any_sequences_in_any_order() -> None:
     trace, which = small_trace(), np.array([4, 0, 2])
-    policies = [MaxConfidence(lambda0=x, max_draft=6) for x in (0.1, 0.5)]
+    policies = [MaxConfidence(lambda0=x, max_draft_tokens=6) for x in (0.1, 0.5)]
     seconds = Evaluator(MaxConfidence, PricedTrace(trace, RampCost())).seconds(policies, which)
     table = cost_table(trace, RampCost())
     for policy, row in zip(policies, seconds, strict=True):
@@ -70,8 +70,8 @@ def test_draws_of_rejection_sampling_are_summed() -> None:
     exact = small_trace(accept_prob=np.full((102, 6), 0.7, dtype=np.float32))
     trace = dataclasses.replace(exact, meta={**exact.meta, "decoding": {"mode": "rejection"}})
     assert trace.approximate
-    found = evaluate_many(AdaEDL, [{"max_draft": 6}], PricedTrace(trace, RampCost()), seed=3)
-    expected = replay(trace, AdaEDL(max_draft=6), cost_table(trace, RampCost()), seed=3)
+    found = evaluate_many(AdaEDL, [{"max_draft_tokens": 6}], PricedTrace(trace, RampCost()), seed=3)
+    expected = replay(trace, AdaEDL(max_draft_tokens=6), cost_table(trace, RampCost()), seed=3)
     assert found.seconds[0] == pytest.approx(expected.seconds.sum(), rel=1e-15)
     assert found.speedup[0] == pytest.approx(expected.speedup, rel=1e-15)
 
@@ -198,6 +198,6 @@ def test_a_race_without_a_starter_gives_the_reason() -> None:
         find_best(
             AdaEDL,
             PricedTrace(small_trace(), RampCost()),
-            SearchSettings(search="race", trials=10, fixed={"max_draft": 9}),
+            SearchSettings(search="race", trials=10, fixed={"max_draft_tokens": 9}),
         )
     assert race.FINALISTS >= 2
