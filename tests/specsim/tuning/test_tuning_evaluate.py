@@ -114,7 +114,7 @@ def test_a_race_of_carried_states_ends_with_exact_seconds() -> None:
     assert replay(trace, found.best, cost_table(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_ten_thousand_configurations_on_a_million_positions(capsys: pytest.CaptureFixture[str]) -> None:
     """Under 90 s on two cores and 2 GB beyond the trace; a race of the same finds as good a one at a tenth.
 
