@@ -62,6 +62,28 @@ class Decoder:
     """Decodes sequences with one target, with or without a drafter.
 
     The autoregressive baseline is this very loop with nothing drafted.
+
+    Parameters
+    ----------
+    target : PreTrainedModel or CachedLM
+    drafter : Drafter
+        With its target's pass, as `realrun.pairs.pair.Pair.make_drafter` gives both.
+    eos_token_ids : sequence of int
+        Tokens that end an output.
+    sampler : Sampler
+        How tokens are chosen.
+    verifier, tree_verifier : optional
+        Of chains and of trees; the loss-free ones of this sampler unless given.
+
+    Examples
+    --------
+    >>> import realrun
+    >>> from specsim import make_policy
+    >>> pair = realrun.load_pair(drafter="prompt-lookup")
+    >>> decoder = realrun.Decoder(*pair.make_drafter(), pair.eos_token_ids, realrun.Sampler())
+    >>> drafted = decoder.decode([5, 6, 7], 8, make_policy("fixed_k", {"k": 2}))
+    >>> drafted.tokens == decoder.decode([5, 6, 7], 8, None).tokens
+    True
     """
 
     def __init__(
@@ -92,12 +114,30 @@ class Decoder:
         seed: int = 0,
         state: Any = None,
     ) -> Decoded:
-        """Decode one prompt; policy None is the autoregressive baseline.
+        """Decode one prompt, until max_new_tokens or an end-of-text token, which is emitted.
 
-        state : what the policy's state was after the sequence before, where it carries one
-        (`Policy.carries_state`); else the policy starts anew. Stops after
-        max_new_tokens, or at an end-of-text token, which is emitted. Raises InputError for
-        an empty prompt or one that leaves no room for the output.
+        Parameters
+        ----------
+        prompt : sequence of int
+            Token ids, at least one.
+        max_new_tokens : int
+        policy : Policy or None
+            None is the autoregressive baseline.
+        sequence, seed : int
+            Number of the sequence, which keys its noise, and the seed of the policy's own uniforms.
+        state : optional
+            The policy's state after the sequence before, where it carries one (`Policy.carries_state`); else the
+            policy starts anew.
+
+        Returns
+        -------
+        Decoded
+            Tokens, rounds with their seconds, and the policy's state.
+
+        Raises
+        ------
+        InputError
+            If the prompt is empty or leaves no room for the output.
         """
         self._check(prompt, max_new_tokens)
         self._prepare(len(prompt) + max_new_tokens, max_new_tokens, policy, sequence)

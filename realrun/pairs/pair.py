@@ -88,18 +88,45 @@ def load_pair(
     drafter: str = "model",
     beside: Pair | None = None,
 ) -> Pair:
-    """Load two models by local folder or hub id; "lab" names the embedded pair.
+    """Load a target and its drafter by local folder or hub id. No remote code is run.
 
-    drafter : "model" for the independent draft model, "prompt-lookup", the name of one of the lab's
-    drafters inside its target (`LAB_DRAFTERS`), or a folder made by `realrun train`; then draft_model is ignored.
-    predictor : a file made by `realrun train predictor` or its folder, "lab" for the embedded
-    pair's, None or "none" for none, or "auto": the lab's, or what lies in the drafter's folder, where
-    it was trained on this very pair.
-    beside : a pair of the same target, device and type, to share the target with; so many drafters fit
-    beside one target.
+    Parameters
+    ----------
+    target, draft_model : str
+        Folder or hub id of the target and of an independent draft model; "lab" names the embedded pair.
+    device : str
+        cpu, cuda, cuda:1, ...
+    dtype : {"float32", "float64", "bfloat16", "float16"}
+        Number type of both models.
+    threads : int, optional
+        CPU threads of torch; its own choice unless given.
+    predictor : str, optional
+        Acceptance predictor: a file made by `realrun train predictor` or its folder, "lab" for the embedded pair's,
+        None or "none" for none, or "auto": the lab's, or what lies in the drafter's folder, where it was trained on
+        this very pair.
+    drafter : str
+        "model" for the draft model; "prompt-lookup", or another of `realrun.drafters.registry.DRAFTERS` that any
+        target has; one of the lab's drafters inside its target (`LAB_DRAFTERS`); or a folder made by `realrun train`.
+        But for "model", draft_model is ignored.
+    beside : Pair, optional
+        A pair of the same target, device and type, to share the target with; so many drafters fit beside one target.
 
-    No remote code is run. Raises InputError when a model cannot be loaded, the device or
-    dtype is unknown, the tokenizers differ, or drafter or predictor belongs to another target.
+    Returns
+    -------
+    Pair
+
+    Raises
+    ------
+    InputError
+        If a model cannot be loaded, device or dtype is unknown, the tokenizers differ, or drafter or predictor
+        belongs to another target.
+
+    Examples
+    --------
+    >>> import realrun
+    >>> pair = realrun.load_pair(drafter="prompt-lookup")
+    >>> pair.target_name, pair.draft_name
+    ('lab/target', 'prompt-lookup')
     """
     kind = DRAFTERS.get(drafter)
     if kind is None or kind.origin != "model":

@@ -23,7 +23,40 @@ class Prompt:
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
-    """Prompts of a file with one {"text": ..., "domain": ...} per line; domain is optional."""
+    """Read prompts from a file of JSON Lines.
+
+    Parameters
+    ----------
+    path : Path
+        One {"text": ..., "domain": ...} per line; domain is optional.
+    tokenizer
+        That of the pair.
+    limit : int, optional
+        Most prompts to take, all of them unless given.
+
+    Returns
+    -------
+    list of Prompt
+        Domain and token ids of each.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or a line that is no prompt.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import realrun
+    >>> pair = realrun.load_pair(drafter="prompt-lookup")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "prompts.jsonl"
+    ...     _ = path.write_text('{"text": "import os", "domain": "code"}')
+    ...     prompts = realrun.read_prompts(path, pair.tokenizer)
+    >>> prompts[0].domain
+    'code'
+    """
     if not path.is_file():
         raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
     try:

@@ -51,15 +51,45 @@ def profile(
     samples: Samples | None = None,
     progress: Counter | None = None,
 ) -> dict[str, Any]:
-    """Medians and quartiles over a grid of contexts, as the JSON document of a cost profile.
+    """Measure what every part of a round costs, through the real loop.
 
-    contexts : cached tokens before a round, increasing. Text is random, for prompt lookup
-    repetitive: time does not depend on it otherwise. depth : places of a draft whose steps are
-    measured, in tokens, where the drafter goes so far. tree_tokens : largest tree, the pending
-    token included; 0 for no trees, as for drafters that have none. samples : those of earlier
-    slices of the same profile, to which this one's are added: on a machine that drifts, slices
-    spread over a job tell more than one long measurement. Raises InputError for contexts that
-    do not fit the models.
+    Parameters
+    ----------
+    pair : Pair
+    contexts : sequence of int
+        Cached tokens before a round, increasing. Text is random, for prompt lookup repetitive: time does not depend
+        on it otherwise.
+    depth : int
+        Places of a draft whose steps are measured, in tokens, where the drafter goes so far.
+    repeats : int
+        Rounds of every kind, in shuffled order.
+    sampler, seed
+        How tokens are chosen; the order of the rounds and their acceptance.
+    tree_tokens : int
+        Largest tree, the pending token included; 0 for no trees, as for drafters that have none.
+    samples : dict, optional
+        Those of earlier slices of the same profile, to which this one's are added: on a machine that drifts, slices
+        spread over a job tell more than one long measurement.
+    progress : callable, optional
+        Told (done, total) after every context.
+
+    Returns
+    -------
+    dict
+        The JSON document of a cost profile, medians and quartiles in seconds; `specsim.read_cost` reads its file.
+
+    Raises
+    ------
+    InputError
+        If the contexts do not fit the models.
+
+    Examples
+    --------
+    >>> import realrun
+    >>> pair = realrun.load_pair(drafter="prompt-lookup")
+    >>> document = realrun.profile(pair, contexts=[8, 16], depth=2, repeats=2)
+    >>> document["contexts"], len(document["median_s"]["verify"])
+    ([8, 16], 3)
     """
     target, drafter = pair.make_drafter(())
     decoder = Decoder(target, drafter, (), sampler or Sampler(), ScriptedVerifier(), ScriptedTreeVerifier())

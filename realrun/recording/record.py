@@ -69,10 +69,36 @@ def record(
     settings: RecordSettings,
     progress: Counter | None = None,
 ) -> Trace:
-    """Decode every prompt with the target alone and record the drafter densely, with trees if asked for.
+    """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
 
-    The depth is cut to what the drafter can draft. In rejection mode the target judges the
-    drafts as well (`realrun.proposals.rejection`).
+    Parameters
+    ----------
+    pair : Pair
+    prompts : sequence of Prompt
+        Each is a sequence of the trace, in this order.
+    settings : RecordSettings
+        The longest draft is cut to what the drafter can draft. In rejection mode the target verifies the drafts as
+        well (`realrun.proposals.rejection`).
+    progress : callable, optional
+        Told (done, total) after every prompt.
+
+    Returns
+    -------
+    specsim.Trace
+
+    Raises
+    ------
+    InputError
+        If the texts do not fit the models' positions, or the drafter is not recorded in this mode or with trees.
+
+    Examples
+    --------
+    >>> import realrun
+    >>> from realrun.pairs.prompts import Prompt
+    >>> pair = realrun.load_pair(drafter="prompt-lookup")
+    >>> trace = realrun.record(pair, [Prompt("code", [5, 6, 7])], realrun.RecordSettings(max_new_tokens=8))
+    >>> trace.output_tokens.tolist()
+    [8]
     """
     if settings.tree is not None and not pair.drafter.trees:
         raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")

@@ -39,7 +39,45 @@ class ValidationSettings:
 def validate(
     pair: Pair, prompts: Sequence[Prompt], settings: ValidationSettings, out: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Record, profile, tune, decode, compare; the result as written to validation.json."""
+    """Record, profile, tune on one part of the prompts, predict and really decode the other, and compare.
+
+    Parameters
+    ----------
+    pair : Pair
+    prompts : sequence of Prompt
+    settings : ValidationSettings
+    out : Path
+        Folder for trace, profile, rounds, validation.json and report.html; a trace that is there is used again.
+    progress : callable
+        Told (what, done, total).
+
+    Returns
+    -------
+    dict
+        The document of validation.json: a row for each policy with predicted and measured speedup, their intervals,
+        and the share of rounds that are identical in replay and real run.
+
+    Raises
+    ------
+    InputError
+        If the folder holds a trace of other settings, or there are too few prompts.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import realrun
+    >>> from realrun.pairs.prompts import lab_prompts
+    >>> from specsim.policy.registry import POLICIES
+    >>> pair = realrun.load_pair(drafter="prompt-lookup", threads=1)
+    >>> record = realrun.RecordSettings(depth=2, max_new_tokens=8)
+    >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2, repeats=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     out, prompts = Path(folder) / "validation", lab_prompts(pair.tokenizer, 4)
+    ...     document = realrun.validate(pair, prompts, settings, out, lambda what, done, total: None)
+    >>> document["rows"][0]["rounds_identical_percent"]
+    100.0
+    """
     check_job(out, prompts)
     out.mkdir(parents=True, exist_ok=True)
     trace = recorded_trace(
