@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,32 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     policy, cost = AdaEDL(max_draft_tokens=6), RampCost()
     assert second["rounds"] == replay(trace, policy, cost_table(trace, cost)).num_rounds.tolist()
     assert second["part_rounds"] == [second["rounds"][2], second["rounds"][0]]
+
+
+EDITED_POLICY = """
+from specsim.cost.model import ConstantCost
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+
+trace = generate(IID(0.6), sequences=2, output_tokens=60, depth=6)
+found = replay(trace, BetaTS(max_draft_tokens=6), cost_table(trace, ConstantCost(1e-3, 1e-2)))
+print(found.drafted.tolist())
+"""
+
+
+def test_an_edited_policy_in_a_sub_folder_is_compiled_anew(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "specsim", tmp_path / "specsim", ignore=shutil.ignore_patterns("__pycache__"))
+    edited = tmp_path / "specsim/policy/estimates/counts.py"
+
+    def drafted() -> str:
+        command = [sys.executable, "-B", "-c", EDITED_POLICY]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment).stdout
+
+    before, text = drafted(), edited.read_text()
+    assert drafted() == before
+    edited.write_text(text.replace("counts[0] + accepted,", "counts[0] + 0.0 * accepted,"))  # no success counts
+    assert edited.read_text() != text and drafted() != before
