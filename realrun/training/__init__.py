@@ -1,1 +1,1 @@
-"""Training of the drafters that live inside a target."""
+"""Training of drafters and of the acceptance predictor; `registry.TRAININGS` lists all."""

@@ -89,7 +89,7 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
     """What the drafter puts out [B, T, d] after tokens [B, T], each fused with the feature [B, T, d] before it."""
     inner = target.model
     embedded = inner.embed_tokens(tokens)
-    before = F.pad(features, (0, 0, 1, 0))[:, :-1].to(embedded.dtype)
+    before = F.pad(features, (0, 0, 1, 0))[:, :-1].to(embedded.dtype)  # [B, T, d], zeros before the first token
     x = eagle.fused(embedded, before)
     count = tokens.shape[1]
     seen = torch.ones(count, count, dtype=torch.bool, device=x.device).tril_()

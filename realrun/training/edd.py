@@ -163,9 +163,9 @@ def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block
     inner = decoder.model
     count = tokens.shape[1]
     embedded = inner.embed_tokens(tokens)
-    x = torch.cat([states.to(embedded.dtype), embedded], dim=1)
+    x = torch.cat([states.to(embedded.dtype), embedded], dim=1)  # [B, 2 T, d]
     positions = torch.arange(count, device=tokens.device).repeat(2)[None]
-    seen = dual_block_mask(count, block).to(tokens.device)
+    seen = dual_block_mask(count, block).to(tokens.device)  # [2 T, 2 T]
     mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
     x = inner.layers[0](
         x,
@@ -184,7 +184,7 @@ def dual_block_mask(count: int, block: int) -> torch.Tensor:
     see plays no part; each sees itself.
     """
     index = torch.arange(count)
-    start = index // block * block
+    start = index // block * block  # [count], the first token of each token's block
     states = index[None] < start[:, None]
     tokens = (index[None] >= start[:, None]) & (index[None] <= index[:, None])
     own = torch.eye(count, dtype=torch.bool)

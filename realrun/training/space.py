@@ -141,21 +141,21 @@ class MaskTraining(TunedTargetJob):
         total = batch.shape[1] - 1
         cuts = self._draw(len(batch), total).to(batch.device)
         with self.adapter.dropping() if self.adapter is not None else nullcontext():
-            logits, masked = self._pass(batch[:, :-1], cuts)
+            logits, masked = self._pass(batch[:, :-1], cuts)  # [B, T, V], [B, E, k, V]
         # Of a real token: how many of its window's examples have it among what they predict.
-        last = torch.where(cuts > 0, cuts, total)
-        counts = (torch.arange(total, device=batch.device) < last[..., None]).sum(1)
+        last = torch.where(cuts > 0, cuts, total)  # [B, E]
+        counts = (torch.arange(total, device=batch.device) < last[..., None]).sum(1)  # [B, T]
         text = F.cross_entropy(wide(logits).flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
         nats = (text * counts.flatten()).sum()
         parts = {"text": float(nats.detach() / counts.sum())}
         if self.settings.p_ar < 1:
             parts["masks"] = 0.0  # where a batch happens to have none
         if masked is not None:
-            labels = mask_labels(batch, cuts, self.settings.masks)
-            said = F.cross_entropy(wide(masked).flatten(0, 2), labels.flatten(), reduction="none")
+            labels = mask_labels(batch, cuts, self.settings.masks)  # [B, E, k]
+            mask_nats = F.cross_entropy(wide(masked).flatten(0, 2), labels.flatten(), reduction="none")
             drawn = (cuts > 0)[..., None].expand(labels.shape).flatten()
-            parts["masks"] = float((said.detach() * drawn).sum() / drawn.sum())
-            nats = nats + (said * drawn).sum()
+            parts["masks"] = float((mask_nats.detach() * drawn).sum() / drawn.sum())
+            nats = nats + (mask_nats * drawn).sum()
         return nats / cuts.numel() / total, parts
 
     @torch.no_grad()
@@ -217,18 +217,18 @@ class MaskTraining(TunedTargetJob):
 
 
 def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive [B, 1, n, n] of T tokens and, behind them, E groups of k masks: n = T + E k.
+    """Additive attention mask [B, 1, n, n] of T tokens and, behind them, E groups of k masks: n = T + E k.
 
     Tokens see each other causally. Masks of the group with cut m see the first m tokens of the window, which are X
     and y_<m, and the masks before them in the group.
     """
     device, (windows, groups) = cuts.device, cuts.shape
-    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
-    real = F.pad(causal, (0, groups * masks)).expand(windows, -1, -1)
-    before = (torch.arange(total, device=device) < cuts[..., None]).repeat_interleave(masks, dim=1)
+    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()  # [T, T]
+    real = F.pad(causal, (0, groups * masks)).expand(windows, -1, -1)  # [B, T, n], rows of tokens
+    before = (torch.arange(total, device=device) < cuts[..., None]).repeat_interleave(masks, dim=1)  # [B, E k, T]
     own = torch.ones(masks, masks, dtype=torch.bool, device=device).tril()
-    group = torch.block_diag(*[own] * groups).bool().expand(windows, -1, -1)
-    seen = torch.cat([real, torch.cat([before, group], dim=2)], dim=1)
+    group = torch.block_diag(*[own] * groups).bool().expand(windows, -1, -1)  # [B, E k, E k]
+    seen = torch.cat([real, torch.cat([before, group], dim=2)], dim=1)  # [B, n, n]
     additive = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
     return additive[:, None]
 

@@ -20,7 +20,7 @@ from specsim.progress import Progress
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TextRun:
     stored : torch.dtype
         Number type of the drafter's file.
     progress : callable
-        Is told (what, done, total).
+        Called with (what, done, total).
     """
 
     text: TextSettings | TrainingText

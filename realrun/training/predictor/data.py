@@ -1,6 +1,6 @@
 """What the acceptance predictor learns from: states and verified tokens of recorded runs.
 
-The target decodes prompts, and the drafter's recorder tells what rounds from every position
+The target decodes prompts, and the drafter's recorder computes what rounds from every position
 would draft. Every drafted token that the target would have verified, all before it being correct,
 becomes a sample: (H^T, H^D, depth, whether the target's token equals it). The states are those
 that the pass would have scored, whatever they depend on in a drafter of this kind.

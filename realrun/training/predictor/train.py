@@ -230,7 +230,7 @@ def train_predictor(
         Folder of the predictor. What is there of an earlier run with the same settings is used: killed at any
         moment, a second call goes on. OUT/collected may be deleted when all is done.
     progress : callable
-        Is told (what, done, total).
+        Called with (what, done, total).
 
     Returns
     -------

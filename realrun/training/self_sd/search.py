@@ -109,7 +109,7 @@ def train_self_sd(
         Folder of the drafter. What is there of an earlier run with the same settings is used: killed at any
         moment, a second call goes on with the same trials; it may ask for more of them.
     progress : callable
-        Is told (what, done, total).
+        Called with (what, done, total).
 
     Returns
     -------
@@ -294,11 +294,11 @@ def _calibration(
 def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> None:
     if not prompts:
         raise InputError("a search for skipped sublayers needs calibration prompts; give at least 1")
-    room = int(pair.target.config.max_position_embeddings)
+    limit = int(pair.target.config.max_position_embeddings)
     longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.max_draft_tokens + 2
-    if longest > room:
+    if longest > limit:
         raise InputError(
-            f"longest prompt, output and draft make {longest} tokens, the target has {room} positions; shorten them"
+            f"longest prompt, output and draft make {longest} tokens, the target has {limit} positions; shorten them"
         )
 
 
