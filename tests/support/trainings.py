@@ -102,7 +102,11 @@ CASES: dict[str, Case] = {
     "vdm": Case("vdm", VdmSettings(lr=1e-2), {"loss": "text"}, {"divergence": 0.9}),
     "eagle": Case("eagle", EagleSettings(lr=1e-2), {"noise": 0.2}, {"divergence": 0.9, "regression": 0.9}),
     "space": Case(
-        "space", SpaceSettings(3, lr=2e-2, examples=4, adapter=ADAPTER), {"p_ar": 0.9}, {"mask_1": 0.9, "tuned": 0.8}
+        "space",
+        SpaceSettings(3, lr=2e-2, examples=4, adapter=ADAPTER),
+        {"p_ar": 0.9},
+        {"mask_1": 0.95, "tuned": 0.8},
+        steps=100,
     ),
     "space full": Case(
         "space", SpaceSettings(3, full=True, lr=5e-3, examples=4), {"masks": 2}, {"mask_1": 0.9, "tuned": 0.8}
