@@ -93,7 +93,7 @@ def leaderboard(
     hits all alike. Then every row is really decoded, in turn with the others.
 
     Columns: predicted speedup with its 95 % interval; "behind", the leader's speedup less the row's, and "=" where
-    these prompts cannot tell the two apart; measured speedup and the prediction's error; tau, output tokens per
+    the two do not differ significantly (95 %); measured speedup and the prediction's error; tau, output tokens per
     target pass; v_d, accepted over drafted tokens; HM, the harmonic mean of v_d and accepted over output tokens. A
     star marks the row of each drafter that was best on the tuning prompts. MEDUSA-2 and SPACE come with a target
     of their own, of the same architecture, whose text differs: speed is compared, not what they write.

@@ -72,7 +72,7 @@ def validate(
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
-    """The main job: record, profile, tune every policy offline, predict, really decode, compare.
+    """Predict speedups and measure them: record, profile, tune every policy offline, predict, really decode, compare.
 
     With --tree-nodes trees are recorded and profiled too, and tree policies join the chains.
     A trace that is already in the output folder and was made with the same settings is

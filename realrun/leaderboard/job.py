@@ -71,7 +71,7 @@ def run_leaderboard(
 ) -> dict[str, Any]:
     """Record, measure, tune, rank and decode; the result as written to leaderboard.json.
 
-    pairs : by the name that the drafter has on the board; plain : the target with a drafter that leaves its pass
+    pairs : by the name that the drafter has in the leaderboard; plain : the target with a drafter that leaves its pass
     alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
     """
     if settings.record.sampler.mode == "rejection":
@@ -229,7 +229,7 @@ def _tuned(
 
 
 def named(drafters: str | None, target: str) -> dict[str, str]:
-    """Names on the board of the drafters that were asked for: a folder's own name, else the drafter's."""
+    """Names, in the leaderboard, of the drafters that were asked for: a folder's own name, else the drafter's."""
     from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP
     from specsim.errors import InputError
 

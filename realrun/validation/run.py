@@ -37,7 +37,11 @@ class ValidationSettings:
 
 
 def validate(
-    pair: Pair, prompts: Sequence[Prompt], settings: ValidationSettings, out: Path, progress: Progress
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: ValidationSettings,
+    out: Path,
+    progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Record, profile, tune on one part of the prompts, predict and really decode the other, and compare.
 
@@ -48,7 +52,7 @@ def validate(
     settings : ValidationSettings
     out : Path
         Folder for trace, profile, rounds, validation.json and report.html; a trace that is there is used again.
-    progress : callable
+    progress : callable, optional
         Told (what, done, total).
 
     Returns
@@ -74,7 +78,7 @@ def validate(
     >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2, repeats=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     out, prompts = Path(folder) / "validation", lab_prompts(pair.tokenizer, 4)
-    ...     document = realrun.validate(pair, prompts, settings, out, lambda what, done, total: None)
+    ...     document = realrun.validate(pair, prompts, settings, out)
     >>> document["rows"][0]["rounds_identical_percent"]
     100.0
     """

@@ -1,4 +1,4 @@
-"""The main job: tune every policy offline, predict, really decode, compare."""
+"""A validation: tune every policy offline, predict, really decode, compare."""
 
 from __future__ import annotations
 

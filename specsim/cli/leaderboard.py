@@ -11,7 +11,7 @@ import typer
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
 from specsim.ranking.document import as_document, trace_names, write_results
-from specsim.report.documents import BOARD_COLUMNS, WORTH_COLUMNS, board_rows, worth_rows
+from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.table import as_text
 
 
@@ -142,4 +142,4 @@ def print_board(board: Mapping[str, Any]) -> None:
         print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
     if board["sensitivity"]:
         title = "sensitivity: how much slower the worst value in a setting's range is than the best"
-        print_table(title, *as_text(WORTH_COLUMNS, worth_rows(board)))
+        print_table(title, *as_text(EFFECT_COLUMNS, effect_rows(board)))

@@ -67,14 +67,14 @@ BOARD_COLUMNS = (
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
 )
-WORTH_COLUMNS = (
+EFFECT_COLUMNS = (
     Column("policy", "label"),
     Column("setting", "setting"),
     Column("tuned to", "tuned", plain(value_text)),
     Column("speedup there", "at_tuned", THREE, only=PAGE),
     Column("best", lambda one: max(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
     Column("worst", lambda one: min(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
-    Column("worth", "spread_percent", plain(lambda percent: f"{percent:.1f} %")),
+    Column("effect", "spread_percent", plain(lambda percent: f"{percent:.1f} %")),
     Column("within 1 % of the best", range_text),
 )
 
@@ -86,8 +86,8 @@ def board_rows(board: Mapping[str, Any]) -> list[Row]:
     return [oracle, *ranked(board["rows"], baseline, "speedup")]
 
 
-def worth_rows(board: Mapping[str, Any]) -> list[Row]:
-    """Rows of `WORTH_COLUMNS`, the settings that are worth most first."""
+def effect_rows(board: Mapping[str, Any]) -> list[Row]:
+    """Rows of `EFFECT_COLUMNS`, the settings that matter most first."""
     return sorted(board["sensitivity"], key=lambda one: -float(one["spread_percent"]))
 
 

@@ -56,7 +56,8 @@ DEFINITIONS = {
     "Interval": "95 % bootstrap over prompts, the independent units; below a dozen prompts, Student's t. It does not "
     "hold the error of the measured costs: what was measured shows how large that is.",
     "To the leader": "Predicted speedup of the first row less that of the row, the same prompts resampled for both. A "
-    "row whose interval takes in 0 is marked as not separated: these prompts cannot tell it from the leader, "
+    "row whose interval takes in 0 is marked as not separated: on these prompts it does not differ "
+    "significantly (95 %) from the leader, "
     "which was picked on them, so that its own figure is a little flattered.",
     "Error": f"Predicted / measured {MINUS} 1.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly.",
@@ -93,7 +94,8 @@ def render_drafters(document: Mapping[str, Any]) -> str:
         "wide",
         "Ranking",
         figures.drafters(rows),
-        "Green rows are the leader and those that these prompts cannot tell from it. All share the prompts, so that "
+        "Green rows are the leader and those that do not differ significantly (95 %) from it. All share the "
+        "prompts, so that "
         "overlapping bars alone are no tie.",
     ) + figure(
         "wide",
@@ -135,7 +137,7 @@ def _lead(document: Mapping[str, Any]) -> str:
         f"{speedup['high']:.3f})."
     )
     if ties:
-        lead += f" These prompts cannot tell it from {', '.join(row['label'] for row in ties)}."
+        lead += f" Not significantly slower (95 %): {', '.join(row['label'] for row in ties)}."
     boxes = [
         (f"{speedup['estimate']:.2f}", f"best predicted speedup, {top['label']}"),
         (f"{len(ties) + 1} of {len(rows)}", "rows share the first place within the data's resolution"),

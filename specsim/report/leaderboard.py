@@ -1,4 +1,4 @@
-"""The report of a leaderboard: one HTML file with every board, its figures and what the settings are worth."""
+"""The report of a leaderboard: one HTML file with every board, its figures and how much each setting matters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
-from specsim.report.documents import BOARD_COLUMNS, WORTH_COLUMNS, board_rows, worth_rows
+from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import (
     CSS,
     decoding_text,
@@ -29,8 +29,8 @@ KIND = "specsim-leaderboard"
 CSS_BOARD = (
     CSS
     + """.board :is(th, td):nth-child(2) { text-align: left; }
-.board td:nth-child(2), .worth td:nth-child(-n+2) { white-space: normal; }
-.worth :is(th, td):nth-child(2) { text-align: left; }
+.board td:nth-child(2), .effect td:nth-child(-n+2) { white-space: normal; }
+.effect :is(th, td):nth-child(2) { text-align: left; }
 .oracle td { color: #b34e00; }
 .tie { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 12px;
   font-weight: 500; line-height: 18px; background: #dcf1ea; color: #00624a; }
@@ -47,10 +47,11 @@ DEFINITIONS = {
     "Leader": "The row with the largest speedup. It was picked on the sequences that its figure is from, so the "
     "figure is a little flattered.",
     "To the leader": "Speedup of the leader less that of the row, the same sequences resampled for both. A row "
-    "whose interval takes in 0 is marked as tied: these sequences cannot tell it from the leader.",
+    "whose interval takes in 0 is marked as tied: on these sequences it does not differ significantly (95 %) from "
+    "the leader.",
     "Tuned": "Settings searched on the tuning sequences alone. Forms that are not tuned run with the settings shown; "
     "RenewalStop and TimeGain learn the rest from the tuning sequences and the costs.",
-    "v_d": "Accepted over drafted tokens: how much of the drafting was worth it.",
+    "v_d": "Accepted over drafted tokens: how much of the drafting was of use.",
     "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
     "HM": "Harmonic mean of v_d and r_d.",
     "tau": "Output tokens per target pass, the target's own included.",
@@ -59,7 +60,7 @@ DEFINITIONS = {
     "Oracle": "The least time in which any policy that knew all match lengths could have decoded these sequences, "
     "by dynamic programming; no real policy can reach it. Regret is time over the oracle's, less 1.",
     "Seeds": "A policy that draws random numbers is averaged over this many replays; others need one.",
-    "Worth of a setting": "How much slower the worst value in the search range is than the best, the other settings "
+    "Effect of a setting": "How much slower the worst value in the search range is than the best, the other settings "
     "as they are tuned, and which values come within 1 % of the best: a wide range need not be searched finely.",
 }
 
@@ -104,7 +105,7 @@ def _lead_of_one(board: Mapping[str, Any]) -> str:
     )
     if ties:
         others = "one other" if ties == 1 else f"{ties} others"
-        lead += f" These sequences cannot tell it from {others}."
+        lead += f" On these sequences {others} did not differ significantly (95 %) from it."
     boxes = (
         (f"{speedup['estimate']:.2f}", f"best held-out speedup, {top['label']}"),
         (f"{ties + 1} of {len(board['rows'])}", "rows share the first place within the data's resolution"),
@@ -147,7 +148,8 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
         (
             "Ranking",
             figures.ranking(board, name),
-            "Green rows are the leader and those that these sequences cannot tell from it; bars are 95 % intervals, "
+            "Green rows are the leader and those that do not differ significantly (95 %) from it; bars are "
+            "95 % intervals, "
             "which policies on the same sequences share, so that overlapping bars alone are no tie.",
         ),
         (
@@ -166,7 +168,7 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
     if board["sensitivity"]:
         shown.append(
             (
-                "What each setting is worth",
+                "How much each setting matters",
                 figures.sensitivity(board, name),
                 "Held-out speedup as one setting moves over its search range, the others as tuned; the dot is the "
                 "tuned value, the green line the leader, the dashed line autoregressive decoding. A flat line means "
@@ -176,7 +178,7 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
     drawn = "".join(figure("wide", heading, svg, caption) for heading, svg, caption in shown)
     parts.append(f'<div class="stack">{drawn}</div>')
     if board["sensitivity"]:
-        parts += ["<h3>Worth of each setting</h3>", as_html("worth", WORTH_COLUMNS, worth_rows(board))]
+        parts += ["<h3>How much each setting matters</h3>", as_html("effect", EFFECT_COLUMNS, effect_rows(board))]
     return parts
 
 

@@ -56,7 +56,7 @@ DEFINITIONS = {
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
     "drafted and same accepted length.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",
-    "v_d": "Accepted over drafted tokens: how much of the drafting was worth it.",
+    "v_d": "Accepted over drafted tokens: how much of the drafting was of use.",
     "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
     "HM": "Harmonic mean of v_d and r_d.",
     "tau": "Output tokens per target pass, the target's own included: a round that accepts a drafted tokens "

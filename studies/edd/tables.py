@@ -173,7 +173,7 @@ def compared(document: Document, first: Sequence[str], second: Sequence[str]) ->
 
 
 def acceptance_lengths_apart(a: tuple[Row, pd.DataFrame], b: tuple[Row, pd.DataFrame]) -> bool:
-    """Whether the acceptance lengths of two drafters' rows are told apart; each with its drafter's real rounds."""
+    """Whether the acceptance lengths of two rows differ significantly (95 %); each with its drafter's real rounds."""
 
     def counts(row: Row, rounds: pd.DataFrame) -> tuple[Any, Any]:
         mine = rounds[rounds["policy"] == row["label"]]
@@ -183,7 +183,7 @@ def acceptance_lengths_apart(a: tuple[Row, pd.DataFrame], b: tuple[Row, pd.DataF
 
 
 def speedups_apart(a: Document, b: Document, row_a: Row, row_b: Row) -> bool:
-    """Whether the measured speedups of two drafters' rows are told apart, each over its own run's baseline."""
+    """Whether the measured speedups of two rows differ significantly (95 %), each over its own run's baseline."""
     key, base = "sequence_seconds", "autoregressive_sequence_seconds"
     return ratio_difference(a[base], row_a[key], b[base], row_b[key]).separated
 
@@ -197,7 +197,7 @@ def order_of(
 ) -> str:
     """The order found, in words, and whether it is the paper's; the likely reason where it is not.
 
-    apart : whether the data tell two of them apart; ~ stands between neighbours that they do not
+    apart : whether two of them differ significantly (95 %); ~ stands between neighbours that do not
     """
     ours = [name for name in expected if name in values]
     found = sorted(ours, key=lambda name: values[name])
@@ -211,6 +211,6 @@ def order_of(
     paper = f"{text}; the paper has {' < '.join(names[name] for name in ours)}"
     turned = [(b, a) for i, a in enumerate(ours) for b in ours[i + 1 :] if values[a] > values[b] and apart(a, b)]
     if not turned:
-        return f"{paper}, and no two that stand the other way are told apart."
+        return f"{paper}, and no two that stand the other way differ significantly (95 %)."
     pairs = ", ".join(f"{names[low]} below {names[high]}" for low, high in turned)
-    return f"{paper}; told apart: {pairs}. {reason}"
+    return f"{paper}; significantly different (95 %): {pairs}. {reason}"

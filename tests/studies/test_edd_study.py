@@ -116,12 +116,12 @@ def test_the_order_found_is_set_against_the_papers() -> None:
     assert order({"vct": 1.0, "cape": 1.1, "eagle2": 1.2, "pct": 1.3}).endswith("PCT (1.30); as in the paper.")
     assert order({"vct": 1.0, "eagle2": 1.2, "pct": 1.3}).endswith("as in the paper.")  # of those that were run
     assert order({"vct": 1.0, "cape": 1.1, "eagle2": 1.4, "pct": 1.3}) == (
-        "VCT (1.00) < CAPE (1.10) < PCT (1.30) < EAGLE-2 (1.40); the paper has VCT < CAPE < EAGLE-2 < PCT; told "
-        "apart: PCT below EAGLE-2. Likely: this."
+        "VCT (1.00) < CAPE (1.10) < PCT (1.30) < EAGLE-2 (1.40); the paper has VCT < CAPE < EAGLE-2 < PCT; "
+        "significantly different (95 %): PCT below EAGLE-2. Likely: this."
     )
     assert order({"vct": 1.0, "cape": 1.1, "eagle2": 1.4, "pct": 1.3}, apart=0.15) == (
         "VCT (1.00) ~ CAPE (1.10) < PCT (1.30) ~ EAGLE-2 (1.40); the paper has VCT < CAPE < EAGLE-2 < PCT, and no two "
-        "that stand the other way are told apart."
+        "that stand the other way differ significantly (95 %)."
     )
 
 
