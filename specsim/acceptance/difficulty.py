@@ -27,13 +27,13 @@ class Difficulty:
     They hang together by a Gaussian copula (`on_correlation`: confidence-entropy, confidence-ratio,
     entropy-ratio), and turn into values by tables of quantiles at KNOTS. Confidence and entropy drift
     by `feature_drift` (latent.Drift), the ratio is fresh at every token. A weighted sum of the scores,
-    `hit_weight`, scaled to variance 1, is looked up in `hit_prob`, also at KNOTS: the chance p of a
+    `hit_weight`, scaled to variance 1, is looked up in `hit_prob`, also at KNOTS: the probability p of a
     hit, which is calibrated by construction. The token hits if Phi^-1(p) + z > 0, z a hidden
     standard normal that drifts by `hidden_drift`: difficulty that the drafter does not see.
 
     After a miss the branch leaves the output. Its tokens draw from tables of their own (`off_`);
     `off_follow` is how far their confidence follows that of the missed token, `off_common` how
-    much variance they have in common besides; the missed token's scores have the law `miss_score`.
+    much variance they have in common besides; the missed token's scores have the distribution `miss_score`.
     Depth along a wrong branch, and depth along a right one, change nothing by themselves.
     """
 
@@ -85,7 +85,7 @@ class Difficulty:
 
     @classmethod
     def fit(cls, source: Source) -> Difficulty:
-        """All of it from a dense trace; from rounds the latent only, with a default joint law.
+        """All of it from a dense trace; from rounds the latent only, with a default joint distribution.
 
         See `difficulty_fit`. Counters per depth do not tell rounds apart: InputError.
         """
@@ -107,8 +107,8 @@ class Difficulty:
         fields = np.stack([drift.draw(lengths, rng), drift.draw(lengths, rng), rng.standard_normal(total)])
         on_scores = cholesky(self.on_correlation) @ fields
         index = np.array(self.hit_weight) @ on_scores
-        chance = np.interp(index, KNOTS, self.hit_prob)
-        hit = ndtri(np.clip(chance, 1e-9, 1 - 1e-9)) + Drift(*self.hidden_drift).draw(lengths, rng) > 0
+        prob = np.interp(index, KNOTS, self.hit_prob)
+        hit = ndtri(np.clip(prob, 1e-9, 1 - 1e-9)) + Drift(*self.hidden_drift).draw(lengths, rng) > 0
         match_len = match_lengths([hit] * depth, lengths)
         on = _values(on_scores, self.on_confidence, self.on_entropy_nats, self.on_ratio)
         misses = np.flatnonzero(~hit)

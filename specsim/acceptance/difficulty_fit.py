@@ -15,35 +15,35 @@ from specsim.arrays import Bools, Floats, IntArray
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
-LEAST_TOKENS = 200  # fewer say nothing about calibration
-LEAST_OFF = 50  # drafted tokens after a miss; with fewer their law is taken from those before
+MIN_TOKENS = 200  # fewer say nothing about calibration
+MIN_OFF = 50  # drafted tokens after a miss; with fewer their distribution is taken from those before
 # Default share of the latent's variance that the drafter's confidence shows. Fitted to two dense traces
 # of the lab's pair, greedy and with coupled noise at T = 0.8, the models show 0.44 and 0.33.
 INFORMED = 0.4
-CHANCE = 1e-4  # bound on fitted chances of a hit
+MIN_PROB = 1e-4  # bound on fitted probabilities of a hit
 
 
 def from_trace(trace: Trace) -> dict[str, Any]:
     """Every part by its own estimate, from tokens whose draft prefix was right, each once.
 
-    Tables are empirical quantiles, correlations those of normal scores, the chance of a hit an
+    Tables are empirical quantiles, correlations those of normal scores, the probability of a hit an
     isotonic regression on the best linear index (logistic regression), drifts fitted to the scores'
     autocorrelations and to the likelihood of hits. Raises InputError below 200 output tokens
     or where all or no first drafts are right.
     """
-    judged = trace.draft_limit > 0  # not where the budget leaves no room for a draft
-    hit, total = (trace.match_len > 0) & judged, int(judged.sum())
-    if total < LEAST_TOKENS or hit.sum() in (0, total):
+    verified = trace.draft_limit > 0  # not where the budget leaves no room for a draft
+    hit, total = (trace.match_len > 0) & verified, int(verified.sum())
+    if total < MIN_TOKENS or hit.sum() in (0, total):
         raise InputError(
-            f"acceptance model difficulty wants {LEAST_TOKENS} output tokens with hits and misses, this trace has "
+            f"acceptance model difficulty wants {MIN_TOKENS} output tokens with hits and misses, this trace has "
             f"{total} with {int(hit.sum())} hits; record more or fit iid"
         )
-    missed = judged & ~hit
+    missed = verified & ~hit
     on = _columns(trace, slice(None), slice(0, 1))[:, :, 0]
     scores = np.stack([normal_scores(column) for column in on])
-    weight, chance = _calibrate(scores, hit, judged)
+    weight, prob = _calibrate(scores, hit, verified)
     lengths = trace.output_tokens
-    padded, outcome = _by_sequence(chance, np.where(judged, hit, MISSING), lengths)
+    padded, outcome = _by_sequence(prob, np.where(verified, hit, MISSING), lengths)
     off = _off_law(trace, scores[0], missed)
     return dict(
         on_confidence=_quantiles(on[0], 0, 1),
@@ -60,16 +60,16 @@ def from_trace(trace: Trace) -> dict[str, Any]:
 
 
 def from_rounds(rounds: Rounds) -> dict[str, Any]:
-    """The latent from hits and misses, and a default joint law in the place of what rounds do not tell.
+    """The latent from hits and misses, and a default joint distribution in the place of what rounds do not tell.
 
     Token by token, a round shows a hits and, if a < k, a miss; the token that follows a full
     acceptance stays unseen. The latent's drift, then its mean, are the likeliest. That
     takes drafts to end for reasons of their own: prefer rounds of a fixed K to adaptive ones. Runs
     of several policies over the same sequences are read together.
 
-    Default joint law: confidence is calibrated and shows the share INFORMED of the latent's variance;
+    Default joint distribution: confidence is calibrated and shows the share INFORMED of the latent's variance;
     entropy is that of a geometric distribution with this mode; the drafted token is the most likely
-    one; after a miss confidence keeps its law and follows nothing.
+    one; after a miss confidence keeps its distribution and follows nothing.
     """
     from scipy.special import ndtr, ndtri
 
@@ -79,18 +79,18 @@ def from_rounds(rounds: Rounds) -> dict[str, Any]:
         )
     outcome = _outcomes(rounds)
     seen = outcome != MISSING
-    hits, judged = int((outcome == 1).sum()), int(seen.sum())
-    if judged < LEAST_TOKENS or hits in (0, judged):
+    hits, verified = int((outcome == 1).sum()), int(seen.sum())
+    if verified < MIN_TOKENS or hits in (0, verified):
         raise InputError(
-            f"acceptance model difficulty wants {LEAST_TOKENS} judged tokens with hits and misses, these rounds "
-            f"have {judged} with {hits} hits; give more rounds or fit iid"
+            f"acceptance model difficulty wants {MIN_TOKENS} verified tokens with hits and misses, these rounds "
+            f"have {verified} with {hits} hits; give more rounds or fit iid"
         )
-    mean = float(ndtri(hits / judged))  # too low: what is not judged follows full acceptances
+    mean = float(ndtri(hits / verified))  # too low: what is not verified follows full acceptances
     drift = fit_hidden(np.full(outcome.shape, mean), outcome)
     mean = fit_mean(drift, outcome)
-    chance = ndtr((mean + np.sqrt(INFORMED) * KNOTS) / np.sqrt(1 - INFORMED))
-    confidence = tuple(chance.tolist())
-    entropy = tuple(np.sort(geometric_entropy_nats(chance)).tolist())
+    prob = ndtr((mean + np.sqrt(INFORMED) * KNOTS) / np.sqrt(1 - INFORMED))
+    confidence = tuple(prob.tolist())
+    entropy = tuple(np.sort(geometric_entropy_nats(prob)).tolist())
     ones = (1.0,) * len(KNOTS)
     return {
         "on_confidence": confidence,
@@ -145,10 +145,10 @@ def _correlations(scores: Floats) -> Table:
     return tuple(float(np.clip(a / b, -1, 1)) if b > 1e-9 else 0.0 for a, b in zip(above, below, strict=True))
 
 
-def _calibrate(scores: Floats, hit: Bools, judged: Bools) -> tuple[tuple[Floats, Floats], Floats]:
-    """Weights [3] of the best index of standard normal scores, hit chance at KNOTS; and the chance per token.
+def _calibrate(scores: Floats, hit: Bools, verified: Bools) -> tuple[tuple[Floats, Floats], Floats]:
+    """Weights [3] of the best index of standard normal scores, hit probability at KNOTS; and the probability per token.
 
-    scores [3, N], hit and judged [N]; only judged tokens are learned from.
+    scores [3, N], hit and verified [N]; only verified tokens are learned from.
     """
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
@@ -156,35 +156,35 @@ def _calibrate(scores: Floats, hit: Bools, judged: Bools) -> tuple[tuple[Floats,
     varying = scores.std(axis=1) > 1e-9
     weight = np.zeros(3)
     if varying.any():
-        weight[varying] = LogisticRegression(C=1.0).fit(scores[varying][:, judged].T, hit[judged]).coef_[0]
+        weight[varying] = LogisticRegression(C=1.0).fit(scores[varying][:, verified].T, hit[verified]).coef_[0]
     scale = float(np.std(weight @ scores))
     if scale < 1e-9:  # the features say nothing
-        rate = float(hit[judged].mean())
+        rate = float(hit[verified].mean())
         return (np.array([1.0, 0.0, 0.0]), np.full(len(KNOTS), rate)), np.full(len(hit), rate)
     weight /= scale
     index = normal_scores(weight @ scores)
-    known = index[judged]
-    fitted = IsotonicRegression().fit_transform(known, hit[judged].astype(float))
-    # Steps smoothed to a line through means of equal counts, so that no chance is 0 or 1 by luck.
+    known = index[verified]
+    fitted = IsotonicRegression().fit_transform(known, hit[verified].astype(float))
+    # Steps smoothed to a line through means of equal counts, so that no probability is 0 or 1 by luck.
     groups = np.array_split(np.argsort(known, kind="stable"), int(np.clip(len(known) // 50, 2, 24)))
     centre = [float(known[group].mean()) for group in groups]
     mean = [float((fitted[group].sum() + 0.5) / (len(group) + 1)) for group in groups]
-    table = np.clip(np.interp(KNOTS, centre, mean), CHANCE, 1 - CHANCE)
+    table = np.clip(np.interp(KNOTS, centre, mean), MIN_PROB, 1 - MIN_PROB)
     return (weight, table), np.asarray(np.interp(index, KNOTS, table))
 
 
-def _by_sequence(chance: Floats, result: IntArray, lengths: IntArray) -> tuple[Floats, npt.NDArray[np.int8]]:
+def _by_sequence(prob: Floats, result: IntArray, lengths: IntArray) -> tuple[Floats, npt.NDArray[np.int8]]:
     """Phi^-1(chance) and results (1, 0 or MISSING), [N] each, as [S, T], padded with MISSING."""
     from scipy.special import ndtri
 
     inside = np.arange(int(lengths.max())) < lengths[:, None]
     offset, outcome = np.zeros(inside.shape), np.full(inside.shape, MISSING, dtype=np.int8)
-    offset[inside], outcome[inside] = ndtri(chance), result
+    offset[inside], outcome[inside] = ndtri(prob), result
     return offset, outcome
 
 
 def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
-    """Hits and misses of the judged tokens, int8 [S, T], MISSING where no round judged."""
+    """Hits and misses of the verified tokens, int8 [S, T], MISSING where no round verified."""
     assert rounds.sequence_id is not None and rounds.t is not None
     sequence = np.unique(rounds.sequence_id, return_inverse=True)[1]
     outcome = np.full((int(sequence.max()) + 1, int((rounds.t + rounds.drafted).max()) + 1), MISSING, dtype=np.int8)
@@ -201,7 +201,7 @@ def _off_law(trace: Trace, score: Floats, missed: Bools) -> dict[str, Any]:
     rows = np.flatnonzero(missed)
     limit = trace.draft_limit[rows].astype(np.int64)
     drafted = np.arange(1, trace.depth) < limit[:, None]  # [misses, D - 1]
-    enough = int(drafted.sum()) >= LEAST_OFF
+    enough = int(drafted.sum()) >= MIN_OFF
     if enough:
         values = _columns(trace, rows, slice(1, None))
         cells = values[:, drafted]

@@ -117,10 +117,10 @@ def summary(trace: Trace) -> dict[str, Any]:
             same = sequence[lag:] == sequence[:-lag]
             result[f"autocorrelation of match length, lag {lag}"] = _correlation(match[lag:][same], match[:-lag][same])
     depth = np.arange(trace.depth)
-    judged = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
-    hit = (depth < trace.match_len[:, None])[judged]
+    verified = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
+    hit = (depth < trace.match_len[:, None])[verified]
     if hit.size:
-        confidence, entropy = trace.confidence[judged], trace.entropy_nats[judged]
+        confidence, entropy = trace.confidence[verified], trace.entropy_nats[verified]
         result["calibration error (ECE) of confidence"] = reliability(confidence, hit).ece
         for name, values in (("confidence", confidence), ("entropy", entropy)):
             for kind, chosen in (("accepted", hit), ("rejected", ~hit)):

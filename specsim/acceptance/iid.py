@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.acceptance.sources import Source, judged_by_depth
+from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
 from specsim.arrays import Ints
 from specsim.errors import InputError
@@ -34,18 +34,18 @@ class IID:
 
     @classmethod
     def fit(cls, source: Source) -> IID:
-        """Accepted over judged tokens: the maximum-likelihood estimate, also where a = k censors.
+        """Accepted over verified tokens: the maximum-likelihood estimate, also where a = k censors.
 
         mean(a) / mean(k) would take tokens after a rejection for rejected ones and come out low.
-        In a dense trace every output token is judged once, as the first of a draft.
+        In a dense trace every output token is verified once, as the first of a draft.
         """
         if isinstance(source, Trace):
             drafted = source.draft_limit > 0
             if not drafted.any():
                 raise InputError("acceptance model iid: no output token of this trace could be drafted; record longer")
             return cls(float((source.match_len > 0)[drafted].mean()))
-        accepted, judged = judged_by_depth(source)
-        return cls(float(accepted.sum() / judged.sum()))
+        accepted, verified = verified_by_depth(source)
+        return cls(float(accepted.sum() / verified.sum()))
 
     def parameters(self) -> dict[str, Any]:
         return plain(self)

@@ -74,7 +74,7 @@ def fit_drift(score: Floats, lengths: IntArray, lags: int = 32) -> Drift:
 def fit_hidden(offset: Floats, hit: npt.NDArray[np.int8]) -> Drift:
     """Drift of a standard Gaussian z with hit = [offset + z > 0], by maximum likelihood.
 
-    offset : float64 [S, T], so that the chance of a hit is Phi(offset) if nothing else is known
+    offset : float64 [S, T], so that the probability of a hit is Phi(offset) if nothing else is known
     hit : int8 [S, T], 1, 0, or MISSING; places are ignored if missing
 
     The likelihood is that of a hidden Markov chain: the sequence's share on Gauss-Hermite
@@ -144,9 +144,9 @@ def log_likelihood(drift: Drift, offset: Floats, hit: npt.NDArray[np.int8]) -> f
         if t > 0:
             belief = belief @ chain
         sign = np.where(hit[:, t] == 1, 1.0, -1.0)[:, None, None]
-        chance = ndtr(sign * (offset[:, t, None, None] + level) / scale)
-        chance[hit[:, t] == MISSING] = 1.0
-        belief *= chance
+        prob = ndtr(sign * (offset[:, t, None, None] + level) / scale)
+        prob[hit[:, t] == MISSING] = 1.0
+        belief *= prob
         norm = np.maximum(belief.sum(axis=2), 1e-300)
         total += np.log(norm)
         belief /= norm[:, :, None]
@@ -155,7 +155,7 @@ def log_likelihood(drift: Drift, offset: Floats, hit: npt.NDArray[np.int8]) -> f
 
 
 def _rouwenhorst(decay: float) -> tuple[Floats, Floats, Floats]:
-    """States [G], transition matrix [G, G] and stationary law [G] of a chain like a standard AR(1)."""
+    """States [G], transition matrix [G, G] and stationary distribution [G] of a chain like a standard AR(1)."""
     p = (1 + decay) / 2
     chain = np.array([[p, 1 - p], [1 - p, p]])
     for n in range(3, TOKEN_STATES + 1):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.acceptance.sources import Source, judged_by_depth
+from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
 from specsim.arrays import Ints
 from specsim.errors import InputError
@@ -33,12 +33,12 @@ class PerPosition:
 
     @classmethod
     def fit(cls, source: Source) -> PerPosition:
-        """The discrete hazards (`sources.judged_by_depth`), down to the deepest depth that was judged."""
-        accepted, judged = judged_by_depth(source)
-        seen = int(np.argmin(judged > 0)) if (judged <= 0).any() else len(judged)
+        """The discrete hazards (`sources.verified_by_depth`), down to the deepest depth that was verified."""
+        accepted, verified = verified_by_depth(source)
+        seen = int(np.argmin(verified > 0)) if (verified <= 0).any() else len(verified)
         if seen == 0:
             raise InputError("acceptance model per_position: nothing was drafted; give rounds that draft")
-        return cls(tuple((accepted[:seen] / judged[:seen]).tolist()))
+        return cls(tuple((accepted[:seen] / verified[:seen]).tolist()))
 
     def parameters(self) -> dict[str, Any]:
         return plain(self)

@@ -51,17 +51,17 @@ class Counters:
 Source = Trace | Rounds | Counters
 
 
-def judged_by_depth(source: Source) -> tuple[Floats, Floats]:
-    """Accepted and judged tokens per draft depth, float64 [D] each; their ratio is the discrete hazard estimate.
+def verified_by_depth(source: Source) -> tuple[Floats, Floats]:
+    """Accepted and verified tokens per draft depth, float64 [D] each; their ratio is the discrete hazard estimate.
 
-    A token is judged if everything drafted before it was accepted. A round that accepted all
+    A token is verified if everything drafted before it was accepted. A round that accepted all
     of its k tokens says nothing about depth k + 1 (right-censoring); this is the
-    Kaplan-Meier estimate of the match length's law, which is also the maximum-likelihood
+    Kaplan-Meier estimate of the match length's distribution, which is also the maximum-likelihood
     one, if what ends a draft does not depend on how it would have gone on.
 
     Of a dense trace the rounds of a drafter that always drafts D tokens are counted: were every
     position a start, easy stretches would count once per token. Counters do not tell which rounds
-    were judged: of those that accepted i - 1 tokens, the share that went on to draft an i-th is
+    were verified: of those that accepted i - 1 tokens, the share that went on to draft an i-th is
     taken to be that among all rounds that drafted i - 1.
     """
     if isinstance(source, Counters):

@@ -62,7 +62,7 @@ def fit(
     Example: specsim acceptance fit counters.json --model per_position --out model.json
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
-    from specsim.acceptance.sources import describe, judged_by_depth, read_source
+    from specsim.acceptance.sources import describe, read_source, verified_by_depth
     from specsim.errors import InputError
 
     if out.exists() and not overwrite:
@@ -73,11 +73,11 @@ def fit(
     if json:
         print_json(as_document(fitted, describe(data)))
         return
-    accepted, judged = judged_by_depth(data)
+    accepted, verified = verified_by_depth(data)
     rows = [
-        [str(i + 1), f"{judged[i]:,.0f}", f"{accepted[i]:,.0f}", f"{accepted[i] / judged[i]:.3f}"]
-        for i in range(len(judged))
-        if judged[i] > 0
+        [str(i + 1), f"{verified[i]:,.0f}", f"{accepted[i]:,.0f}", f"{accepted[i] / verified[i]:.3f}"]
+        for i in range(len(verified))
+        if verified[i] > 0
     ]
     where = " (rounds that draft the whole depth)" if describe(data)["source"] == "dense trace" else ""
     print_table(f"{source}{where}", ["draft depth", "verified", "accepted", "rate"], rows)

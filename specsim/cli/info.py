@@ -48,10 +48,12 @@ def setting_texts(field: dataclasses.Field[Any]) -> list[str]:
     meta, default = field.metadata, field.default
     low, high = f"{meta['low']:g}", f"{meta['high']:g}"
     shown, legal = str(default), f"{low} to {high}"
-    searched = f"{meta['tune'][0]:g} to {meta['tune'][1]:g}{', log' if meta['log'] else ''}" if meta["tune"] else "held"
+    searched = (
+        f"{meta['tune'][0]:g} to {meta['tune'][1]:g}{', log' if meta['log'] else ''}" if meta["tune"] else "fixed"
+    )
     if isinstance(default, (bool, str)):
         choices = meta["choices"] or ("true", "false")
-        shown, legal, searched = str(default).lower(), ", ".join(choices), "all" if meta["tune"] else "held"
+        shown, legal, searched = str(default).lower(), ", ".join(choices), "all" if meta["tune"] else "fixed"
     elif isinstance(default, tuple):
         shown = ",".join(f"{number:g}" for number in default) if len(default) <= 4 else f"{len(default)} numbers"
         legal, searched = f"numbers, {low} to {high}", "learned" if not meta["tune"] else searched

@@ -32,7 +32,7 @@ def leaderboard(
     batch: BatchOption = None,
     policy: Annotated[
         list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
-    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    ] = [],  # noqa: B006 (typer reads the default, it is never changed)
     policy_file: PolicyFileOption = [],  # noqa: B006
     max_draft_tokens: Annotated[
         str,

@@ -26,7 +26,7 @@ def replay(
     cost: CostOption,
     draft_cost: DraftCostOption = None,
     batch: BatchOption = None,
-    set_: SetOption = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    set_: SetOption = [],  # noqa: B006 (typer reads the default, it is never changed)
     tuning_share: Annotated[
         float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
     ] = 0.5,

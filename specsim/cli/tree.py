@@ -55,9 +55,9 @@ def search(
 ) -> None:
     """Find the sparse tree of most accepted tokens (MEDUSA, section 3.3.3).
 
-    An accuracy is the chance that the target's token at a depth is the drafter's candidate of a
+    An accuracy is the probability that the target's token at a depth is the drafter's candidate of a
     rank (top1 is rank 0), given that the tokens before it are right. Taken as independent, the
-    chance of a node is the product along its path, and a round emits 1 + their sum over the tree:
+    probability of a node is the product along its path, and a round emits 1 + their sum over the tree:
     the expected tokens. The tree found is the best of all trees of its size; the curve gives the
     best of each size. From a trace the accuracies are counted, and "measured" is what the tree
     really gets accepted there, in the mean over all positions: accuracies are seldom independent.
@@ -69,7 +69,7 @@ def search(
 
     from specsim.errors import InputError
     from specsim.static_tree import shape as tree_shapes
-    from specsim.static_tree.search import best_trees, most_nodes, node_chances
+    from specsim.static_tree.search import best_trees, most_nodes, node_accept_probs
 
     if figure is not None:
         from specsim.report.tree_figures import check_figure, write_search_figure
@@ -104,7 +104,7 @@ def search(
         }
         print_json(document)
         return
-    _print_tree(shape, node_chances(rates, shape))
+    _print_tree(shape, node_accept_probs(rates, shape))
     marked = sorted({*_powers(found.nodes), nodes})
     measured = {size: _measured(found.shape(size), trace) for size in marked} if trace is not None else {}
     rows = []
@@ -130,7 +130,7 @@ def best(
     """Find the static tree of most tokens per second on this hardware (Sequoia's idea).
 
     For every size and depth the tree of most expected tokens, its rounds priced: a draft pass per
-    level, dearer the more nodes it is over, verification of all nodes, policy and overhead. The
+    level, costlier the more nodes it is over, verification of all nodes, policy and overhead. The
     prediction takes accuracies as independent and learns and predicts on the same sequences;
     `specsim replay TRACE --policy optimal_tree` replays the tree exactly, on others than it
     learned from. "measured" is what the tree gets accepted in the trace, in the mean over all
@@ -141,7 +141,7 @@ def best(
     from specsim.replaying.table import cost_table
     from specsim.static_tree.optimal import optimal_trees, tree_round_cost
     from specsim.static_tree.rates import rates_of
-    from specsim.static_tree.search import node_chances
+    from specsim.static_tree.search import node_accept_probs
     from specsim.static_tree.shape import depths, to_paths
     from specsim.trace.files import read_trace
 
@@ -177,7 +177,7 @@ def best(
             }
         )
         return
-    _print_tree(fastest.shape, node_chances(rates, fastest.shape))
+    _print_tree(fastest.shape, node_accept_probs(rates, fastest.shape))
     wanted = {*_powers(max_nodes), fastest.nodes}
     rows = [["no tree", "", "1", "1", f"{1e3 * costs.autoregressive_s:.3f}", f"{autoregressive:.1f}", "1"]]
     for line in lines:
@@ -219,13 +219,13 @@ def _measured(shape: tuple[int, ...], trace: Trace) -> float:
     return 1 + float(accepted_tokens(shape, trace.true_rank).mean())
 
 
-def _print_tree(shape: tuple[int, ...], chances: Floats) -> None:
+def _print_tree(shape: tuple[int, ...], probs: Floats) -> None:
     """The tree, a line per node, and its choices in one line to copy."""
     from rich.console import Console
 
     from specsim.static_tree.shape import to_paths
 
-    Console().print(drawing(shape, [f"{chance:.4f}" for chance in chances]))
+    Console().print(drawing(shape, [f"{prob:.4f}" for prob in probs]))
     print(f"choices = {[list(path) for path in to_paths(shape)]}")
 
 

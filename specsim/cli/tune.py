@@ -43,7 +43,7 @@ def tune(
     cost: CostOption,
     draft_cost: DraftCostOption = None,
     batch: BatchOption = None,
-    set_: SetOption = [],  # noqa: B006 (typer reads the default, nobody changes it)
+    set_: SetOption = [],  # noqa: B006 (typer reads the default, it is never changed)
     search: Annotated[
         SearchKind | None,
         typer.Option(
@@ -82,11 +82,11 @@ def tune(
 ) -> None:
     """Find a policy's best settings on one part of the trace, report them on the other.
 
-    Settings given with --set are held fixed. Beside the result stand the autoregressive
+    Settings given with --set are not searched. Beside the result stand the autoregressive
     baseline, the policy's default settings, the best fixed K, and the runner-up of the search,
-    each with the difference in speedup, paired over sequences. A warning says where the data
-    cannot tell them from the tuned policy. Ctrl-C ends the search with the best so far; a second
-    one ends the command.
+    each with the difference in speedup, paired over sequences. A warning names those from which
+    the tuned policy does not differ significantly (95 %). Ctrl-C ends the search with the best
+    so far; a second one ends the command.
 
     Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
     """
@@ -129,7 +129,7 @@ def show_tuned(result: TuneResult, tuned_on: str, reported_on: str, *, json: boo
 
 
 def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> None:
-    """Print settings tuned on all sequences with the cross-validated estimate of what they are worth."""
+    """Print settings tuned on all sequences with the cross-validated estimate of what they gain."""
     if json:
         document = {
             **final.as_dict(),

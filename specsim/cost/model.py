@@ -39,7 +39,7 @@ class CostModel:
         raise NotImplementedError
 
     def policy_step(self) -> float:
-        """One decision whether to draft on."""
+        """One decision whether to continue drafting."""
         return 0.0
 
     def round_overhead(self) -> float:

@@ -1,8 +1,8 @@
 """The leaderboard: every policy tuned on one part of a trace, ranked on the other.
 
-Ranking is by the speedup replayed on the held-out sequences. Differences to the leader are
+Ranking is by the speedup replayed on the hold-out sequences. Differences to the leader are
 paired over sequences; the leader is picked on those same sequences, so that its own figure is
-a little flattered, and policies that the data cannot separate from it are marked.
+a little flattered, and policies that do not differ significantly (95 %) from it are marked.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ PARTS = ("draft", "policy", "verify", "other")
 
 @dataclass(frozen=True)
 class Row:
-    """One form of one policy on the held-out sequences.
+    """One form of one policy on the hold-out sequences.
 
     seeds : replays it was averaged over; 1 unless the policy draws
     lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all seeds together
     token_s : seconds per output token in draft, policy, verify, other
-    speculative_s : seconds per held-out sequence [S], mean of the seeds
+    speculative_s : seconds per hold-out sequence [S], mean of the seeds
     train_speedup : on the tuning sequences, whether it was tuned or not
     to_leader : the leader's speedup less this one's; None for the leader
     """
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def tied(self) -> bool:
-        """Whether the data cannot separate this row from the leader."""
+        """Whether this row does not differ significantly (95 %) from the leader."""
         return self.to_leader is not None and not self.to_leader.separated
 
     @property
@@ -104,8 +104,8 @@ class Row:
 class Board:
     """One trace at one maximal draft length.
 
-    tuning, holdout : sequences; output_tokens : of the held-out ones, together
-    baseline_s : seconds per held-out sequence [S]
+    tuning, holdout : sequences; output_tokens : of the hold-out ones, together
+    baseline_s : seconds per hold-out sequence [S]
     rows : best first; skipped : (policy, reason)
     """
 

@@ -1,4 +1,4 @@
-"""What each setting is worth: vary one over its search range, the others as they are tuned."""
+"""How much each setting matters: vary one over its search range, the others as they are tuned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.tuning.space import Axis, search_space
 
 POINTS = 25  # values of a setting that is a float
-MOST_WHOLE = 32  # whole numbers that are all tried
+MAX_WHOLE_VALUES = 32  # whole numbers that are all tried
 NEAR = 0.01  # speedups that differ by less are as good as equal
 
 
@@ -90,4 +90,4 @@ def sweep(
 
 def search_values(axis: Axis) -> list[Any]:
     """Values over the search range: all of a choice or a few whole numbers, else an even grid."""
-    return list(axis.values) if axis.values is not None and len(axis.values) <= MOST_WHOLE else axis.even(POINTS)
+    return list(axis.values) if axis.values is not None and len(axis.values) <= MAX_WHOLE_VALUES else axis.even(POINTS)

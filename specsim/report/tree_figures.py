@@ -31,7 +31,7 @@ from specsim.report.drawing import (
     styled,
 )
 from specsim.static_tree import shape as tree_shapes
-from specsim.static_tree.search import BestTrees, node_chances
+from specsim.static_tree.search import BestTrees, node_accept_probs
 from specsim.static_tree.shape import Shape
 
 FORMATS = (".png", ".svg")
@@ -55,7 +55,7 @@ def write_search_figure(path: Path, found: BestTrees, nodes: int) -> None:
     figure = Figure(figsize=(11.5, 9), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(1, 1.15))
     draw_sizes(above, found, nodes)
-    draw_tree(below, shape, node_chances(found.rates, shape))
+    draw_tree(below, shape, node_accept_probs(found.rates, shape))
     below.set_title(f"The sparse tree of {nodes} nodes; numbers are ranks, shades the chance of acceptance")
     _save(figure, path)
 

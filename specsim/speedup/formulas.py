@@ -57,7 +57,7 @@ def eq5_expected_extra_time_s(
 ) -> Floats:
     """s_d - p_j s_t: expected extra time of drafting step j (EDD + PCT Eq. 5).
 
-    The paper calls it a gain; a positive value is a loss, so draft on while it is negative.
+    The paper calls it a gain; a positive value is a loss, so continue drafting while it is negative.
     """
     return np.asarray(draft_s - np.multiply(path_accept_prob, target_s), dtype=np.float64)
 

@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def separated(self) -> bool:
-        """Whether the data tell the two apart: the interval of the difference leaves out 0."""
+        """Whether the two differ significantly (95 %): the interval of the difference leaves out 0."""
         return self.sequences > 1 and (self.difference.low > 0 or self.difference.high < 0)
 
     def as_dict(self) -> dict[str, object]:

@@ -131,9 +131,9 @@ def _search(  # type: ignore[no-untyped-def]
     found = np.zeros((nodes + 1, 2), dtype=np.int64)
     for depth in range(1, len(rates) + 1):
         for forks in range(least_forks, rates.shape[1] + 1):
-            worth, taken = grow(rates[:depth], forks, nodes)
+            value, taken = grow(rates[:depth], forks, nodes)
             for size in range(1, nodes + 1):
-                if worth[size] == -np.inf:
+                if value[size] == -np.inf:
                     continue
                 tokens, seconds = _price(
                     tree_of(taken, size),
@@ -157,20 +157,20 @@ def _price(  # type: ignore[no-untyped-def]
 ):
     """Tokens and seconds of a round with a tree, in the mean; children int64 [n + 1] in level order."""
     nodes = len(children) - 1
-    chance = np.ones(nodes + 1)
+    prob = np.ones(nodes + 1)
     seconds = verify_s[nodes + 1] + round_overhead_s
     tokens = unexpanded = 0.0
     first, end, depth = 0, 1, 0
     while True:
         child, expanded = end, 0
         for node in range(first, end):
-            tokens += chance[node]
+            tokens += prob[node]
             if children[node] > 0:
                 expanded += 1
             elif node > 0:
-                unexpanded += chance[node]
+                unexpanded += prob[node]
             for rank in range(children[node]):
-                chance[child] = chance[node] * rates[depth, rank]
+                prob[child] = prob[node] * rates[depth, rank]
                 child += 1
         if expanded == 0:
             break

@@ -1,10 +1,10 @@
 """The sparse tree that gets most tokens accepted with a given number of nodes (MEDUSA, section 3.3.3).
 
-Rates [K, R]: rates[k - 1, i] is the chance that the target's token at depth k is the drafter's
+Rates [K, R]: rates[k - 1, i] is the probability that the target's token at depth k is the drafter's
 candidate of rank i, given that the tokens before it are right. Taken as independent, a node's
-chance to be accepted is the product along its path, and a round with a tree emits in the mean
+probability of being accepted is the product along its path, and a round with a tree emits in the mean
 
-    expected tokens = 1 + sum over nodes of their chances
+    expected tokens = 1 + sum over nodes of their probabilities
 
 (errata E10: MEDUSA's sum leaves out the token that every round emits).
 
@@ -42,7 +42,7 @@ class BestTrees:
     def expected_tokens(self) -> Floats:
         """Mean tokens of a round with the best tree of n nodes [N + 1]; 1 without any."""
         if self._ordered:
-            return 1 + np.concatenate([[0.0], np.cumsum([chance for chance, _ in self._likeliest])])
+            return 1 + np.concatenate([[0.0], np.cumsum([prob for prob, _ in self._likeliest])])
         return 1 + self._grown[0]
 
     def shape(self, nodes: int) -> Shape:
@@ -57,23 +57,21 @@ class BestTrees:
 
     @cached_property
     def _likeliest(self) -> list[tuple[float, tree_shapes.Path]]:
-        """The N likeliest nodes and their chances, likeliest first, the shallower first among equals."""
+        """The N likeliest nodes and their probabilities, likeliest first, the shallower first among equals."""
         depth, ranks = self.rates.shape
-        chance_of: dict[tree_shapes.Path, float] = {(): 1.0}
+        prob_of: dict[tree_shapes.Path, float] = {(): 1.0}
         found: list[tuple[float, tree_shapes.Path]] = []
         first: tree_shapes.Path = (0,)
         heap = [(-float(self.rates[0, 0]), 1, first)]
         while heap and len(found) < self.nodes:
-            chance, level, path = heapq.heappop(heap)
-            chance_of[path] = -chance
-            found.append((-chance, path))
+            prob, level, path = heapq.heappop(heap)
+            prob_of[path] = -prob
+            found.append((-prob, path))
             if path[-1] + 1 < ranks:
                 younger = (*path[:-1], path[-1] + 1)
-                heapq.heappush(
-                    heap, (-chance_of[path[:-1]] * float(self.rates[level - 1, younger[-1]]), level, younger)
-                )
+                heapq.heappush(heap, (-prob_of[path[:-1]] * float(self.rates[level - 1, younger[-1]]), level, younger))
             if level < depth:
-                heapq.heappush(heap, (chance * float(self.rates[level, 0]), level + 1, (*path, 0)))
+                heapq.heappush(heap, (prob * float(self.rates[level, 0]), level + 1, (*path, 0)))
         return found
 
     @cached_property
@@ -95,30 +93,30 @@ def most_nodes(rates: Floats) -> int:
 
 def expected_tokens(rates: Floats, shape: Shape) -> float:
     """Mean tokens of a round with this tree, which has no more depths and ranks than the rates."""
-    return float(node_chances(rates, shape).sum())
+    return float(node_accept_probs(rates, shape).sum())
 
 
-def node_chances(rates: Floats, shape: Shape) -> Floats:
-    """Chance of every node to be accepted [n + 1]; the root's is 1."""
-    chances = np.ones(len(shape))
+def node_accept_probs(rates: Floats, shape: Shape) -> Floats:
+    """Probability of every node to be accepted [n + 1]; the root's is 1."""
+    probs = np.ones(len(shape))
     parents, depths, ranks = tree_shapes.parents(shape), tree_shapes.depths(shape), tree_shapes.ranks(shape)
     for node in range(1, len(shape)):
-        chances[node] = chances[parents[node]] * rates[depths[node] - 1, ranks[node]]
-    return chances
+        probs[node] = probs[parents[node]] * rates[depths[node] - 1, ranks[node]]
+    return probs
 
 
 @nb.njit(cache=True)
 def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
-    """The most that m nodes below the root are worth, by dynamic programming over size, rank and depth.
+    """The largest sum of probabilities of m nodes below the root, by dynamic programming over size, rank and depth.
 
     rates : float64 [K, R]; forks : only children of smaller rank have children themselves
-    Returns float64 [nodes + 1], the sum of chances (-inf: there is no such tree), and int64
+    Returns float64 [nodes + 1], the sum of probabilities (-inf: there is no such tree), and int64
     [K, R, nodes + 1]: of m nodes that the children of ranks k and above of a node at depth j have
     with all below them, those that child k takes. Among equals it takes fewest: shallow trees.
     """
     depth, ranks = rates.shape
     taken = np.zeros((depth, ranks, nodes + 1), dtype=np.int64)
-    below = np.full(nodes + 1, -np.inf)  # worth of m nodes below a node, given that it is right
+    below = np.full(nodes + 1, -np.inf)  # value of m nodes below a node, given that it is right
     below[0] = 0.0
     for j in range(depth - 1, -1, -1):
         rest = np.full(nodes + 1, -np.inf)  # the same of children of ranks k and above
@@ -130,9 +128,9 @@ def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
                 for s in range(1, (m if k < forks else 1) + 1):
                     if below[s - 1] == -np.inf or rest[m - s] == -np.inf:
                         continue
-                    worth = rates[j, k] * (1.0 + below[s - 1]) + rest[m - s]
-                    if worth > both[m]:
-                        both[m] = worth
+                    value = rates[j, k] * (1.0 + below[s - 1]) + rest[m - s]
+                    if value > both[m]:
+                        both[m] = value
                         taken[j, k, m] = s
             rest = both
         below = rest

@@ -235,8 +235,8 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
     proposed = trace.draft_token != NO_TOKEN
     if (proposed[:, 1:] & ~proposed[:, :-1]).any() or (trace.match_len > proposed.sum(axis=1)).any():
         raise InputError(f"{folder / STEPS}: draft_token has a gap, or match_len goes beyond it; record it again")
-    chance = trace.accept_prob
-    if chance is not None and not ((chance >= 0) & (chance <= 1)).all():
+    prob = trace.accept_prob
+    if prob is not None and not ((prob >= 0) & (prob <= 1)).all():
         raise InputError(f"{folder / STEPS}: accept_prob leaves [0, 1]; record it again")
 
 

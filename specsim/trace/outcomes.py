@@ -9,12 +9,12 @@ counter-based uniforms: the same for all policies, so that they can be compared 
 
 Within a round this is exact. From round to round it is approximate: a round of a accepted
 tokens moves on by a + 1 positions of the recorded output, while in a real run the accepted
-tokens and the replacement become the context, which the recorded one matches in law only on
+tokens and the replacement become the context, which the recorded one matches in distribution only on
 average. So it is at the end: a sequence always ends where the recorded one does, by its
 budget or at its end-of-text token (nothing beyond it is accepted, accept_prob is 0 there).
 
 The recorded drafts and match_len of such a trace are drawn together with the output
-(`realrun.proposals.rejection`), so `as_recorded` gives a trace whose replay follows a real run's law
+(`realrun.proposals.rejection`), so `as_recorded` gives a trace whose replay follows a real run's distribution
 exactly, from one outcome per position.
 """
 
@@ -67,8 +67,8 @@ def outcomes(trace: Trace, seed: int) -> Iterator[tuple[IntArray, int]]:
 def as_recorded(trace: Trace) -> Trace:
     """The trace without accept_prob: its replay takes the one outcome that was recorded.
 
-    Drafts, outcome and output follow the law of a real run together, so this replay is exact
-    in law, with the noise of one outcome. Other traces are returned as they are.
+    Drafts, outcome and output follow the distribution of a real run together, so this replay is exact
+    in distribution, with the noise of one outcome. Other traces are returned as they are.
     """
     return dataclasses.replace(trace, accept_prob=None) if trace.approximate else trace
 

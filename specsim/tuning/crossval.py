@@ -43,7 +43,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """What tuning this kind of policy on these data is worth, every sequence held out once.
+    """What tuning this kind of policy on these data gains, every sequence held out once.
 
     estimate : all folds together, each replayed with its own settings; its `policy` is the first fold's
     references : each fold's runner-up, defaults and best fixed K, all folds together

@@ -34,7 +34,7 @@ TOGETHER = 32  # configurations of one task
 BLOCK_ROWS = 1 << 14  # positions of one block; what a policy reads of them fits a core's second-level cache
 TASK_ROWS = 1 << 18  # sequences times configurations of one task, which bounds its counts to 16 MB
 BATCH = 256  # configurations between two reports of progress
-MOST_TRUNCATED = 0.02  # of a tree policy's rounds
+MAX_TRUNCATED_SHARE = 0.02  # of a tree policy's rounds
 
 
 class Evaluator:
@@ -114,7 +114,7 @@ class Evaluator:
         ]
         self._parallel(self._replay_all, tasks)
         every, truncated = rounds.sum(axis=1).T
-        result[truncated > MOST_TRUNCATED * every] = np.inf
+        result[truncated > MAX_TRUNCATED_SHARE * every] = np.inf
         return result
 
     def _compile(self, policy: Policy) -> None:

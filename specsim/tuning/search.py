@@ -19,7 +19,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Comparison, paired_difference
 from specsim.speedup.prediction import Prediction, oracle_seconds, oracle_width, summarise
-from specsim.tuning.evaluate import MOST_TRUNCATED, Evaluator, evaluate_many
+from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
 from specsim.tuning.grid import grid_search
 from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
@@ -37,7 +37,7 @@ CALLED = {RUNNER_UP: "the runner-up", DEFAULT: "the default settings", BEST_FIXE
 class SearchResult:
     """What a search ended with.
 
-    runner_up : the best that differs from the best by more than a shade; None if there is none
+    runner_up : the best that differs from the best clearly; None if there is none
     trials, refused : points tried, and those of them that trace or costs cannot serve
     work : positions replayed, as a share of all points on all sequences
     interrupted : the search was stopped; these are the best so far
@@ -72,7 +72,7 @@ class TuneResult:
 
     references : the runner-up of the search, the policy's defaults and the best fixed K, each
         chosen on the tuning part and compared on the other; without those that do not apply
-    warnings : what these data cannot tell, a sentence each
+    warnings : differences that are not significant on these data, a sentence each
     """
 
     best: Policy
@@ -88,7 +88,7 @@ class TuneResult:
 
     @property
     def runner_up(self) -> Policy | None:
-        """The second best of the search that differs from the best by more than a shade."""
+        """The second best of the search that differs from the best clearly."""
         return self.references[RUNNER_UP].prediction.policy if RUNNER_UP in self.references else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _conclude(evaluator: Evaluator, space: Space, done: SearchState, how: Search
         built(done.points[0])  # raises its reason, if it has one
         raise InputError(
             f"policy {evaluator.kind.name}: all {len(done.points)} points ask for more than the recorded trees hold in "
-            f"over {100 * MOST_TRUNCATED:.0f} % of the rounds; record with more `--tree-nodes`"
+            f"over {100 * MAX_TRUNCATED_SHARE:.0f} % of the rounds; record with more `--tree-nodes`"
         )
     best, *others = [done.points[i] for i in done.ranking]
     runner_up = next((point for point in others if space.apart(best, point)), None)

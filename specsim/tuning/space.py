@@ -1,4 +1,4 @@
-"""The search space of a policy: its settings with a search range that are not held at a value."""
+"""The search space of a policy: its settings with a search range that are not fixed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Axis:
         return list(dict.fromkeys(spread))
 
     def apart(self, a: Any, b: Any) -> bool:
-        """Whether two values differ by more than a shade."""
+        """Whether two values differ clearly."""
         if self.values is not None:
             return bool(a != b)
         if self.log:
@@ -109,12 +109,12 @@ class Space:
         return list({tuple(point.values()): point for point in reversed(found)}.values())[::-1][:points]
 
     def apart(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-        """Whether two points differ by more than a shade in some setting."""
+        """Whether two points differ clearly in some setting."""
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)
 
 
 def search_space(kind: type[Policy], held: Mapping[str, Any], depth: int) -> Space:
-    """What to search: settings with a `tune` range that are not held.
+    """What to search: settings with a `tune` range that are not fixed.
 
     A whole number that bounds the draft stays within `depth`, the recorded one in tokens.
     """

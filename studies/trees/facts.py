@@ -26,7 +26,7 @@ from specsim.report.tree_figures import dense_sizes
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.static_tree import shape as tree_shapes
 from specsim.static_tree.rates import rates_of
-from specsim.static_tree.search import best_trees, expected_tokens, node_chances
+from specsim.static_tree.search import best_trees, expected_tokens, node_accept_probs
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
@@ -252,7 +252,7 @@ def best_static(boards: Mapping[str, Document], train: Trace) -> dict[str, tuple
         row = tuned_best(board, STATIC)
         if row is not None:
             shape = tuple(policy_of(row).shape)  # type: ignore[attr-defined]
-            found[f"{cost}: {row['label']}, {len(shape) - 1} nodes"] = (shape, node_chances(rates, shape))
+            found[f"{cost}: {row['label']}, {len(shape) - 1} nodes"] = (shape, node_accept_probs(rates, shape))
     return found
 
 

@@ -15,7 +15,7 @@ from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.sources import Rounds, judged_by_depth, longest_rounds
+from specsim.acceptance.sources import Rounds, longest_rounds, verified_by_depth
 from specsim.acceptance.synthetic import AcceptanceModel, generate, geometric_entropy_nats
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
@@ -37,7 +37,7 @@ def test_iid_is_recovered_from_every_source(alpha: float) -> None:
     trace = generate(IID(alpha), 100, 400, 6, seed=1)
     rounds = fixed_k_rounds(trace, 5)
     for source in (trace, rounds, as_counters(rounds)):
-        judged = int((trace.draft_limit > 0).sum()) if isinstance(source, Trace) else judged_by_depth(source)[1].sum()
+        judged = int((trace.draft_limit > 0).sum()) if isinstance(source, Trace) else verified_by_depth(source)[1].sum()
         error = np.sqrt(alpha * (1 - alpha) / judged)
         assert IID.fit(source).alpha == pytest.approx(alpha, abs=4 * error)
 
@@ -46,7 +46,7 @@ def test_per_position_is_recovered_from_every_source() -> None:
     trace = generate(PerPosition(ALPHAS), 200, 400, 5, seed=2)
     rounds = fixed_k_rounds(trace, 5)
     for source in (trace, rounds, as_counters(rounds)):
-        judged = judged_by_depth(source)[1]
+        judged = verified_by_depth(source)[1]
         errors = np.sqrt(np.array(ALPHAS) * (1 - np.array(ALPHAS)) / judged)
         found = np.array(PerPosition.fit(source).alpha)
         assert (np.abs(found - ALPHAS) <= 4 * errors).all()
@@ -62,14 +62,14 @@ def test_the_naive_rate_is_biased_where_a_draft_censors_and_the_fit_is_not() -> 
     assert naive < alpha - 0.25
     # Taking a full acceptance for a rejection at k + 1 is wrong the same way.
     assert whole.accepted.sum() / (whole.accepted + 1).sum() < alpha - 0.03
-    error = np.sqrt(alpha * (1 - alpha) / judged_by_depth(whole)[1].sum())
+    error = np.sqrt(alpha * (1 - alpha) / verified_by_depth(whole)[1].sum())
     assert IID.fit(whole).alpha == pytest.approx(alpha, abs=4 * error)
 
 
 def test_drafts_of_several_lengths_are_read_as_censored() -> None:
     """Kaplan-Meier by hand: five rounds, of which (2, 2) and (0, 0) say nothing about what comes next."""
     rounds = Rounds(np.array([3, 2, 3, 1, 0]), np.array([3, 2, 1, 0, 0]))
-    accepted, judged = judged_by_depth(rounds)
+    accepted, judged = verified_by_depth(rounds)
     np.testing.assert_array_equal(judged, [4, 3, 1])
     np.testing.assert_array_equal(accepted, [3, 2, 1])
     assert PerPosition.fit(rounds).alpha == (0.75, 2 / 3, 1.0)

@@ -196,7 +196,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         Difficulty.fit(as_counters(rounds))
     with pytest.raises(InputError, match="wants 200 output tokens"):
         Difficulty.fit(small_trace())
-    with pytest.raises(InputError, match="wants 200 judged tokens"):
+    with pytest.raises(InputError, match="wants 200 verified tokens"):
         Difficulty.fit(rounds)
     with pytest.raises(InputError, match="needs the columns sequence_id and t"):
         Difficulty.fit(Rounds(rounds.drafted, rounds.accepted))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specsim.errors import InputError
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.rates import check_rates, rates_of, read_rates
-from specsim.static_tree.search import best_trees, expected_tokens, grow, most_nodes, node_chances, tree_of
+from specsim.static_tree.search import best_trees, expected_tokens, grow, most_nodes, node_accept_probs, tree_of
 from tests.support.reference import small_trace
 from tests.support.tree_cases import all_trees, drawn_trace, ranked_trace
 
@@ -92,7 +92,7 @@ def test_where_few_ranks_fork_the_others_are_leaves(rates: np.ndarray, forks: in
 
 def test_chances_are_products_along_the_path() -> None:
     rates = np.array([[0.5, 0.25], [0.5, 0.125]])
-    assert node_chances(rates, (2, 2, 0, 0, 0)).tolist() == [1, 0.5, 0.25, 0.25, 0.0625]
+    assert node_accept_probs(rates, (2, 2, 0, 0, 0)).tolist() == [1, 0.5, 0.25, 0.25, 0.0625]
 
 
 def test_each_of_256_nodes_adds_less_than_the_one_before() -> None:

@@ -24,7 +24,7 @@ from specsim.speedup.prediction import ladder, predict_policy
 from specsim.speedup.tree_oracle import tree_oracle_seconds
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.evaluate import MOST_TRUNCATED
+from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE
 from specsim.tuning.search import find_best, tune
 from specsim.tuning.settings import SearchSettings
 from specsim.tuning.space import search_space
@@ -130,7 +130,7 @@ def test_points_that_the_record_is_too_small_for_are_refused() -> None:
     found = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40, search="race"))
     assert 0 < found.refused < found.trials
     result = replay(small, found.best, cost_table(small, COST, found.best))
-    assert result.truncated is not None and result.truncated.sum() <= MOST_TRUNCATED * result.num_rounds.sum()
+    assert result.truncated is not None and result.truncated.sum() <= MAX_TRUNCATED_SHARE * result.num_rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
         find_best(
             POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(fixed={"nodes": 50, "depth": 6, "top_k": 10})
