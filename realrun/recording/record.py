@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,23 +31,24 @@ MAX_WIDTH = 256  # children recorded of a node
 class RecordSettings:
     """What to record. Lengths in tokens.
 
+    max_draft_tokens : longest draft recorded at every position
     tree_nodes : nodes of every position's tree, at most; 0 records no trees
     tree_width : children of a node that a tree may hold, at most
     """
 
-    depth: int = 16
+    max_draft_tokens: int = 16
     max_new_tokens: int = 128
     sampler: Sampler = Sampler()
     tree_nodes: int = 0
     tree_width: int = 10
 
     def __post_init__(self) -> None:
-        if not 1 <= self.depth <= 64:
-            raise InputError(f"depth={self.depth} is outside [1, 64]; choose a depth inside")
-        if self.tree_nodes and not self.depth <= self.tree_nodes <= MAX_NODES:
+        if not 1 <= self.max_draft_tokens <= 64:
+            raise InputError(f"max_draft_tokens={self.max_draft_tokens} is outside [1, 64]; choose a number inside")
+        if self.tree_nodes and not self.max_draft_tokens <= self.tree_nodes <= MAX_NODES:
             raise InputError(
-                f"tree_nodes={self.tree_nodes} is neither 0 nor in [{self.depth}, {MAX_NODES}], from the depth to "
-                "the most that a trace holds; choose a number inside, or 0 for no trees"
+                f"tree_nodes={self.tree_nodes} is neither 0 nor in [{self.max_draft_tokens}, {MAX_NODES}], from the "
+                "longest draft to the most that a trace holds; choose a number inside, or 0 for no trees"
             )
         if not 1 <= self.tree_width <= MAX_WIDTH:
             raise InputError(f"tree_width={self.tree_width} is outside [1, {MAX_WIDTH}]; choose a width inside")
@@ -104,13 +105,13 @@ def record(
         raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
     target, drafter = pair.make_drafter()
     decoder = Decoder(target, drafter, pair.eos_token_ids, settings.sampler)
-    settings = replace(settings, depth=min(settings.depth, pair.drafter.max_depth or settings.depth))
+    depth = min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens)
     recorder = pair.make_recorder(settings.sampler)
     room = min(target.max_positions, drafter.lm.max_positions)
-    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.depth
+    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + depth
     if longest > room:
         raise InputError(
-            f"longest prompt, output and depth make {longest} tokens, the models have {room} positions; shorten them"
+            f"longest prompt, output and draft make {longest} tokens, the models have {room} positions; shorten them"
         )
     predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
     outputs: list[Ints] = []
@@ -124,7 +125,7 @@ def record(
         if predictor is not None:
             scorer = predictor.after(pending_token_states(pair.target, prompt.tokens, decoded.tokens))
         columns.append(
-            recorder(prompt.tokens, decoded.tokens, settings.depth, settings.sampler, sequence, scorer, settings.tree)
+            recorder(prompt.tokens, decoded.tokens, depth, settings.sampler, sequence, scorer, settings.tree)
         )
         dense_s += decoder.clock() - generated
         generate_s += generated - start
@@ -144,7 +145,7 @@ def record(
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.sampler.as_dict(),
-        "depth": settings.depth,
+        "depth": depth,
         "tree": None if settings.tree is None else settings.tree._asdict(),
         "eos_token_id": list(pair.eos_token_ids),
         "max_new_tokens": settings.max_new_tokens,

@@ -46,7 +46,7 @@ def recorded_trace(
             "device": pair.device.type,
             "kernels": backend_for(pair.device),
             "decoding": settings.sampler.as_dict(),
-            "depth": min(settings.depth, pair.drafter.max_depth or settings.depth),
+            "depth": min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens),
             "tree": None if settings.tree is None else settings.tree._asdict(),
             "max_new_tokens": settings.max_new_tokens,
             "dtype": str(pair.dtype).removeprefix("torch."),

@@ -74,7 +74,7 @@ def validate(
     >>> from realrun.pairs.prompts import lab_prompts
     >>> from specsim.policy.registry import POLICIES
     >>> pair = realrun.load_pair(drafter="prompt-lookup", threads=1)
-    >>> record = realrun.RecordSettings(depth=2, max_new_tokens=8)
+    >>> record = realrun.RecordSettings(max_draft_tokens=2, max_new_tokens=8)
     >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2, repeats=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     out, prompts = Path(folder) / "validation", lab_prompts(pair.tokenizer, 4)
@@ -95,7 +95,7 @@ def validate(
     slices = ProfileSlices(
         pair,
         context_range(trace),
-        depth=settings.record.depth,
+        depth=settings.record.max_draft_tokens,
         sampler=settings.record.sampler,
         seed=settings.seed,
         tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,

@@ -137,6 +137,18 @@ def test_after_every_round_it_drafts_as_after_a_fresh_prefill(kind: str) -> None
                 assert own == pytest.approx(theirs, rel=1e-6, abs=1e-9)
 
 
+@kinds
+def test_rejection_sampling_is_recorded_or_refused_in_one_line(kind: str) -> None:
+    pair = PAIRS[kind]()
+    if kind not in ("self-sd", "edd", "eagle", "prompt-lookup"):
+        trace = record(pair, PROMPTS, RecordSettings(DEPTH, 6, Sampler("rejection", 0.8, seed=2)))
+        assert trace.approximate and (trace.accept_prob > 0).any()
+        return
+    with pytest.raises(InputError, match="in greedy and Gumbel mode only; choose one of them$") as caught:
+        pair.make_recorder(Sampler("rejection"))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_it_survives_its_file(kind: str, tmp_path: Path) -> None:
     """What the file held is what the drafter has, in the target's type, and the given target is as it was."""

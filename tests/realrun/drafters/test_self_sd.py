@@ -29,7 +29,6 @@ from realrun.proposals.trees import Trees, TreeSize
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
@@ -356,9 +355,3 @@ def test_a_round_starts_with_the_pending_token_alone_and_catching_up_costs_nothi
     drafter.lm.forward = lambda tokens: fed.append(len(tokens)) or forward(tokens)  # type: ignore[func-returns-value, method-assign]
     Decoder(target, drafter, (), Sampler()).decode([4, 5], 40, make_policy("fixed_k", {"k": 2}))
     assert set(fed) == {1}
-
-
-def test_rejection_sampling_is_refused_in_one_line() -> None:
-    with pytest.raises(InputError, match="greedy and Gumbel mode only") as caught:
-        pair_of().make_recorder(Sampler("rejection"))
-    assert "\n" not in str(caught.value)

@@ -168,13 +168,6 @@ def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: d
     assert len({r.accepted for run in runs for r in run.rounds}) > 1
 
 
-@kinds
-def test_recording_for_rejection_sampling_is_refused_in_one_line(kind: str) -> None:
-    with pytest.raises(InputError, match="greedy and Gumbel mode only; choose one of them$") as caught:
-        state_pair(kind).make_recorder(Sampler("rejection"))
-    assert "\n" not in str(caught.value)
-
-
 # --- What is left after a round, and what it costs ---------------------------------------------------
 
 

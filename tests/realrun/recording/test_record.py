@@ -165,14 +165,14 @@ def test_recording_twice_gives_the_same_trace() -> None:
 
 @pytest.mark.parametrize("depth", [0, -1, 65])
 def test_a_depth_out_of_range_is_refused(depth: int) -> None:
-    with pytest.raises(InputError, match=f"depth={depth}"):
-        RecordSettings(depth=depth)
+    with pytest.raises(InputError, match=f"max_draft_tokens={depth} is outside"):
+        RecordSettings(max_draft_tokens=depth)
 
 
 def test_a_context_that_exceeds_the_models_is_refused() -> None:
     prompts = [Prompt("all", [1] * 100)]
     with pytest.raises(InputError, match=r"161 tokens.*160 positions") as caught:
-        record(tiny_pair(), prompts, RecordSettings(depth=11, max_new_tokens=50))
+        record(tiny_pair(), prompts, RecordSettings(max_draft_tokens=11, max_new_tokens=50))
     assert "\n" not in str(caught.value)
-    trace = record(tiny_pair(), prompts, RecordSettings(depth=10, max_new_tokens=50))
+    trace = record(tiny_pair(), prompts, RecordSettings(max_draft_tokens=10, max_new_tokens=50))
     assert trace.output_tokens.tolist() == [50]

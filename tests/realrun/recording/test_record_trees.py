@@ -374,7 +374,7 @@ def test_trees_change_nothing_else_and_are_not_there_unless_asked_for() -> None:
 @pytest.mark.parametrize("nodes", [-1, 7, 1024])
 def test_a_number_of_nodes_out_of_range_is_refused(nodes: int) -> None:
     with pytest.raises(InputError, match=f"tree_nodes={nodes} is neither 0 nor in \\[8, 1023\\]"):
-        RecordSettings(depth=8, tree_nodes=nodes)
+        RecordSettings(max_draft_tokens=8, tree_nodes=nodes)
 
 
 @pytest.mark.parametrize("width", [0, 257])
