@@ -79,7 +79,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("interrupt_at", [1, 2, 5])
+@pytest.mark.parametrize("interrupt_at", [1, 5])
 def test_a_resumed_training_has_the_same_loss_curve(tmp_path: Path, interrupt_at: int) -> None:
     samples = joined(learnable(12, 40))
     whole = Trainer(samples, SETTINGS, tmp_path / "whole.safetensors", CPU)
