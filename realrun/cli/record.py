@@ -62,7 +62,7 @@ def record(
     """Record a dense trace: what the drafter would propose at every position of the target's output."""
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
-    from realrun.recording.record import RecordSettings, elapsed_ratio
+    from realrun.recording.record import RecordSettings, summary
     from realrun.recording.record import record as run_record
     from specsim.trace.files import check_free, write_trace
 
@@ -74,16 +74,7 @@ def record(
         chosen = load_prompts(pair, prompts, num_prompts)
         trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
     write_trace(trace, out, overwrite=overwrite)
-    document = {
-        "trace": str(out),
-        "sequences": trace.sequences,
-        "output_tokens": int(trace.output_tokens.sum()),
-        "mean_match_len": float(trace.match_len.mean()),
-        **({} if trace.tree is None else {"mean_tree_nodes": float(trace.tree.count.mean())}),
-        "first_token_accepted_share": trace.meta["first_token_accepted_share"],
-        "distinct_trigram_share": trace.meta["distinct_trigram_share"],
-        "time_over_generation": elapsed_ratio(trace),
-    }
+    document = {"trace": str(out), **summary(trace)}
     if json:
         print_json(document)
     else:

@@ -172,3 +172,16 @@ def elapsed_ratio(trace: Trace) -> float:
     """Seconds of decoding and dense recording over seconds of decoding alone."""
     seconds = trace.meta["record_seconds"]
     return float((seconds["generate"] + seconds["dense"]) / seconds["generate"])
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """What a recording gave: its size, how much of the drafts would be accepted, and what it took."""
+    return {
+        "sequences": trace.sequences,
+        "output_tokens": int(trace.output_tokens.sum()),
+        "mean_match_len": float(trace.match_len.mean()),
+        **({} if trace.tree is None else {"mean_tree_nodes": float(trace.tree.count.mean())}),
+        "first_token_accepted_share": trace.meta["first_token_accepted_share"],
+        "distinct_trigram_share": trace.meta["distinct_trigram_share"],
+        "time_over_generation": elapsed_ratio(trace),
+    }

@@ -10,8 +10,9 @@ from typing import Any
 
 from realrun.pairs.prompts import lab_prompts
 from specsim.cli.console import progress_bar
+from specsim.report.documents import VALIDATION_COLUMNS
 from specsim.report.markdown import markdown_table
-from specsim.speedup.intervals import interval_text
+from specsim.report.table import as_text
 from studies.common import Config, about_machine, claim, run_study, validation
 
 
@@ -19,17 +20,6 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
     """The study's report as Markdown."""
     lines = ["# Predicted against measured speedup on the lab", ""]
     for name, document in documents.items():
-        rows = [
-            [
-                row["label"],
-                row["role"],
-                interval_text(row["predicted"]),
-                interval_text(row["measured"]),
-                f"{row['error_percent']:+.1f}",
-                f"{row['rounds_identical_percent']:.2f}",
-            ]
-            for row in document["rows"]
-        ]
         lines += [
             f"## {name}",
             "",
@@ -38,7 +28,7 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
             f"{document['first_token_accepted_share']:.3f}, distinct trigrams "
             f"{document['distinct_trigram_share']:.3f}.",
             "",
-            *markdown_table(["policy", "settings", "predicted", "measured", "error %", "rounds identical %"], rows),
+            *markdown_table(*as_text(VALIDATION_COLUMNS, document["rows"])),
             f"Median absolute error {document['median_abs_error_percent']:.2f} %. The predicted best policy is "
             f"{document['best']['loss_percent']:.2f} % below the measured best.",
             "",
