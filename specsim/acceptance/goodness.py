@@ -14,7 +14,7 @@ from specsim.speedup.formulas import reliability
 from specsim.trace.trace import Trace
 
 LAGS = (1, 2, 4, 8, 16)
-MOST_CELLS = 20_000_000  # drafted tokens over all generated traces
+MAX_CELLS = 20_000_000  # drafted tokens over all generated traces
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def fit_report(
     sequences are read.
     """
     cells = np.cumsum(trace.output_tokens) * trace.depth * replicates
-    trace = trace.select(np.arange(max(1, int((cells <= MOST_CELLS).sum()))))
+    trace = trace.select(np.arange(max(1, int((cells <= MAX_CELLS).sum()))))
     observed = summary(trace)
     drawn = []
     for number in range(replicates):

@@ -100,7 +100,7 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Board:
     """One trace at one maximal draft length.
 
@@ -121,6 +121,9 @@ class Board:
     rows: list[Row]
     skipped: list[tuple[str, str]]
     sweeps: list[Sweep]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{row.label}: speedup {row.prediction.speedup}" for row in self.rows)
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per form of a policy, best first; speedups as ratios, lengths in tokens."""

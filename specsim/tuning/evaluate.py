@@ -91,7 +91,7 @@ class Evaluator:
         """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
 
         Infinite for a tree policy that asks for more than the recorded trees hold in a share of
-        its rounds above MOST_TRUNCATED: what such a replay costs is too little to be compared.
+        its rounds above MAX_TRUNCATED_SHARE: what such a replay costs is too little to be compared.
         Independent of threads and blocks, and equal to `replay`'s on the whole trace. A
         policy that carries its state starts anew at which[0].
         """

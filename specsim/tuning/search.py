@@ -66,7 +66,7 @@ class Reference:
         return {**self.prediction.as_dict(), "comparison": self.comparison.as_dict()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TuneResult:
     """The best settings found, with their prediction on both parts.
 
@@ -85,6 +85,10 @@ class TuneResult:
     interrupted: bool = False
     references: Mapping[str, Reference] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        tried = f"best of {self.trials} configurations ({self.search}), reported on sequences that did not tune:"
+        return "\n".join([tried, repr(self.holdout), *(f"warning: {text}" for text in self.warnings)])
 
     @property
     def runner_up(self) -> Policy | None:
@@ -238,8 +242,8 @@ def fixed_settings(kind: type[Policy], given: Mapping[str, Any], depth: int) -> 
 def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Policy | None:
     """The policy with what it has by default or learns, whole numbers within the space; None if refused."""
     whole = {axis.name: axis.default for axis in space.axes if isinstance(axis.values, range)}
-    usual = {field.name: field.default for field in dataclasses.fields(kind)}
-    policy = evaluator.build([{name: value for name, value in whole.items() if value != usual[name]}])[0]
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    policy = evaluator.build([{name: value for name, value in whole.items() if value != defaults[name]}])[0]
     return None if isinstance(policy, InputError) else policy
 
 

@@ -93,6 +93,7 @@ def test_tuning_takes_fixed_settings_and_reports_on_the_other_part() -> None:
     trace = stretchy_trace(12, 60)
     found = specsim.tune(trace, RampCost(), "adaedl", search="grid", trials=20, gamma=0.3)
     assert found.best.settings["gamma"] == 0.3
+    assert str(found.best) in repr(found) and all(warning in repr(found) for warning in found.warnings)
     assert found.holdout.output_tokens + found.train.output_tokens == len(trace.token)
 
 
@@ -100,6 +101,7 @@ def test_a_board_is_a_table_and_a_figure() -> None:
     board = specsim.leaderboard(stretchy_trace(12, 60), RampCost(), policies=["fixed_k", "p_min"], trials=6)
     frame = board.to_frame()
     assert frame["label"].tolist() == [row.label for row in board.rows]
+    assert [line.split(": speedup ")[0] for line in repr(board).splitlines()] == frame["label"].tolist()
     assert (np.diff(frame["speedup"]) <= 0).all()
     labels = [text.get_text() for text in board.plot().axes[0].get_yticklabels()]
     assert labels == frame["label"].tolist()
