@@ -108,25 +108,29 @@ def _bin_means(at: Ints, values: Floats, bins: int) -> Floats:
     return np.where(count > 0, np.bincount(at, values, bins) / np.maximum(count, 1), overall)
 
 
-def thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int, *, lookahead: bool) -> Floats:
+def thresholds(
+    chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int, *, lookahead: bool
+) -> Floats:
     """Path probabilities [max(max_tokens - 1, 1), B] from which drafting on pays, after each depth and signal."""
     if max_tokens == 1:
         return np.full((1, len(chain.accept)), NEVER)
     if lookahead:
-        return optimal_thresholds(chain, cost, value_s, max_tokens)[0]
-    return myopic_thresholds(chain, cost, value_s, max_tokens)
+        return optimal_thresholds(chain, cost, time_per_token_s, max_tokens)[0]
+    return myopic_thresholds(chain, cost, time_per_token_s, max_tokens)
 
 
-def myopic_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int) -> Floats:
+def myopic_thresholds(chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int) -> Floats:
     """Path probabilities [max_tokens - 1, B] from which one more token alone pays for itself.
 
     Draft on iff path x next_accept x value > draft step + policy step + longer verification.
     """
     margin_s = np.array([cost.margin_s(depth) + cost.policy_step_s for depth in range(1, max_tokens)])
-    return np.minimum(margin_s[:, None] / (value_s * chain.next_accept[None]), NEVER)
+    return np.minimum(margin_s[:, None] / (time_per_token_s * chain.next_accept[None]), NEVER)
 
 
-def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int) -> tuple[Floats, Floats]:
+def optimal_thresholds(
+    chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int
+) -> tuple[Floats, Floats]:
     """Path probabilities [max_tokens - 1, B] from which drafting on is best, looking ahead, and
     what a round is worth after its first token [B], in seconds, at this value of a token.
 
@@ -136,7 +140,14 @@ def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_
     margins_s = np.array([cost.margin_s(depth) for depth in range(1, max_tokens)])
     thresholds = np.full((max(max_tokens - 1, 0), len(chain.accept)), NEVER)
     gain_s = _backward(
-        chain.accept, chain.following, margins_s, value_s, cost.catch_up_s, cost.policy_step_s, PATH_POINTS, thresholds
+        chain.accept,
+        chain.following,
+        margins_s,
+        time_per_token_s,
+        cost.catch_up_s,
+        cost.policy_step_s,
+        PATH_POINTS,
+        thresholds,
     )
     reached = chain.accept * (PATH_POINTS - 1)
     low = np.minimum(reached.astype(int), PATH_POINTS - 2)
@@ -146,7 +157,7 @@ def optimal_thresholds(chain: SignalChain, cost: RoundCost, value_s: float, max_
 
 
 @nb.njit(cache=True)
-def _backward(accept, following, margins_s, value_s, catch_up_s, policy_step_s, points, thresholds):  # type: ignore[no-untyped-def]
+def _backward(accept, following, margins_s, time_per_token_s, catch_up_s, policy_step_s, points, thresholds):  # type: ignore[no-untyped-def]
     """Gain of drafting on over stopping, backward over the depth; returns it after the first token [B, points].
 
     catch_up_s is what a fully accepted draft costs the next round: its last token is not in the
@@ -169,7 +180,7 @@ def _backward(accept, following, margins_s, value_s, catch_up_s, policy_step_s, 
                     low = min(int(reached * (points - 1)), points - 2)
                     share = reached * (points - 1) - low
                     option_s = gain_s[c, low] + share * (gain_s[c, low + 1] - gain_s[c, low])
-                    on_s += following[b, c] * ((value_s - catch_up_s) * reached + option_s)
+                    on_s += following[b, c] * ((time_per_token_s - catch_up_s) * reached + option_s)
                 before_s[b, x] = max(on_s, 0.0)
                 if on_s >= 0.0 and not below:
                     threshold, least_s = path[x], on_s
@@ -182,12 +193,14 @@ def _backward(accept, following, margins_s, value_s, catch_up_s, policy_step_s, 
     return gain_s
 
 
-def round_surplus_s(chain: SignalChain, cost: RoundCost, value_s: float, max_tokens: int) -> float:
+def round_surplus_s(chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int) -> float:
     """Expected value x tokens - seconds of a round under the best stopping, at this value of a token."""
-    _, gain_s = optimal_thresholds(chain, cost, value_s, max_tokens)
+    _, gain_s = optimal_thresholds(chain, cost, time_per_token_s, max_tokens)
     asked_s = cost.policy_step_s if max_tokens > 1 else 0.0
     fixed_s = cost.draft_s[1] + cost.verify_s[2] + cost.round_overhead_s + asked_s
-    return float(chain.first @ ((value_s - cost.catch_up_s) * chain.accept + gain_s) + value_s - fixed_s)
+    return float(
+        chain.first @ ((time_per_token_s - cost.catch_up_s) * chain.accept + gain_s) + time_per_token_s - fixed_s
+    )
 
 
 def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_tokens: int) -> float:
@@ -203,5 +216,10 @@ def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_tokens: int)
     if not high > 0:
         raise InputError("the cost table says that a round takes no time; give costs above 0")
     return float(
-        brentq(lambda value_s: round_surplus_s(chain, cost, value_s, max_tokens), 0.0, 2 * high, xtol=1e-9 * high)
+        brentq(
+            lambda time_per_token_s: round_surplus_s(chain, cost, time_per_token_s, max_tokens),
+            0.0,
+            2 * high,
+            xtol=1e-9 * high,
+        )
     )

@@ -27,14 +27,14 @@ PASSES = 4  # of learning from the rounds of the last policy
 VALUE_STEPS = 3  # of the value of a token, in each pass
 
 
-def _limits(usual: HardwarePCT, train: Trace, table: CostTable) -> dict[str, int]:
-    """The usual width, depth and nodes, lowered to what the trace was recorded to and the costs cover."""
-    width = train.tree.width if train.tree else usual.width
-    covered = len(table.tree.verify_s) - 2 if table.tree else usual.max_nodes
+def _limits(defaults: HardwarePCT, train: Trace, table: CostTable) -> dict[str, int]:
+    """The default width, depth and nodes, lowered to what the trace was recorded to and the costs cover."""
+    width = train.tree.width if train.tree else defaults.width
+    covered = len(table.tree.verify_s) - 2 if table.tree else defaults.max_nodes
     return {
-        "width": min(usual.width, width),
-        "max_depth": min(usual.max_depth, train.depth),
-        "max_nodes": max(1, min(usual.max_nodes, covered)),
+        "width": min(defaults.width, width),
+        "max_depth": min(defaults.max_depth, train.depth),
+        "max_nodes": max(1, min(defaults.max_nodes, covered)),
     }
 
 
@@ -50,29 +50,29 @@ def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
     check_replayable(train, policy)
     method: Any = policy.calibration
     assert train.tree is not None
-    oracle_width = max(1, min(policy.max_nodes, int(1 / policy.least)))
+    oracle_width = max(1, min(policy.max_nodes, int(1 / policy.min_path_prob)))
     cost = mean_tree_cost(train, table, max_nodes=policy.max_nodes, max_expanded=oracle_width)
     marginal_s = IsotonicRegression().fit_transform(np.arange(policy.max_nodes), np.diff(cost.verify_s))
     candidate = dataclasses.replace(
         policy,
-        value_s=float(cost.verify_s[0] / 2),
+        time_per_token_s=float(cost.verify_s[0] / 2),
         verify_s=tuple(cost.verify_s.tolist()),
-        wider_s=(0.0, *cost.wider_s[1:].tolist()),
+        extra_nodes_s=(0.0, *cost.extra_nodes_s[1:].tolist()),
         gains=tuple(float(cost.verify_s[0]) * gain for gain in policy.gains),
-        least_gain_s=(0.0, *cost.pass_s[1 : policy.max_depth].tolist()) if policy.max_depth > 1 else (0.0,),
+        min_gain_s=(0.0, *cost.pass_s[1 : policy.max_depth].tolist()) if policy.max_depth > 1 else (0.0,),
     )
     best, least_s = candidate, math.inf
     last = replay(train, candidate, table, log=True)
     for _ in range(PASSES):
         assert last.rounds is not None
-        usual = float(last.accepted.sum() / last.num_rounds.sum())
-        rounds = rounds_of(train, last.rounds, usual)
+        mean_accepted = float(last.accepted.sum() / last.num_rounds.sum())
+        rounds = rounds_of(train, last.rounds, mean_accepted)
         model = with_ceiling(calibrate_tree(judged_nodes(train, rounds), method=method), train, rounds)
         values = model.values(train, rounds)
         for _ in range(VALUE_STEPS):
-            value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
+            time_per_token_s = float(last.speculative_s.sum() / last.output_tokens.sum())
             margin_s = float(marginal_s[np.minimum(last.rounds.verified, policy.max_nodes - 1)].mean())
-            candidate = _solve(candidate, train, rounds, model, values, cost, value_s, margin_s, usual)
+            candidate = _solve(candidate, train, rounds, model, values, cost, time_per_token_s, margin_s, mean_accepted)
             last = replay(train, candidate, table, log=True)
             if last.speculative_s.sum() < least_s:
                 best, least_s = candidate, float(last.speculative_s.sum())
@@ -86,12 +86,12 @@ def _solve(
     model: TreeCalibration,
     values: Floats,
     cost: TreeCost,
-    value_s: float,
+    time_per_token_s: float,
     margin_s: float,
-    usual: float,
+    mean_accepted: float,
 ) -> HardwarePCT:
     """The policy of this value of a token."""
-    from specsim.fitting.tree_stopping import children_gains, least_gains
+    from specsim.fitting.tree_stopping import children_gains, min_gains
 
     assert train.tree is not None
     edges, gains = children_gains(
@@ -100,38 +100,38 @@ def _solve(
         values,
         max_depth=policy.max_depth,
         width=policy.width,
-        least=policy.least,
-        value_s=value_s,
+        min_path_prob=policy.min_path_prob,
+        time_per_token_s=time_per_token_s,
         margin_s=margin_s,
     )
     shape = (len(rounds.rows), policy.max_depth)
-    foretold_s, wide_s, worth_s = np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
+    predicted_gain_s, extra_s, best_value_s = np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
     levels(
         rounds.rows,
         train.tree.first_child,
         values,
         policy.width,
-        policy.least,
-        value_s,
+        policy.min_path_prob,
+        time_per_token_s,
         cost.verify_s,
-        cost.wider_s,
+        cost.extra_nodes_s,
         edges,
         gains.ravel(),
-        foretold_s,
-        wide_s,
-        worth_s,
+        predicted_gain_s,
+        extra_s,
+        best_value_s,
     )
     return dataclasses.replace(
         policy,
-        value_s=value_s,
+        time_per_token_s=time_per_token_s,
         weights=tuple(model.weights.tolist()),
         chances=tuple(model.chances.tolist()),
         scale=model.scale,
         power=model.power,
-        usual=usual,
+        mean_accepted=mean_accepted,
         edges=tuple(edges.tolist()),
         gains=tuple(gains.ravel().tolist()),
-        least_gain_s=tuple(least_gains(foretold_s, wide_s, worth_s, cost)[: policy.max_depth].tolist()),
+        min_gain_s=tuple(min_gains(predicted_gain_s, extra_s, best_value_s, cost)[: policy.max_depth].tolist()),
     )
 
 

@@ -54,13 +54,13 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
         next_model = calibrate(told, right, **how) if len(right) and not policy.lookahead else None
         chain = fit_chain(tokens, model, edges, next_model)
         for _ in range(VALUE_STEPS):
-            value_s = float(last.speculative_s.sum() / last.output_tokens.sum())
+            time_per_token_s = float(last.speculative_s.sum() / last.output_tokens.sum())
             limits = thresholds(
-                chain, cost, policy.value_scale * value_s, policy.max_draft_tokens, lookahead=policy.lookahead
+                chain, cost, policy.value_scale * time_per_token_s, policy.max_draft_tokens, lookahead=policy.lookahead
             )
             candidate = dataclasses.replace(
                 policy,
-                value_s=value_s,
+                time_per_token_s=time_per_token_s,
                 weights=tuple(model.weights.tolist()),
                 knots=tuple(model.knots.tolist()),
                 probs=tuple(model.probs.tolist()),

@@ -43,11 +43,11 @@ class Rounds:
     recent: Floats
 
 
-def rounds_of(trace: Trace, log: RoundLog | None = None, usual: float = 0.0) -> Rounds:
-    """The rounds of a tree policy's replay, or rounds from every position, with `recent` as usual."""
+def rounds_of(trace: Trace, log: RoundLog | None = None, mean_accepted: float = 0.0) -> Rounds:
+    """The rounds of a tree policy's replay, or rounds from every position, with `recent` as mean_accepted."""
     if log is None:
-        return Rounds(np.arange(len(trace.token)), np.full(len(trace.token), usual))
-    return Rounds(trace.offsets[log.sequence] + log.t, recents_before(log.arrays, usual))
+        return Rounds(np.arange(len(trace.token)), np.full(len(trace.token), mean_accepted))
+    return Rounds(trace.offsets[log.sequence] + log.t, recents_before(log.arrays, mean_accepted))
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ class TreeCost:
     """Seconds of a round's parts at an average context.
 
     pass_s [D] : a draft pass that expands one node of depth d = 0 .. D - 1
-    wider_s [E + 1] : what it takes more over e nodes
+    extra_nodes_s [E + 1] : what it takes more over e nodes
     verify_s [n + 1] : a pass over n nodes beside the pending token
     """
 
     pass_s: Floats
-    wider_s: Floats
+    extra_nodes_s: Floats
     verify_s: Floats
     policy_step_s: float
 
@@ -54,7 +54,7 @@ def mean_tree_cost(trace: Trace, table: CostTable, *, max_nodes: int, max_expand
     share = context_share(trace, table)
     return TreeCost(
         pass_s=np.diff(table.draft_s @ share),
-        wider_s=np.nan_to_num(table.tree.wider_s[: max_expanded + 1]) @ share,
+        extra_nodes_s=np.nan_to_num(table.tree.wider_s[: max_expanded + 1]) @ share,
         verify_s=table.tree.verify_s[1 : max_nodes + 2] @ share,
         policy_step_s=table.tree.policy_step_s,
     )
@@ -67,16 +67,16 @@ def children_gains(
     *,
     max_depth: int,
     width: int,
-    least: float,
-    value_s: float,
+    min_path_prob: float,
+    time_per_token_s: float,
     margin_s: float,
 ) -> tuple[Floats, Floats]:
     """Edges between own chances and gains [bins, KNOTS] in seconds per path probability, rising with it (isotonic)."""
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
     assert trace.tree is not None
-    at, own, worth = worth_of_children(
-        rounds.rows, trace.tree.first_child, values, max_depth, width, least, value_s, margin_s
+    at, own, worth = value_of_children(
+        rounds.rows, trace.tree.first_child, values, max_depth, width, min_path_prob, time_per_token_s, margin_s
     )
     edges = np.unique(np.quantile(own, np.linspace(0, 1, BINS + 1)[1:-1])) if len(own) else np.array([0.5])
     knots = np.linspace(LOWEST, 0.0, KNOTS)
@@ -89,36 +89,36 @@ def children_gains(
     return edges, gains
 
 
-def least_gains(foretold_s: Floats, wide_s: Floats, worth_s: Floats, cost: TreeCost) -> Floats:
+def min_gains(predicted_gain_s: Floats, extra_s: Floats, best_value_s: Floats, cost: TreeCost) -> Floats:
     """What a level's children must at least be expected to be worth for the pass to pay, per depth [D], in seconds.
 
     The arrays are those of `levels`.
     """
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
-    depths = foretold_s.shape[1]
+    depths = predicted_gain_s.shape[1]
     limits = np.full(depths, NEVER)
-    ahead_s = worth_s[:, depths]
+    ahead_s = best_value_s[:, depths]
     for d in range(depths - 1, -1, -1):
         asked_s = cost.policy_step_s if d + 1 < depths else 0.0
-        on_s = ahead_s - cost.pass_s[d] - wide_s[:, d] - asked_s
+        on_s = ahead_s - cost.pass_s[d] - extra_s[:, d] - asked_s
         if d == 0:
-            limits[0] = 0.0 if on_s.mean() > worth_s[:, 0].mean() else NEVER
+            limits[0] = 0.0 if on_s.mean() > best_value_s[:, 0].mean() else NEVER
             break
-        open_rounds = foretold_s[:, d] > 0.0
+        open_rounds = predicted_gain_s[:, d] > 0.0
         if open_rounds.any():
-            x, y = foretold_s[open_rounds, d], (on_s - worth_s[:, d])[open_rounds]
+            x, y = predicted_gain_s[open_rounds, d], (on_s - best_value_s[:, d])[open_rounds]
             fit = IsotonicRegression().fit(x, y)
             paying = fit.y_thresholds_ > 0.0
             if paying.any():
                 first = int(paying.argmax())
                 limits[d] = fit.X_thresholds_[first - 1 : first + 1].mean() if first else 0.0
-        ahead_s = np.where(open_rounds & (foretold_s[:, d] >= limits[d]), on_s, worth_s[:, d])
+        ahead_s = np.where(open_rounds & (predicted_gain_s[:, d] >= limits[d]), on_s, best_value_s[:, d])
     return limits
 
 
 @nb.njit(cache=True)
-def worth_of_children(rows, first_child, values, depths, width, least, value_s, margin_s):  # type: ignore[no-untyped-def]
+def value_of_children(rows, first_child, values, depths, width, min_path_prob, time_per_token_s, margin_s):  # type: ignore[no-untyped-def]
     """What a node's children would be worth, of every recorded node that might be expanded.
 
     Returns log path probability, own chance, and sum over the children of (value x path
@@ -135,12 +135,12 @@ def worth_of_children(rows, first_child, values, depths, width, least, value_s, 
                 for child in range(begin, end):
                     level[child], parent[child] = level[node] + 1, node
                 path = values[r, node]
-                if node == 0 or path < least or level[node] >= depths:
+                if node == 0 or path < min_path_prob or level[node] >= depths:
                     continue
                 if filling:
                     total = 0.0
                     for child in range(begin, min(end, begin + width)):
-                        total += max(value_s * values[r, child] - margin_s, 0.0)
+                        total += max(time_per_token_s * values[r, child] - margin_s, 0.0)
                     at[n], own[n], worth[n] = math.log(path), path / values[r, parent[node]], total / path
                 n += 1
     return at, own, worth
@@ -152,24 +152,24 @@ def levels(  # type: ignore[no-untyped-def]
     first_child,
     values,
     width,
-    least,
-    value_s,
+    min_path_prob,
+    time_per_token_s,
     verify_s,
-    wider_s,
+    extra_nodes_s,
     edges,
     gains,
-    foretold_s,
-    wide_s,
-    worth_s,
+    predicted_gain_s,
+    extra_s,
+    best_value_s,
 ):
     """Every round's tree grown as far as recorded, level by level.
 
-    Fills, per round and depth d = 0 .. D: foretold_s [R, D] what the children of the nodes of depth d
-    are expected to be worth, net of a wider pass; wide_s [R, D] that pass's seconds beyond one over
-    a single node; worth_s [R, D + 1] what verifying the best of the nodes up to depth d is worth.
+    Fills, per round and depth d = 0 .. D: predicted_gain_s [R, D] what the children of the nodes of depth d
+    are expected to be worth, net of a wider pass; extra_s [R, D] that pass's seconds beyond one over
+    a single node; best_value_s [R, D + 1] what verifying the best of the nodes up to depth d is worth.
     """
     nodes = values.shape[1]
-    depths = foretold_s.shape[1]
+    depths = predicted_gain_s.shape[1]
     parent = np.zeros(nodes, np.int64)
     here, likely = np.zeros(nodes), np.zeros(nodes)
     for r in range(len(rows)):
@@ -179,19 +179,19 @@ def levels(  # type: ignore[no-untyped-def]
             begun = 0
             for node in range(first, end):
                 drafted = node - np.int64(first_child[row, parent[node]]) < width
-                if node > 0 and drafted and values[r, parent[node]] >= least:
+                if node > 0 and drafted and values[r, parent[node]] >= min_path_prob:
                     likely[count] = values[r, node]
                     count += 1
-                if node == 0 or d == depths or not drafted or values[r, node] < least:
+                if node == 0 or d == depths or not drafted or values[r, node] < min_path_prob:
                     continue
                 here[begun] = gain_s(values[r, node], values[r, node] / values[r, parent[node]], edges, gains)
                 begun += 1
-            worth_s[r, d] = best_kept(np.sort(likely[:count])[::-1], value_s, verify_s)[1]
+            best_value_s[r, d] = best_kept(np.sort(likely[:count])[::-1], time_per_token_s, verify_s)[1]
             if d == depths:
                 break
-            expanded, total = best_expanded(np.sort(here[:begun])[::-1], wider_s)
-            foretold_s[r, d] = total
-            wide_s[r, d] = wider_s[expanded] if expanded > 0 else 0.0
+            expanded, total = best_expanded(np.sort(here[:begun])[::-1], extra_nodes_s)
+            predicted_gain_s[r, d] = total
+            extra_s[r, d] = extra_nodes_s[expanded] if expanded > 0 else 0.0
             last = end
             for node in range(first, last):
                 for child in range(np.int64(first_child[row, node]), np.int64(first_child[row, node + 1])):

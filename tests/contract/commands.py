@@ -146,7 +146,7 @@ POLICIES: dict[str, str] = {
     "cape": "depth=4",
     "eagle2": "nodes=20 depth=5 top_k=6",
     "pct": "leaf_threshold=0.05",
-    "hardware_pct": "least=0.02",
+    "hardware_pct": "min_path_prob=0.02",
     "beta_ts_tree": "beam=2 width=3 nodes=12",
 }
 LEARNED_BY_REGRESSION = ("renewal_stop", "hardware_pct")

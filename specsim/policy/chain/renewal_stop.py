@@ -65,7 +65,7 @@ class RenewalStop(ChainPolicy):
     signal: str = setting("all", tune=(0, 3), choices=SIGNALS, doc="what acceptance is told from")
     calibration: str = setting("isotonic", choices=("platt", "isotonic"), doc="how the probability is fitted")
     value_scale: float = setting(1.0, 0.1, 10.0, log=True, doc="factor on the value of a token")
-    value_s: float = setting(0.0, 0.0, 1e6, doc="learned: value of a token in seconds, the time per token")
+    time_per_token_s: float = setting(0.0, 0.0, 1e6, doc="learned: value of a token in seconds, the time per token")
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
     weights: tuple[float, ...] = setting(ROUGH_WEIGHTS, -1e9, 1e9, doc="learned: score of a token")
     knots: tuple[float, ...] = setting(ODDS_KNOTS, -1e9, 1e9, doc="learned: scores at which `probs` are given")

@@ -57,7 +57,7 @@ def chance(shared, weights, chances, prob, rank):  # type: ignore[no-untyped-def
 
 
 @nb.njit
-def least_prob(shared, weights, chances, rank, wanted):  # type: ignore[no-untyped-def]
+def min_draft_prob(shared, weights, chances, rank, wanted):  # type: ignore[no-untyped-def]
     """Draft probability from which a node of this rank, or a later one, can have a `wanted` chance; above 1: never.
 
     The other way round of `chance`, which rises with the draft probability.

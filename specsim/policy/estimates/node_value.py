@@ -29,7 +29,7 @@ def gain_s(path, own, edges, gains):  # type: ignore[no-untyped-def]
 
 
 @nb.njit
-def worthless(gains):  # type: ignore[no-untyped-def]
+def min_useful_path_prob(gains):  # type: ignore[no-untyped-def]
     """The path probability up to which no node's children are worth anything."""
     rows = len(gains) // KNOTS
     for knot in range(KNOTS):
@@ -40,35 +40,35 @@ def worthless(gains):  # type: ignore[no-untyped-def]
 
 
 @nb.njit
-def best_expanded(gains, wider_s):  # type: ignore[no-untyped-def]
+def best_expanded(gains, extra_nodes_s):  # type: ignore[no-untyped-def]
     """How many of the nodes of these gains, the largest first, a draft pass best expands; and what that gains.
 
     Net of the pass being wider than over one node.
     """
     best, best_s, total = 0, 0.0, 0.0
-    for e in range(1, min(len(gains), len(wider_s) - 1) + 1):
+    for e in range(1, min(len(gains), len(extra_nodes_s) - 1) + 1):
         total += gains[e - 1]
-        if total - wider_s[e] > best_s:
-            best, best_s = e, total - wider_s[e]
+        if total - extra_nodes_s[e] > best_s:
+            best, best_s = e, total - extra_nodes_s[e]
     return best, best_s
 
 
 @nb.njit
-def best_kept(values, value_s, verify_s):  # type: ignore[no-untyped-def]
+def best_kept(values, time_per_token_s, verify_s):  # type: ignore[no-untyped-def]
     """How many nodes of these path probabilities, the largest first, are best verified; and what that is worth.
 
     In seconds, those of the pass taken off. verify_s[n]: a pass over n nodes beside the pending token
     """
     best, best_s, total = 0, -verify_s[0], 0.0
     for n in range(1, min(len(values), len(verify_s) - 1) + 1):
-        total += value_s * values[n - 1]
+        total += time_per_token_s * values[n - 1]
         if total - verify_s[n] > best_s:
             best, best_s = n, total - verify_s[n]
     return best, best_s
 
 
 @nb.njit
-def harmless(values, kept, value_s, verify_s):  # type: ignore[no-untyped-def]
+def irrelevance_bound(values, kept, time_per_token_s, verify_s):  # type: ignore[no-untyped-def]
     """A path probability such that any number of further nodes below it would leave `kept` best, after `best_kept`."""
     high = values[kept - 1] if kept > 0 else 1.0
     if kept == len(verify_s) - 1:
@@ -77,7 +77,7 @@ def harmless(values, kept, value_s, verify_s):  # type: ignore[no-untyped-def]
     for _ in range(30):
         middle, fits, total = 0.5 * (low + high), True, 0.0
         for n in range(kept + 1, len(verify_s)):
-            total += value_s * max(middle, values[n - 1] if n <= len(values) else 0.0)
+            total += time_per_token_s * max(middle, values[n - 1] if n <= len(values) else 0.0)
             if total > verify_s[n] - verify_s[kept]:
                 fits = False
                 break

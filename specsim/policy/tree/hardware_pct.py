@@ -10,8 +10,23 @@ import numpy as np
 
 from specsim.errors import InputError
 from specsim.policy.base import Variant, setting
-from specsim.policy.estimates.node_probability import FEATURES, chance, least_prob, recent_after, shared_score, value
-from specsim.policy.estimates.node_value import KNOTS, NEVER, best_expanded, best_kept, gain_s, harmless, worthless
+from specsim.policy.estimates.node_probability import (
+    FEATURES,
+    chance,
+    min_draft_prob,
+    recent_after,
+    shared_score,
+    value,
+)
+from specsim.policy.estimates.node_value import (
+    KNOTS,
+    NEVER,
+    best_expanded,
+    best_kept,
+    gain_s,
+    irrelevance_bound,
+    min_useful_path_prob,
+)
 from specsim.policy.tree.base import UNKNOWN, TreePolicy
 from specsim.policy.tree.expansion import nth_best
 
@@ -21,7 +36,7 @@ MARGIN = 1.0 - 1e-6  # on the floor, for rounding
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
-    return (params.usual, 0.0)  # running mean of accepted tokens, nodes whose value is set
+    return (params.mean_accepted, 0.0)  # running mean of accepted tokens, nodes whose value is set
 
 
 @nb.njit
@@ -46,8 +61,8 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
     valued = (state[0], 0.0 if first == 0 else state[1])
     set_values(valued, params, tree, end)
     done = (state[0], float(end))
-    least, width = params.least, int(params.width)
-    limits = params.least_gain_s
+    min_path_prob, width = params.min_path_prob, int(params.width)
+    limits = params.min_gain_s
     limit = limits[min(tree.depth[first], len(limits) - 1)]
     if first == 0:
         if limit < NEVER:
@@ -55,19 +70,19 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
         return done
     count = 0
     for i in range(first, end):
-        count += tree.value[i] >= least
+        count += tree.value[i] >= min_path_prob
     if count == 0:
         return done
     nodes, gains = np.empty(count, np.int64), np.empty(count)
     count = 0
     for i in range(first, end):
-        if tree.value[i] >= least:
+        if tree.value[i] >= min_path_prob:
             nodes[count] = i
             own = tree.value[i] / tree.value[tree.parent[i]]
             gains[count] = gain_s(tree.value[i], own, params.edges, params.gains)
             count += 1
     order = np.argsort(-gains, kind="mergesort")
-    expanded, total = best_expanded(gains[order], params.wider_s)
+    expanded, total = best_expanded(gains[order], params.extra_nodes_s)
     if expanded > 0 and total >= limit:
         for i in range(expanded):
             widths[nodes[order[i]]] = width
@@ -77,7 +92,7 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     set_values(state, params, tree, count)
-    value_s, most = params.value_s, int(params.max_nodes)
+    time_per_token_s, most = params.time_per_token_s, int(params.max_nodes)
     verify_s = params.verify_s[: most + 1]
     least = nth_best(tree.value, 1, count, most, np.empty(most))
     likely = np.empty(count)
@@ -88,7 +103,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
             n += 1
         unknown |= tree.value[i] < 0.0
     values = np.sort(likely[:n])[::-1][:most]
-    kept, _ = best_kept(values, value_s, verify_s)
+    kept, _ = best_kept(values, time_per_token_s, verify_s)
     if kept > 0:
         lowest, ties = values[kept - 1], kept
         for i in range(1, count):
@@ -102,7 +117,10 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     if not unknown:
         return np.inf
     # Neither expanded, nor kept, nor in the way of others.
-    small = min(max(params.least, worthless(params.gains)), harmless(values, kept, value_s, verify_s))
+    small = min(
+        max(params.min_path_prob, min_useful_path_prob(params.gains)),
+        irrelevance_bound(values, kept, time_per_token_s, verify_s),
+    )
     return MARGIN * least_unknown_path(state, params, tree, count, small)
 
 
@@ -121,7 +139,7 @@ def least_unknown_path(state, params, tree, count, small):  # type: ignore[no-un
         if first and tree.path[parent] >= 0.0 and tree.value[parent] >= small:
             path = np.float64(tree.path[parent])
             shared = shared_score(weights, tree.depth[i], path, state[0])
-            prob = least_prob(shared, weights, chances, tree.rank[i], small / tree.value[parent])
+            prob = min_draft_prob(shared, weights, chances, tree.rank[i], small / tree.value[parent])
             if prob <= 1.0:
                 least = min(least, prob * path)
     return max(least, ceiling)
@@ -153,18 +171,20 @@ class HardwarePCT(TreePolicy):
     width: int = setting(8, 1, 32, doc="children of an expanded node")
     max_depth: int = setting(10, 1, 64, bounds="depth", doc="most levels of the tree")
     max_nodes: int = setting(64, 1, 255, doc="most nodes verified in a round")
-    least: float = setting(0.01, 0.001, 1.0, log=True, doc="path probability below which no node is expanded")
+    min_path_prob: float = setting(0.01, 0.001, 1.0, log=True, doc="path probability below which no node is expanded")
     calibration: str = setting("platt", choices=("platt", "isotonic"), doc="how chances are fitted")
-    value_s: float = setting(0.4, 0.0, 1e6, doc="learned: value of a token in seconds, the time per token")
+    time_per_token_s: float = setting(0.4, 0.0, 1e6, doc="learned: value of a token in seconds, the time per token")
     weights: tuple[float, ...] = setting((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), -1e9, 1e9, doc="learned: score of a node")
     chances: tuple[float, ...] = setting(ODDS_CHANCES, 0.0, 1.0, doc="learned: chance of a node, at even scores")
     scale: float = setting(1.0, 1e-9, 1e9, doc="learned: ceiling of a path probability, scale x draft path ^ power")
     power: float = setting(1.0, 1e-3, 1.0, doc="learned: see scale")
-    usual: float = setting(2.0, 0.0, 1e6, doc="learned: accepted tokens of a round, where a sequence starts")
+    mean_accepted: float = setting(2.0, 0.0, 1e6, doc="learned: accepted tokens of a round, where a sequence starts")
     edges: tuple[float, ...] = setting((0.5,), 0.0, 1.0, doc="learned: own chances between rows of gains")
     gains: tuple[float, ...] = setting((0.3,) * 2 * KNOTS, 0.0, 1e6, doc="learned: worth of a node's children")
-    least_gain_s: tuple[float, ...] = setting((0.0, 0.05), 0.0, NEVER, doc="learned: least gain of a pass, per depth")
-    wider_s: tuple[float, ...] = setting((0.0,) * 33, -1e6, 1e6, doc="learned: a draft pass over more nodes than one")
+    min_gain_s: tuple[float, ...] = setting((0.0, 0.05), 0.0, NEVER, doc="learned: least gain of a pass, per depth")
+    extra_nodes_s: tuple[float, ...] = setting(
+        (0.0,) * 33, -1e6, 1e6, doc="learned: a draft pass over more nodes than one"
+    )
     verify_s: tuple[float, ...] = setting(
         tuple(1 + n / 200 for n in range(256)), 0.0, 1e6, doc="learned: a pass over more nodes than the pending token"
     )
@@ -185,7 +205,7 @@ class HardwarePCT(TreePolicy):
             ("edges", list(self.edges) == sorted(set(self.edges)), "increasing numbers"),
             ("gains", len(self.gains) == (len(self.edges) + 1) * KNOTS, f"{KNOTS} numbers per range of own chances"),
             ("verify_s", len(self.verify_s) > self.max_nodes, "one number more than max_nodes"),
-            ("wider_s", len(self.wider_s) > 1, "at least two numbers"),
+            ("extra_nodes_s", len(self.extra_nodes_s) > 1, "at least two numbers"),
         ):
             if not ok:
                 raise InputError(f"policy {self.name}: {name} has to hold {wanted}; fit the policy again")
@@ -196,7 +216,7 @@ class HardwarePCT(TreePolicy):
 
     @property
     def max_expanded(self) -> int:
-        return len(self.wider_s) - 1
+        return len(self.extra_nodes_s) - 1
 
     @property
     def max_width(self) -> int:

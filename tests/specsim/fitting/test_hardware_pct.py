@@ -20,9 +20,16 @@ from specsim.cost.model import CostModel
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.fitting.fit import fit
-from specsim.fitting.tree_stopping import TreeCost, least_gains
+from specsim.fitting.tree_stopping import TreeCost, min_gains
 from specsim.policy.base import build_policy
-from specsim.policy.estimates.node_value import KNOTS, best_expanded, best_kept, gain_s, harmless, worthless
+from specsim.policy.estimates.node_value import (
+    KNOTS,
+    best_expanded,
+    best_kept,
+    gain_s,
+    irrelevance_bound,
+    min_useful_path_prob,
+)
 from specsim.policy.tree.base import UNKNOWN, Tree, TreePolicy, close_kept, new_tree
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.hardware_pct import NEVER, HardwarePCT
@@ -41,7 +48,7 @@ class TreeCostModel(CostModel):
     step_s: float = 1e-3
     pass_s: float = 1e-2
     node_s: float = 2e-5
-    wide_s: float = 5e-6
+    extra_s: float = 5e-6
     tile: int = 1000
     tile_s: float = 4e-4
 
@@ -60,7 +67,7 @@ class TreeCostModel(CostModel):
         return self.pass_s + (n_tokens - 1) * self.node_s + tiles * self.tile_s + np.zeros(np.shape(context))
 
     def wider(self, n_nodes: int, context: Any) -> Any:
-        return (n_nodes - 1) * self.wide_s + np.zeros(np.shape(context))
+        return (n_nodes - 1) * self.extra_s + np.zeros(np.shape(context))
 
     def policy_step(self) -> float:
         return 2e-5
@@ -74,7 +81,7 @@ class TreeCostModel(CostModel):
 
 FLAT = TreeCostModel()  # as on a GPU
 TILES = TreeCostModel(node_s=1e-5, tile=16)
-STEEP = TreeCostModel(node_s=1e-3, wide_s=1e-4)  # as on a CPU
+STEEP = TreeCostModel(node_s=1e-3, extra_s=1e-4)  # as on a CPU
 HOPELESS = TreeCostModel(step_s=2e-2, node_s=2e-3)
 
 
@@ -116,16 +123,18 @@ VERIFY_S = st.lists(st.floats(0, 0.5), min_size=12, max_size=12).map(
     nodes=st.integers(1, 9),
     most=st.integers(1, 12),
     verify_s=VERIFY_S,
-    value_s=st.floats(0.1, 3),
+    time_per_token_s=st.floats(0.1, 3),
 )
 def test_of_all_trees_within_the_drafted_one_it_keeps_the_best(
-    seed: int, nodes: int, most: int, verify_s: tuple[float, ...], value_s: float
+    seed: int, nodes: int, most: int, verify_s: tuple[float, ...], time_per_token_s: float
 ) -> None:
     """Every set of nodes closed under parents is tried; verification costs what it likes."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, nodes)
     weights = (rng.normal(), rng.uniform(0.3, 1.5), *rng.normal(size=4) / 3)
-    policy = HardwarePCT(max_nodes=most, value_s=value_s, verify_s=verify_s, weights=weights, scale=1e9)
+    policy = HardwarePCT(
+        max_nodes=most, time_per_token_s=time_per_token_s, verify_s=verify_s, weights=weights, scale=1e9
+    )
     keep = np.zeros(nodes + 1, dtype=np.bool_)
     keep[0] = True
     assert policy.select(policy.initial_state(policy.params), policy.params, tree, nodes + 1, keep) == np.inf
@@ -134,7 +143,7 @@ def test_of_all_trees_within_the_drafted_one_it_keeps_the_best(
     assert np.array_equal(chosen, keep)  # closed as it is
 
     def surplus_s(which: tuple[int, ...]) -> float:
-        return value_s * sum(tree.value[node] for node in which) - verify_s[len(which)]
+        return time_per_token_s * sum(tree.value[node] for node in which) - verify_s[len(which)]
 
     best_s = -np.inf
     for bits in range(2**nodes):
@@ -149,21 +158,21 @@ def test_of_all_trees_within_the_drafted_one_it_keeps_the_best(
 @given(
     values=st.lists(st.floats(0, 1), max_size=8).map(lambda v: np.sort(np.array(v))[::-1].copy()),
     verify_s=VERIFY_S,
-    value_s=st.floats(0.1, 3),
+    time_per_token_s=st.floats(0.1, 3),
     more=st.integers(1, 30),
 )
 def test_nodes_that_are_called_harmless_are(
-    values: np.ndarray, verify_s: tuple[float, ...], value_s: float, more: int
+    values: np.ndarray, verify_s: tuple[float, ...], time_per_token_s: float, more: int
 ) -> None:
     verify = np.array(verify_s)
-    kept, _ = best_kept(values, value_s, verify)
-    small = harmless(values, kept, value_s, verify)
+    kept, _ = best_kept(values, time_per_token_s, verify)
+    small = irrelevance_bound(values, kept, time_per_token_s, verify)
     crowd = np.sort(np.concatenate([values, np.full(more, small * (1 - 1e-6))]))[::-1]
-    again, _ = best_kept(crowd, value_s, verify)
+    again, _ = best_kept(crowd, time_per_token_s, verify)
     assert again == kept and np.array_equal(crowd[:kept], values[:kept])
     if 0 < kept < len(verify) - 1:  # and not much smaller than need be: as many as can be, twice as likely, do matter
         crowd = np.sort(np.concatenate([values, np.full(len(verify), 2 * small + 1e-6)]))[::-1]
-        again, _ = best_kept(crowd, value_s, verify)
+        again, _ = best_kept(crowd, time_per_token_s, verify)
         assert again != kept or not np.array_equal(crowd[:kept], values[:kept])
 
 
@@ -171,9 +180,12 @@ def test_the_nodes_expanded_are_the_best_in_number() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         gains = np.sort(rng.exponential(size=rng.integers(0, 7)))[::-1]
-        wider_s = np.concatenate([[0.0, 0.0], np.cumsum(rng.exponential(size=5))])
-        totals = [0.0, *(gains[:e].sum() - wider_s[e] for e in range(1, len(gains) + 1) if e < len(wider_s))]
-        count, total = best_expanded(gains, wider_s)
+        extra_nodes_s = np.concatenate([[0.0, 0.0], np.cumsum(rng.exponential(size=5))])
+        totals = [
+            0.0,
+            *(gains[:e].sum() - extra_nodes_s[e] for e in range(1, len(gains) + 1) if e < len(extra_nodes_s)),
+        ]
+        count, total = best_expanded(gains, extra_nodes_s)
         assert total == pytest.approx(max(totals)) and totals[count] == pytest.approx(total)
 
 
@@ -183,14 +195,14 @@ def test_a_level_is_expanded_where_its_children_are_worth_the_least_of_its_depth
     for node, p in enumerate((0.5, 0.3, 0.005), start=1):
         tree.prob[node] = tree.path[node] = p
         tree.depth[node], tree.rank[node], tree.parent[node] = 1, node - 1, 0
-    for least_s, wider_s, expected in (
+    for least_s, extra_nodes_s, expected in (
         (0.31, 0.0, [3, 3, 0]),
         (0.33, 0.0, [0, 0, 0]),
         (0.19, 0.13, [3, 0, 0]),
         (0.21, 0.13, [0, 0, 0]),
     ):
         policy = HardwarePCT(
-            width=3, gains=(0.4,) * 2 * KNOTS, least_gain_s=(0.0, least_s), wider_s=(0.0, 0.0, wider_s, 9.0)
+            width=3, gains=(0.4,) * 2 * KNOTS, min_gain_s=(0.0, least_s), extra_nodes_s=(0.0, 0.0, extra_nodes_s, 9.0)
         )
         widths = np.zeros(4, dtype=np.int32)
         state = policy.expand(policy.initial_state(policy.params), policy.params, tree, 0, 1, 0.5, widths)
@@ -212,33 +224,35 @@ def test_worthless_are_the_nodes_of_no_gain() -> None:
     for first in range(KNOTS):
         gains = np.zeros((3, KNOTS))
         gains[first % 3, first:] = 1.0
-        edge = worthless(gains.ravel())
+        edge = min_useful_path_prob(gains.ravel())
         own, edges = (first % 3 + 0.5) / 3, np.array([1 / 3, 2 / 3])
         assert (edge == 0) == (first == 0)
         assert first == 0 or gain_s(0.999 * edge, own, edges, gains.ravel()) == 0
         assert gain_s(1.001 * edge + 1e-9, own, edges, gains.ravel()) > 0
-    assert worthless(np.zeros(2 * KNOTS)) == 1 and worthless(np.ones(2 * KNOTS)) == 0
+    assert min_useful_path_prob(np.zeros(2 * KNOTS)) == 1 and min_useful_path_prob(np.ones(2 * KNOTS)) == 0
 
 
 def test_the_least_gain_is_the_best_threshold_there_is() -> None:
     """Of a tree of two levels: no other threshold makes the rounds learned from worth more."""
     rng = np.random.default_rng(1)
     cost = TreeCost(np.array([0.1, 0.3]), np.zeros(3), np.zeros(3), 0.05)
-    foretold_s = np.stack([np.ones(400), rng.random(400)], axis=1)
-    worth_s = np.cumsum(
-        np.stack([np.zeros(400), np.ones(400), foretold_s[:, 1] + rng.normal(size=400)], axis=1), axis=1
+    predicted_gain_s = np.stack([np.ones(400), rng.random(400)], axis=1)
+    best_value_s = np.cumsum(
+        np.stack([np.zeros(400), np.ones(400), predicted_gain_s[:, 1] + rng.normal(size=400)], axis=1), axis=1
     )
-    wide_s = np.stack([np.zeros(400), 0.1 * rng.random(400)], axis=1)
-    found = least_gains(foretold_s, wide_s, worth_s, cost)
+    extra_s = np.stack([np.zeros(400), 0.1 * rng.random(400)], axis=1)
+    found = min_gains(predicted_gain_s, extra_s, best_value_s, cost)
 
     def mean_s(threshold: float) -> float:
-        on = foretold_s[:, 1] >= threshold
-        return float(np.where(on, worth_s[:, 2] - 0.3 - wide_s[:, 1], worth_s[:, 1]).mean())
+        on = predicted_gain_s[:, 1] >= threshold
+        return float(np.where(on, best_value_s[:, 2] - 0.3 - extra_s[:, 1], best_value_s[:, 1]).mean())
 
     assert found[0] == 0
-    assert mean_s(found[1]) == pytest.approx(max(mean_s(x) for x in [*foretold_s[:, 1].tolist(), NEVER]), abs=1e-12)
+    assert mean_s(found[1]) == pytest.approx(
+        max(mean_s(x) for x in [*predicted_gain_s[:, 1].tolist(), NEVER]), abs=1e-12
+    )
     dear = dataclasses.replace(cost, pass_s=np.array([3.0, 9.0]))
-    assert least_gains(foretold_s, wide_s, worth_s, dear).tolist() == [NEVER, NEVER]
+    assert min_gains(predicted_gain_s, extra_s, best_value_s, dear).tolist() == [NEVER, NEVER]
 
 
 def with_record(trace: Trace, nodes: int, **how: Any) -> Trace:
@@ -264,7 +278,7 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
     table = cost_table(whole, cost)
     for policy in (
         fit(HardwarePCT, {"max_nodes": 20}, whole, table),
-        fit(HardwarePCT, {"max_nodes": 200, "least": 0.05}, whole, table),
+        fit(HardwarePCT, {"max_nodes": 200, "min_path_prob": 0.05}, whole, table),
     ):
         real = replay(whole, policy, table, log=True)
         assert real.truncated is not None and not real.truncated.any()
@@ -300,14 +314,14 @@ def test_an_unknown_node_is_neither_expanded_nor_kept() -> None:
     state = policy.expand(state, policy.params, tree, 1, 3, 0.5, widths)
     assert widths.tolist() == [0, 2, 0]
     floor = policy.select(state, policy.params, tree, 3, keep)
-    assert keep.tolist() == [True, True, False] and 0 < floor <= policy.least
+    assert keep.tolist() == [True, True, False] and 0 < floor <= policy.min_path_prob
 
 
 def test_where_speculation_does_not_pay_nothing_is_drafted() -> None:
     train, holdout = (part.select(range(10)) for part in world())
     policy = fit(HardwarePCT, {}, train, cost_table(train, HOPELESS))
     result = replay(holdout, policy, cost_table(holdout, HOPELESS))
-    assert policy.least_gain_s[0] == NEVER
+    assert policy.min_gain_s[0] == NEVER
     assert result.drafted.sum() == 0 and np.array_equal(result.num_rounds, result.output_tokens)
 
 
@@ -326,7 +340,7 @@ def test_bounds_that_are_not_given_are_those_of_the_trace() -> None:
     assert (policy.width, policy.max_depth) == (4, 5)
     with pytest.raises(InputError, match="record wider"):
         fit(HardwarePCT, {"width": 6}, trace, cost_table(trace, FLAT))
-    with pytest.raises(InputError, match="--tree-tokens"):
+    with pytest.raises(InputError, match="--tree-nodes"):
         fit(HardwarePCT, {}, trace, dataclasses.replace(cost_table(trace, FLAT), tree=None))
 
 
@@ -336,7 +350,7 @@ def test_tables_that_do_not_fit_each_other_are_refused() -> None:
         {"gains": (1.0,)},
         {"verify_s": (1.0,) * 9},
         {"edges": (0.6, 0.5)},
-        {"wider_s": (0.0,)},
+        {"extra_nodes_s": (0.0,)},
     ):
         with pytest.raises(InputError, match=f"{next(iter(wrong))} has to hold"):
             HardwarePCT(**wrong)
@@ -393,7 +407,7 @@ def test_on_held_out_text_it_is_at_least_as_fast_as_tuned_rivals(cost: CostModel
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cost", [FLAT, TILES, STEEP, TreeCostModel(step_s=3e-3, wide_s=2e-5)])
+@pytest.mark.parametrize("cost", [FLAT, TILES, STEEP, TreeCostModel(step_s=3e-3, extra_s=2e-5)])
 @pytest.mark.parametrize("hidden", [0.0, 0.4])
 @pytest.mark.parametrize("overconfidence", [1.0, 1.6])
 def test_on_any_text_it_is_at_least_as_fast_as_tuned_rivals(
@@ -410,5 +424,5 @@ def test_learning_again_changes_nothing_and_beats_plain_decoding() -> None:
     assert fit(HardwarePCT, {"width": 6, "max_depth": 8}, train, table) == policy
     result = replay(train, policy, table)
     reached_s = result.speculative_s.sum() / result.output_tokens.sum()
-    assert policy.value_s == pytest.approx(reached_s, rel=0.05)
+    assert policy.time_per_token_s == pytest.approx(reached_s, rel=0.05)
     assert result.speculative_s.sum() < 0.6 * autoregressive_seconds(train, table).sum()

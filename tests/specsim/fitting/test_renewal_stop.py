@@ -96,7 +96,7 @@ def world(chain: SignalChain, seed: int, *, sequences: int = 40, length: int = 7
     return build_trace(rng, hits, [length] * sequences, confidence=chance, entropy_nats=1 - chance, vocabulary=100_000)
 
 
-def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, value_s: float, depth: int) -> float:
+def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, time_per_token_s: float, depth: int) -> float:
     """A round's value x tokens - seconds under the best stopping, over the whole tree of signals."""
 
     @cache
@@ -109,14 +109,14 @@ def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, value_s: float, de
         for c, chance in enumerate(chain.following[b].tolist()):
             if chance:
                 then = path * float(chain.accept[c])
-                on_s += chance * (value_s * then + beyond_s(d + 1, c, then))
+                on_s += chance * (time_per_token_s * then + beyond_s(d + 1, c, then))
         return max(-path * cost.catch_up_s, on_s)
 
     fixed_s = cost.step_s + cost.pass_s + cost.per_token + cost.overhead + (cost.ask if depth > 1 else 0.0)
-    total = value_s - fixed_s
+    total = time_per_token_s - fixed_s
     for b, chance in enumerate(chain.first.tolist()):
         right = float(chain.accept[b])
-        total += chance * (value_s * right + beyond_s(1, b, right))
+        total += chance * (time_per_token_s * right + beyond_s(1, b, right))
     return total
 
 
@@ -163,9 +163,9 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
     """One more token returns 0.9 x 0.35 of a token's value, less than its cost, but tells of all that follow."""
     dear, depth = FlatCost(step_s=2.5e-3), 6
     cost = dear.of_round(depth)
-    value_s = least_time_per_token_s(FORK, cost, depth)
-    ahead, _ = optimal_thresholds(FORK, cost, value_s, depth)
-    myopic = myopic_thresholds(FORK, cost, value_s, depth)
+    time_per_token_s = least_time_per_token_s(FORK, cost, depth)
+    ahead, _ = optimal_thresholds(FORK, cost, time_per_token_s, depth)
+    myopic = myopic_thresholds(FORK, cost, time_per_token_s, depth)
     assert ahead.shape == myopic.shape == (5, 3)
     assert ahead[0, 0] < FORK.accept[0] < myopic[0, 0] < NEVER
     assert (np.minimum(ahead, 1) <= myopic + 1 / 128).all()  # a grid step; no path probability exceeds 1
@@ -189,7 +189,7 @@ def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: st
     assert error_s < 0.01 * least_s
     assert least_s - 4 * error_s <= spent_s <= 1.01 * least_s + 4 * error_s
     trained_s, _ = time_per_token_s(replay(train, policy, cost_table(train, COST)))
-    assert policy.value_s == pytest.approx(trained_s, rel=0.005)  # the fixed point
+    assert policy.time_per_token_s == pytest.approx(trained_s, rel=0.005)  # the fixed point
 
 
 def test_no_fixed_length_and_no_threshold_is_faster() -> None:
@@ -237,7 +237,7 @@ def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
     assert build_policy(RenewalStop, settings) == fitted
     nothing: Any = None
     assert fit(RenewalStop, settings, nothing, nothing) == fitted  # learns nothing again
-    assert len(fitted.thresholds) == 5 * (len(fitted.edges) + 1) and fitted.value_s > 0
+    assert len(fitted.thresholds) == 5 * (len(fitted.edges) + 1) and fitted.time_per_token_s > 0
 
 
 def test_the_same_data_teach_the_same(fitted: RenewalStop) -> None:

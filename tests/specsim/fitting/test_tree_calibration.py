@@ -50,7 +50,7 @@ def test_the_judged_are_the_children_of_true_nodes() -> None:
                 p, rank = float(trace.tree.prob[row, node - 1]), int(trace.tree.rank[row, node - 1])
                 told = (np.log(p / (1 - p)), 1 / (1 + rank), np.log(depth), np.log(path), np.log1p(0.7))
                 found.append((*told, rank, p, bool(true[row, node - 1])))
-    judged = judged_nodes(trace, rounds_of(trace, usual=0.7))
+    judged = judged_nodes(trace, rounds_of(trace, mean_accepted=0.7))
     table = np.column_stack([judged.features, judged.rank, judged.prob, judged.hit])
     assert table.shape == (len(found), FEATURES + 3)
     np.testing.assert_allclose(table, np.array(found, dtype=np.float64), rtol=1e-6, atol=1e-6)
@@ -90,7 +90,7 @@ def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -
     policy, table = HardwarePCT(width=4, max_depth=6), cost_table(trace, ConstantCost(1e-3, 1e-2))
 
     def rounds(part: Trace) -> Judged:
-        return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).rounds, policy.usual))
+        return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).rounds, policy.mean_accepted))
 
     def without(judged: Judged) -> Judged:
         return dataclasses.replace(judged, features=judged.features * (np.arange(FEATURES) < FEATURES - 1))
@@ -110,7 +110,7 @@ def likelihood(model: TreeCalibration, judged: Judged) -> np.ndarray:
 def test_values_are_products_along_the_path_below_the_ceiling() -> None:
     train, _ = world(overconfidence=2.0, hidden=0.5)
     assert train.tree is not None
-    rounds = rounds_of(train, usual=1.5)
+    rounds = rounds_of(train, mean_accepted=1.5)
     free = calibrate_tree(judged_nodes(train, rounds))
     model = with_ceiling(free, train, rounds)
     values, path = model.values(train, rounds), train.tree.path.astype(np.float64)

@@ -129,8 +129,8 @@ POLICIES = st.one_of(
         width=WIDTHS,
         max_depth=st.integers(1, 5),
         max_nodes=st.integers(1, 38),
-        value_s=st.floats(0.01, 3.0),
-        least_gain_s=st.sampled_from([(0.0,), (0.0, 0.1, 0.2), (0.0, 0.5)]),
+        time_per_token_s=st.floats(0.01, 3.0),
+        min_gain_s=st.sampled_from([(0.0,), (0.0, 0.1, 0.2), (0.0, 0.5)]),
     ),
 )
 
