@@ -30,9 +30,7 @@ def policies(
             {
                 name: {
                     "source": kind.source,
-                    "settings": {
-                        field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(kind)
-                    },
+                    "settings": {field.name: _described(field) for field in dataclasses.fields(kind)},
                 }
                 for name, kind in kinds.items()
             }
@@ -41,6 +39,11 @@ def policies(
     for name, kind in kinds.items():
         rows = [setting_texts(field) for field in dataclasses.fields(kind)]
         print_table(f"{name}: {kind.source}", ["setting", "default", "legal", "search", "meaning"], rows)
+
+
+def _described(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """A setting's default, ranges and help; what it bounds is for those who cut it to a trace."""
+    return {"default": field.default, **{key: value for key, value in field.metadata.items() if key != "bounds"}}
 
 
 def setting_texts(field: dataclasses.Field[Any]) -> list[str]:
