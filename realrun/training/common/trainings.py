@@ -35,9 +35,12 @@ class Summary(NamedTuple):
 def held_out_figures(document: Mapping[str, Any]) -> Summary:
     """Held-out figures before and after a training on text."""
     start, end = document["held_out"]["start"], document["held_out"]["end"]
-    tokens, seconds = document["tokens"], document["seconds"]
-    title = f"held-out text; {tokens:,} tokens in {seconds:.0f} s, {tokens / seconds:,.0f} a second"
-    return Summary(title, ["", "start", "end"], [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end])
+    seen = f"{document['tokens']:,} tokens in {document['seconds']:.0f} s, {document['tokens_per_second']:,} a second"
+    return Summary(
+        f"held-out text; {seen}",
+        ["", "start", "end"],
+        [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end],
+    )
 
 
 class SharedOptions(Settings):
