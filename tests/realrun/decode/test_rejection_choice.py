@@ -22,11 +22,11 @@ from specsim.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from tests.support.sampling_law import threshold, warped
+from tests.support.sampling_distribution import threshold, warped
 from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 
 
-def test_a_draw_has_the_law_of_its_weights() -> None:
+def test_a_draw_has_the_distribution_of_its_weights() -> None:
     """By its thresholds; weights need not sum to 1, and a token of weight 0 is never drawn."""
     for weights in ([0.2, 0.0, 0.5, 0.3], [0.0, 3.0, 1.0], [0.0, 0.0, 0.25], [1.0]):
         row = torch.tensor([weights], dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_features_are_those_of_the_warped_distribution(mode: str) -> None:
             assert torch.equal(sampler.tokens(logits, 0, 3), fused[:, 0].long())
 
 
-def test_gumbel_choices_within_the_nucleus_follow_its_law() -> None:
+def test_gumbel_choices_within_the_nucleus_follow_its_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -1.5], dtype=torch.float64)
     sampler = Sampler("gumbel", 0.9, 3, 0.8)
     probs = np.array(warped(logits.tolist(), 0.9, 0.8))

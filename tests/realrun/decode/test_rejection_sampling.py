@@ -22,15 +22,15 @@ from realrun.decode.sampling import Sampler, draw
 from realrun.lm.cached import CachedLM
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
-from tests.support.sampling_law import (
+from tests.support.sampling_distribution import (
     EXACT,
+    Distribution,
     FedChoice,
-    Law,
     Path,
     add,
     distance,
-    emitted_law,
-    exact_law,
+    emitted_distribution,
+    exact_distribution,
     random_tables,
     warped,
 )
@@ -64,30 +64,30 @@ def broken_ratio(logits: torch.Tensor, draft: Draft, context: RoundContext) -> l
     ("vocabulary", "depth", "temperature", "top_p", "seed"),
     [(6, 1, 1.0, 1.0, 0), (6, 1, 0.6, 0.8, 1), (3, 2, 1.3, 1.0, 2), (4, 2, 1.0, 0.75, 3), (3, 3, 0.8, 0.9, 4)],
 )
-def test_the_law_of_what_is_emitted_is_the_targets(
+def test_the_distribution_of_what_is_emitted_is_the_targets(
     vocabulary: int, depth: int, temperature: float, top_p: float, seed: int
 ) -> None:
     tables = random_tables(vocabulary, depth, seed)
     sampler = FedChoice("rejection", temperature, 0, top_p)
-    law = emitted_law(tables, depth, sampler, rejection_verifier)
-    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert distance(law, exact_law(tables, depth, sampler)) < EXACT
+    distribution = emitted_distribution(tables, depth, sampler, rejection_verifier)
+    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT
 
 
 def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> None:
-    """Top-p of the target alone decides the law; that of the drafter only what is accepted."""
+    """Top-p of the target alone decides the distribution; that of the drafter only what is accepted."""
     tables, sampler = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
     whole = FedChoice("rejection", 1.0, 0, 1.0, sampler.fed)
 
     def verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
         return rejection_verifier(logits, draft, context._replace(sampler=sampler))
 
-    law = emitted_law(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
+    distribution = emitted_distribution(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
     wanted = {}
     for first, chance in enumerate(warped(tables.target[()].tolist(), 1.0, 0.7)):
         wanted[first,] = chance
     first_token = Counter[Path]()
-    for path, chance in law.items():
+    for path, chance in distribution.items():
         first_token[path[:1]] += chance
     assert distance(dict(first_token), wanted) < EXACT
 
@@ -102,7 +102,10 @@ BROKEN = {
 @pytest.mark.parametrize(("verifier", "judged_by"), BROKEN.values(), ids=BROKEN.keys())
 def test_enumeration_catches_a_broken_verifier(verifier: Verifier, judged_by: Sampler | None) -> None:
     tables, sampler = random_tables(4, 1, 7), FedChoice("rejection", 0.9, 0, 0.8)
-    assert distance(emitted_law(tables, 1, sampler, verifier, judged_by), exact_law(tables, 1, sampler)) > 0.02
+    assert (
+        distance(emitted_distribution(tables, 1, sampler, verifier, judged_by), exact_distribution(tables, 1, sampler))
+        > 0.02
+    )
 
 
 # --- The real loop -----------------------------------------------------------------------------
@@ -164,35 +167,35 @@ def remembering_decoder(sampler: Sampler, verifier: Verifier | None) -> Decoder:
 
 
 @cache
-def target_law() -> Law:
+def target_distribution() -> Distribution:
     """Of the first tokens, from plain passes of the target over every path."""
     target, _ = models()
-    law: Law = {}
+    distribution: Distribution = {}
 
     def after(path: Path) -> list[float]:
         with torch.inference_mode():
             logits = target(input_ids=torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
         return warped(logits.tolist(), SAMPLED.temperature, SAMPLED.top_p)
 
-    add(law, (), 1.0, after, LENGTH)
-    return law
+    add(distribution, (), 1.0, after, LENGTH)
+    return distribution
 
 
 def p_value(
     sampler: Sampler, policy: ChainPolicy | None, verifier: Verifier | None = None, samples: int = SAMPLES
 ) -> float:
-    """Of a chi-square test of the loop's first tokens against the target's law; 0 for an impossible output."""
+    """Of a chi-square test of the loop's first tokens against the target's distribution; 0 for an impossible output."""
     decoder = remembering_decoder(sampler, verifier)
     counts = Counter(
         tuple(decoder.decode(PROMPT, LENGTH + 1, policy, sequence=n).tokens[:LENGTH]) for n in range(samples)
     )
-    law = target_law()
-    if not counts.keys() <= law.keys():
+    distribution = target_distribution()
+    if not counts.keys() <= distribution.keys():
         return 0.0
-    often = [path for path, chance in law.items() if samples * chance >= 5]
+    often = [path for path, chance in distribution.items() if samples * chance >= 5]
     seen = [counts[path] for path in often]
-    expected = [samples * law[path] for path in often]
-    rest = samples * sum(chance for path, chance in law.items() if path not in often)
+    expected = [samples * distribution[path] for path in often]
+    rest = samples * sum(chance for path, chance in distribution.items() if path not in often)
     if rest > 0:
         seen, expected = [*seen, samples - sum(seen)], [*expected, rest]
     return float(stats.chisquare(seen, np.array(expected) * samples / sum(expected)).pvalue)

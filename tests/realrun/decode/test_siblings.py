@@ -16,7 +16,7 @@ from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.sampling import Sampler, Stream
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.kernels import use_kernels
-from tests.support.sampling_law import FedChoice, threshold, warped
+from tests.support.sampling_distribution import FedChoice, threshold, warped
 
 VOCAB, WIDTH = 61, 5
 CHOICES = [
@@ -178,7 +178,7 @@ def test_one_child_each_is_what_a_chain_draws() -> None:
 
 
 @pytest.mark.parametrize("kind", ["iid", "without_replacement"])
-def test_draws_have_the_law_of_their_kind(kind: Siblings) -> None:
+def test_draws_have_the_distribution_of_their_kind(kind: Siblings) -> None:
     """By the thresholds of each child's uniform, given those before."""
     logits = torch.tensor([[0.5, -0.3, 1.1, 0.0]], dtype=torch.float64)
     sampler = FedChoice("rejection", 0.8)

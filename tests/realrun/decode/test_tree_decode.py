@@ -41,7 +41,7 @@ from specsim.rng import split
 from specsim.trace.trace import Trace
 from tests.realrun.decode import test_decode
 from tests.realrun.decode.test_decode import cached_values
-from tests.support.sampling_law import Law, add, warped
+from tests.support.sampling_distribution import Distribution, add, warped
 from tests.support.tiny import VOCAB, random_prompts, tiny_pair, tiny_prompts
 
 DEPTH, WIDTH = 5, 6
@@ -462,9 +462,9 @@ def test_layout_gives_depths_and_ancestors() -> None:
     assert [set(np.flatnonzero(row)) for row in visible] == seen
 
 
-# The whole loop follows the target's law in multi-branch rejection, by many samples over a small vocabulary.
-LAW_VOCAB, LENGTH, SAMPLES = 4, 3, 1500
-LAW_PROMPT = [1, 3, 0, 2]
+# The whole loop follows the target's distribution in multi-branch rejection, by many samples over a small vocabulary.
+SMALL_VOCAB, LENGTH, SAMPLES = 4, 3, 1500
+SMALL_PROMPT = [1, 3, 0, 2]
 SAMPLED = Sampler("rejection", 1.2, seed=5, top_p=0.8)
 
 
@@ -472,7 +472,7 @@ SAMPLED = Sampler("rejection", 1.2, seed=5, top_p=0.8)
 def disagreeing() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     def model(seed: int) -> LlamaForCausalLM:
         config = LlamaConfig(
-            vocab_size=LAW_VOCAB, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=SMALL_VOCAB, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=1, max_position_embeddings=16, initializer_range=0.5, tie_word_embeddings=False,
             bos_token_id=0, eos_token_id=0, pad_token_id=None,
         )  # fmt: skip
@@ -483,32 +483,32 @@ def disagreeing() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
 
 
 @cache
-def target_law() -> Law:
+def target_distribution() -> Distribution:
     """Of the first tokens, from plain passes of the target over every path."""
     target, _ = disagreeing()
-    law: Law = {}
+    distribution: Distribution = {}
 
     def after(path: tuple[int, ...]) -> list[float]:
         with torch.inference_mode():
-            logits = target(input_ids=torch.tensor([[*LAW_PROMPT, *path]]), use_cache=False).logits[0, -1]
+            logits = target(input_ids=torch.tensor([[*SMALL_PROMPT, *path]]), use_cache=False).logits[0, -1]
         return warped(logits.tolist(), SAMPLED.temperature, SAMPLED.top_p)
 
-    add(law, (), 1.0, after, LENGTH)
-    return law
+    add(distribution, (), 1.0, after, LENGTH)
+    return distribution
 
 
 def p_value(siblings: Siblings, policy: TreePolicy, verifier: TreeVerifier | None = None) -> float:
-    """Of a chi-square test of the loop's first tokens against the target's law; 0 for an impossible output."""
+    """Of a chi-square test of the loop's first tokens against the target's distribution; 0 for an impossible output."""
     target, draft = disagreeing()
     loop = Decoder(target, DraftModel(draft, (), siblings=siblings), (), SAMPLED, tree_verifier=verifier)
-    law, counts = target_law(), Counter[tuple[int, ...]]()
+    distribution, counts = target_distribution(), Counter[tuple[int, ...]]()
     for sequence in range(SAMPLES):
-        counts[tuple(loop.decode(LAW_PROMPT, LENGTH + 1, policy, sequence=sequence).tokens[:LENGTH])] += 1
-    if not counts.keys() <= law.keys():
+        counts[tuple(loop.decode(SMALL_PROMPT, LENGTH + 1, policy, sequence=sequence).tokens[:LENGTH])] += 1
+    if not counts.keys() <= distribution.keys():
         return 0.0
-    often = [path for path, chance in law.items() if SAMPLES * chance >= 5]
-    seen, expected = [counts[path] for path in often], [SAMPLES * law[path] for path in often]
-    rest = SAMPLES * sum(chance for path, chance in law.items() if path not in often)
+    often = [path for path, chance in distribution.items() if SAMPLES * chance >= 5]
+    seen, expected = [counts[path] for path in often], [SAMPLES * distribution[path] for path in often]
+    rest = SAMPLES * sum(chance for path, chance in distribution.items() if path not in often)
     if rest > 0:
         seen, expected = [*seen, SAMPLES - sum(seen)], [*expected, rest]
     return float(stats.chisquare(seen, np.array(expected) * SAMPLES / sum(expected)).pvalue)

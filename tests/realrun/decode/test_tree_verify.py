@@ -22,11 +22,21 @@ from realrun.decode.siblings import draw_siblings
 from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
 from realrun.lm.kernels import use_kernels
 from specsim.errors import InputError
-from tests.support.sampling_law import FedChoice, Law, Path, Tables, add, distance, exact_law, random_tables, warped
+from tests.support.sampling_distribution import (
+    Distribution,
+    FedChoice,
+    Path,
+    Tables,
+    add,
+    distance,
+    exact_distribution,
+    random_tables,
+    warped,
+)
 
 KINDS: tuple[Siblings, ...] = ("iid", "without_replacement", "top_k")
 HALVINGS = 36  # of a threshold's interval
-EXACT = 1e-9  # of a law put together from some twenty thresholds per draft, each found to 2^-36
+EXACT = 1e-9  # of a distribution put together from some twenty thresholds per draft, each found to 2^-36
 
 
 def random_tree(nodes: int, generator: torch.Generator) -> list[int]:
@@ -46,7 +56,7 @@ def path_to(node: int, tokens: Sequence[int], parents: Sequence[int]) -> Path:
     return () if node < 0 else (*path_to(parents[node], tokens, parents), tokens[node])
 
 
-# --- Multi-branch rejection: the law of the output, by enumeration ---------------------------------
+# --- Multi-branch rejection: the distribution of the output, by enumeration ---------------------------------
 
 
 def drafts(kind: Siblings, parents: Sequence[int], q: Callable[[Path], list[float]]) -> list[tuple[list[int], float]]:
@@ -82,7 +92,9 @@ def threshold(decide: Callable[[float], bool]) -> float:
     return low
 
 
-def outcomes(draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[int], int]], vocabulary: int) -> Law:
+def outcomes(
+    draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[int], int]], vocabulary: int
+) -> Distribution:
     """Of what the verifier emits for one draft, from the threshold of each of its decisions."""
 
     def feed(node: int, u: float) -> None:
@@ -96,7 +108,7 @@ def outcomes(draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[i
         sampler.fed["last", 0] = u
         return verify()[1] <= token
 
-    law: Law = {}
+    distribution: Distribution = {}
 
     def branch(node: int, chance: float) -> None:
         if chance == 0:
@@ -107,7 +119,7 @@ def outcomes(draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[i
             cuts = [threshold(lambda u, token=token: last_is_at_most(token, u)) for token in range(vocabulary)]
             for token, prob in enumerate(np.diff(cuts, prepend=0.0)):
                 emitted = (*(draft.tokens[n] for n in path), token)
-                law[emitted] = law.get(emitted, 0.0) + chance * float(prob)
+                distribution[emitted] = distribution.get(emitted, 0.0) + chance * float(prob)
             return
         below = threshold(lambda u: accepts(node, u))
         for u, part in ((2.0**-53, below), (1 - 2.0**-53, 1 - below)):
@@ -118,18 +130,18 @@ def outcomes(draft: Draft, sampler: FedChoice, verify: Callable[[], tuple[list[i
         feed(node, 0.5)
     sampler.fed["last", 0] = 0.5
     branch(0, 1.0)
-    return law
+    return distribution
 
 
-def tree_law(
+def tree_distribution(
     tables: Tables,
     parents: Sequence[int],
     kind: Siblings,
     sampler: FedChoice,
     judged_as: Siblings | None = None,
     prune: Callable[[Draft], Draft] = lambda draft: draft,
-) -> Law:
-    """The law of the first tokens, one more than the tree is deep, of one round and the target's own after it.
+) -> Distribution:
+    """The distribution of the first tokens, one more than the tree is deep, of one round and the target's own after it.
 
     judged_as : the kind that the verifier is told, if not that of the drafting
     """
@@ -138,7 +150,7 @@ def tree_law(
     def probs(table: dict[Path, torch.Tensor], path: Path) -> list[float]:
         return warped(table[path].tolist(), sampler.temperature, sampler.top_p)
 
-    law: Law = {}
+    distribution: Distribution = {}
     for tokens, chance in drafts(kind, parents, lambda path: probs(tables.drafter, path)):  # type: ignore[arg-type]
         told = judged_as or kind
         drawn_from = [sampler.probs(tables.drafter[path_to(parent, tokens, parents)][None])[0] for parent in parents]
@@ -149,8 +161,8 @@ def tree_law(
         context = RoundContext(sampler, 0, 0)
         emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, context), vocabulary)  # noqa: B023
         for path, prob in emitted.items():
-            add(law, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
-    return law
+            add(distribution, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
+    return distribution
 
 
 TREES = {
@@ -164,21 +176,21 @@ TREES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", TREES)
-def test_the_law_of_what_is_emitted_is_the_targets(shape: str, kind: Siblings) -> None:
+def test_the_distribution_of_what_is_emitted_is_the_targets(shape: str, kind: Siblings) -> None:
     parents, vocabulary, temperature, top_p = TREES[shape]
     depth = max(depths_of(parents))
     tables = random_tables(vocabulary, depth, seed=len(shape))
     sampler = FedChoice("rejection", temperature, 0, top_p)
-    law = tree_law(tables, parents, kind, sampler)
-    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert distance(law, exact_law(tables, depth, sampler)) < EXACT
+    distribution = tree_distribution(tables, parents, kind, sampler)
+    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None:
     """Draws and judgements with the uniforms of real runs, two children of the root and one of each of these."""
     samples, sampler, tables = 2000, Sampler("rejection", 2.0, seed=3), random_tables(3, 2, seed=4)
-    law = exact_law(tables, 1, sampler)
+    distribution = exact_distribution(tables, 1, sampler)
     counts = Counter[Path]()
     for sequence in range(samples):
         root = tables.drafter[()][None]
@@ -199,9 +211,9 @@ def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None
         if len(emitted) == 1:  # the next round: nothing drafted
             emitted = (token, reject_tree(tables.target[token,][None], Draft(), RoundContext(sampler, sequence, 1))[1])
         counts[emitted[:2]] += 1
-    expected = np.array([law[path] for path in law]) * samples
-    assert expected.min() > 5 and counts.keys() <= law.keys()
-    assert stats.chisquare([counts[path] for path in law], expected).pvalue > 1e-3
+    expected = np.array([distribution[path] for path in distribution]) * samples
+    assert expected.min() > 5 and counts.keys() <= distribution.keys()
+    assert stats.chisquare([counts[path] for path in distribution], expected).pvalue > 1e-3
 
 
 SKEWED = Tables(
@@ -216,9 +228,9 @@ SKEWED = Tables(
 )
 def test_enumeration_catches_the_wrong_rule(drawn: Siblings, judged_as: Siblings, bias: float) -> None:
     sampler = FedChoice("rejection")
-    wanted = exact_law(SKEWED, 1, sampler)
-    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, sampler), wanted) < EXACT
-    assert distance(tree_law(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), wanted) > bias
+    wanted = exact_distribution(SKEWED, 1, sampler)
+    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler), wanted) < EXACT
+    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), wanted) > bias
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -232,7 +244,7 @@ def test_enumeration_catches_a_forgotten_residual(kind: Siblings, monkeypatch: p
         return judge_children(draft, children, target, judge)[0], target
 
     monkeypatch.setattr(tree_verify, "judge_children", forgetful)
-    assert distance(tree_law(SKEWED, [-1, -1], kind, sampler), exact_law(SKEWED, 1, sampler)) > 0.05
+    assert distance(tree_distribution(SKEWED, [-1, -1], kind, sampler), exact_distribution(SKEWED, 1, sampler)) > 0.05
 
 
 def most_probable_sibling(draft: Draft) -> Draft:
@@ -246,8 +258,8 @@ def most_probable_sibling(draft: Draft) -> Draft:
 def test_leaving_out_drawn_siblings_by_what_was_drawn_biases(kind: Siblings) -> None:
     """Why such drafts are refused; siblings that were not drawn may be left out."""
     sampler = FedChoice("rejection")
-    law = tree_law(SKEWED, [-1, -1], kind, sampler, prune=most_probable_sibling)
-    bias = distance(law, exact_law(SKEWED, 1, sampler))
+    distribution = tree_distribution(SKEWED, [-1, -1], kind, sampler, prune=most_probable_sibling)
+    bias = distance(distribution, exact_distribution(SKEWED, 1, sampler))
     assert bias < EXACT if kind == "top_k" else bias > 0.05
 
 

@@ -39,7 +39,7 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.trace.trace import Trace
-from tests.realrun.decode.test_rejection_sampling import LENGTH, PROMPT, SAMPLED, target_law
+from tests.realrun.decode.test_rejection_sampling import LENGTH, PROMPT, SAMPLED, target_distribution
 from tests.realrun.decode.test_rejection_sampling import models as small_models
 from tests.realrun.decode.test_tree_decode import CoinTree, KeepNone
 from tests.realrun.drafters.test_eesd import ARMS, CHAINS, DEPTH, check_replay, plain_output, rounds_of
@@ -159,10 +159,10 @@ REJECTION = [
 def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: dict[str, Any], samples: int) -> None:
     loop, arm = Decoder(*small_pair(kind).make_drafter(), (), SAMPLED), make_policy(name, settings)
     runs = [loop.decode(PROMPT, LENGTH + 1, arm, sequence=number) for number in range(samples)]
-    counts, law = Counter(tuple(run.tokens[:LENGTH]) for run in runs), target_law()
-    assert counts.keys() <= law.keys()
-    often = [path for path, chance in law.items() if samples * chance >= 5]
-    seen, expected = [counts[path] for path in often], [samples * law[path] for path in often]
+    counts, distribution = Counter(tuple(run.tokens[:LENGTH]) for run in runs), target_distribution()
+    assert counts.keys() <= distribution.keys()
+    often = [path for path, chance in distribution.items() if samples * chance >= 5]
+    seen, expected = [counts[path] for path in often], [samples * distribution[path] for path in often]
     found = stats.chisquare([*seen, samples - sum(seen)], [*expected, samples - sum(expected)])
     assert found.pvalue > 1e-3
     assert len({r.accepted for run in runs for r in run.rounds}) > 1

@@ -148,8 +148,8 @@ def test_rejection_sampling_accepts_what_target_and_head_have_in_common(temperat
         assert stats.binomtest(int(np.count_nonzero(accepted)), times, chance).pvalue > 0.001
 
 
-def test_rejection_sampling_with_heads_follows_the_targets_own_law() -> None:
-    """The token after the next, over many seeds, against the target's exact law of it."""
+def test_rejection_sampling_with_heads_follows_the_targets_own_distribution() -> None:
+    """The token after the next, over many seeds, against the target's exact distribution of it."""
     pair, prompt = medusa_pair(), tiny_prompts(1)[0]
     sampler = Sampler("rejection", 0.5, 0)
     probs = sampler.probs(logits_after(pair, prompt.tokens))[-1]
@@ -160,11 +160,11 @@ def test_rejection_sampling_with_heads_follows_the_targets_own_law() -> None:
     for seed in range(600):
         decoder.sampler = Sampler("rejection", 0.5, seed)
         texts.append(decoder.decode(prompt.tokens, 4, policy).tokens)
-    for law, seen in (
+    for distribution, seen in (
         (probs, [text[0] for text in texts]),
         (second, [text[1] for text in texts if text[0] == first]),
     ):
-        wanted = law.numpy() * len(seen)
+        wanted = distribution.numpy() * len(seen)
         common, counts = wanted >= 5, np.bincount(seen, minlength=VOCAB)
         pooled = [np.append(values[common], values[~common].sum()) for values in (counts, wanted)]
         assert len(seen) > 100 and common.sum() > 2

@@ -1,4 +1,4 @@
-"""Recorded traces of rejection sampling: probabilities as plain passes give them, and a real run's law."""
+"""Recorded traces of rejection sampling: probabilities as plain passes give them, and a real run's distribution."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_positions_and_sequences_draft_independently() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_drawn_with_the_output_follow_q_and_its_acceptance(seed: int) -> None:
-    """Over outputs x ~ p: (d, accepted) has the law q(d) with acceptance min(1, p/q), and d = x iff accepted."""
+    """Over outputs x ~ p: d is distributed as q and accepted with min(1, p/q), and d = x iff accepted."""
     n, vocabulary = 20_000, 5
     generator = torch.Generator().manual_seed(seed)
     q, p = (1.5 * torch.randn(2, vocabulary, generator=generator, dtype=torch.float64)).softmax(-1)
@@ -137,9 +137,9 @@ def test_drafts_drawn_with_the_output_follow_q_and_its_acceptance(seed: int) -> 
     drafted = drafted_with(q.expand(n, -1), p.expand(n, -1), wanted, yes, sampler, 0, 0, 1)
     accepted = drafted == wanted
     table = np.stack([np.bincount(drafted[part], minlength=vocabulary) for part in (accepted, ~accepted)]).ravel()
-    law = torch.cat([torch.minimum(p, q), (q - p).clamp(min=0)]).numpy()
-    assert not table[law == 0].any()
-    assert stats.chisquare(table[law > 0], n * law[law > 0]).pvalue > 1e-3
+    distribution = torch.cat([torch.minimum(p, q), (q - p).clamp(min=0)]).numpy()
+    assert not table[distribution == 0].any()
+    assert stats.chisquare(table[distribution > 0], n * distribution[distribution > 0]).pvalue > 1e-3
     off_path = drafted_with(q.expand(n, -1), p.expand(n, -1), wanted, ~yes, sampler, 0, 0, 1)
     counts = np.bincount(off_path, minlength=vocabulary)
     assert stats.chisquare(counts, n * q.numpy()).pvalue > 1e-3
@@ -212,7 +212,7 @@ def test_an_end_of_text_ends_what_is_accepted() -> None:
     beyond = np.arange(5) >= left[:, None]
     assert (trace.accept_prob[beyond] == 0).all()
     result = replay(trace, POLICIES[1], cost_table(trace, ConstantCost(1e-3, 1e-2)))
-    assert (result.accepted + result.rounds >= result.output_tokens).all()
+    assert (result.accepted + result.num_rounds >= result.output_tokens).all()
     assert (result.accepted <= result.output_tokens).all()
 
 

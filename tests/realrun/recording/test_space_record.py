@@ -36,7 +36,15 @@ from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.realrun.drafters.test_predictor import random_predictor
 from tests.support.pairs.space import CHOICES, FEW, MASKS, space_pair, word_prompts, words
-from tests.support.sampling_law import EXACT, FedChoice, Tables, distance, emitted_law, exact_law, warped
+from tests.support.sampling_distribution import (
+    EXACT,
+    FedChoice,
+    Tables,
+    distance,
+    emitted_distribution,
+    exact_distribution,
+    warped,
+)
 from tests.support.tiny import VOCAB
 
 TOKENS = 40
@@ -169,16 +177,16 @@ def from_target(logits: torch.Tensor, draft: Draft, context: RoundContext) -> li
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_candidates_from_masks_are_judged_to_the_exact_law(top_p: float) -> None:
+def test_candidates_from_masks_are_judged_to_the_exact_distribution(top_p: float) -> None:
     """Temperature and top-p warp both distributions (C12); the paper's replacement from Q stands out (C1)."""
     tables = tables_of_a_model(3, 2)
     sampler = FedChoice("rejection", 0.9, top_p=top_p)
-    law = exact_law(tables, 2, sampler)
-    assert distance(emitted_law(tables, 2, sampler, rejection_verifier), law) < EXACT
-    assert distance(emitted_law(tables, 2, sampler, from_target), law) > 0.01
+    distribution = exact_distribution(tables, 2, sampler)
+    assert distance(emitted_distribution(tables, 2, sampler, rejection_verifier), distribution) < EXACT
+    assert distance(emitted_distribution(tables, 2, sampler, from_target), distribution) > 0.01
     if top_p < 1:
-        unwarped = emitted_law(tables, 2, sampler, rejection_verifier, judged_by=Sampler("rejection", 0.9))
-        assert distance(unwarped, law) > 0.003
+        unwarped = emitted_distribution(tables, 2, sampler, rejection_verifier, judged_by=Sampler("rejection", 0.9))
+        assert distance(unwarped, distribution) > 0.003
 
 
 def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from() -> None:
@@ -204,11 +212,11 @@ def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from()
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_sampling_follows_the_targets_own_law(place: int) -> None:
-    """A token between two words, over many seeds, against the target's exact law of it."""
+def test_sampling_follows_the_targets_own_distribution(place: int) -> None:
+    """A token between two words, over many seeds, against the target's exact distribution of it."""
     pair, prompt = space_pair(), words(2, count=FEW)[: 12 - place].tolist()
     before = logits_after(pair, prompt)[-1].argmax().tolist()
-    law = REJECTION.probs(logits_after(pair, [*prompt, *[before] * place]))[-1]
+    distribution = REJECTION.probs(logits_after(pair, [*prompt, *[before] * place]))[-1]
     decoder, policy = Decoder(*pair.make_drafter(), (), REJECTION), make_policy("fixed_k", {"k": 3})
     seen = []
     for seed in range(500):
@@ -216,7 +224,7 @@ def test_sampling_follows_the_targets_own_law(place: int) -> None:
         text = decoder.decode(prompt, 4, policy).tokens
         if not place or text[0] == before:
             seen.append(text[place])
-    wanted = law.numpy() * len(seen)
+    wanted = distribution.numpy() * len(seen)
     common, counts = wanted >= 5, np.bincount(seen, minlength=VOCAB)
     pooled = [np.append(values[common], values[~common].sum()) for values in (counts, wanted)]
     assert len(seen) > 200 and common.sum() > 2

@@ -66,9 +66,9 @@ def test_a_drift_has_the_autocorrelation_it_says() -> None:
 
 
 def test_the_likelihood_is_that_of_hits_and_misses() -> None:
-    """Of independent tokens exactly; of two tokens against the orthant of a bivariate normal law.
+    """Of independent tokens exactly; of two tokens against the orthant of a bivariate normal distribution.
 
-    That law is continuous and the chain's is binomial: 0.5 % is what 15 states cost.
+    That distribution is continuous and the chain's is binomial: 0.5 % is what 15 states cost.
     """
     rng = np.random.default_rng(1)
     offset = rng.normal(size=(3, 5))
@@ -175,7 +175,7 @@ def test_it_sees_what_simpler_models_cannot() -> None:
 
 
 def test_over_dispersion_is_found_in_rounds() -> None:
-    """Rounds of K = 4 of a model with the default joint law: the latent's strength and the speedup at other K."""
+    """Rounds of K = 4 of the default joint distribution: the latent's strength and the speedup at other K."""
     source = generate(difficulty(hidden=(0.3, 0.2, 0.9), features=(0.3, 0.2, 0.9)), 150, 100, 8, seed=11)
     model = Difficulty.fit(fixed_k_rounds(source, 4))
     assert model.feature_drift == model.hidden_drift
@@ -186,7 +186,7 @@ def test_over_dispersion_is_found_in_rounds() -> None:
     own, other = summary(source), summary(synthetic)
     for name in ("spread of acceptance over sequences", "autocorrelation of match length, lag 8"):
         assert other[name] == pytest.approx(own[name], abs=0.06)
-    # The default law's confidence is calibrated, token by token; 600 sequences leave an error of 0.01.
+    # The default distribution's confidence is calibrated, token by token; 600 sequences leave an error of 0.01.
     assert reliability(synthetic.confidence[:, 0], synthetic.match_len > 0).ece < 0.03
 
 

@@ -1,4 +1,4 @@
-"""Calibrated acceptance probabilities against the law that made the data."""
+"""Calibrated acceptance probabilities against the distribution that made the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beta-TS on trees: its rounds by a plain bandit, the law of its depth, and the chain that a tree of width one is."""
+"""Beta-TS on trees: rounds by a plain bandit, the distribution of its depth, and a tree of width one as a chain."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
     ("theta", "chances"),
     [("per_token", [3 / 5] * 4), ("per_round", [3 / 5, 4 / 6, 5 / 7, 6 / 8])],
 )
-def test_depth_of_a_first_round_has_its_law(theta: str, chances: list[float]) -> None:
+def test_depth_of_a_first_round_has_its_distribution(theta: str, chances: list[float]) -> None:
     """Beta(3, 2): each further level has the chance of the posterior mean, or of Polya's urn. Chi-square of 20,000."""
     trace = tree_trace(3, sequences=1, tokens=20, depth=5, width=3, nodes=400, vocabulary=6)
     count = 20_000
@@ -155,15 +155,15 @@ def test_depth_of_a_first_round_has_its_law(theta: str, chances: list[float]) ->
         sizes = [3, 9, 15, 21, 27]  # one node expanded, then two a level
         assert set(drafted) == set(sizes)
         reached = np.cumprod([1.0, *chances])
-        law = reached - np.append(reached[1:], 0.0)
-        return float(stats.chisquare([drafted[size] for size in sizes], count * law).pvalue)
+        distribution = reached - np.append(reached[1:], 0.0)
+        return float(stats.chisquare([drafted[size] for size in sizes], count * distribution).pvalue)
 
     assert p_value(theta) > 1e-3
     assert p_value("per_round" if theta == "per_token" else "per_token") < 1e-9
 
 
 @every_option
-def test_replay_has_the_law_of_theta_really_drawn(counting: str, theta: str) -> None:
+def test_replay_has_the_distribution_of_theta_really_drawn(counting: str, theta: str) -> None:
     """Mean drafted and accepted tokens of 20,000 replays against 600 runs that draw theta; 4 standard errors."""
     trace, _ = recorded_text(None)
     policy = BetaTSTree(

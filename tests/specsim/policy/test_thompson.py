@@ -1,4 +1,4 @@
-"""Beta-TS and Cali-TS: Algorithms 2 and 3 by hand, in law with theta really drawn, in the long run, and their speed."""
+"""Beta-TS and Cali-TS: Algorithms 2 and 3 by hand, in distribution with theta really drawn, and in the long run."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ SIMULATIONS = 1500
 
 @both
 @every_option
-def test_replay_has_the_law_of_theta_really_drawn(kind: Any, counting: str, theta: str) -> None:
+def test_replay_has_the_distribution_of_theta_really_drawn(kind: Any, counting: str, theta: str) -> None:
     """Mean drafted and accepted tokens of 20,000 replays against 1500 runs that draw theta; 4 standard errors."""
     rng = np.random.default_rng(3)
     trace = build_trace(

@@ -36,7 +36,7 @@ def run(trace: Trace, policy: ChainPolicy, *, log: bool = False) -> Replay:
 def whole_rounds(trace: Trace, k: int) -> np.ndarray:
     """Accepted tokens of the rounds that could draft k tokens: those before the sequence's last k + 1 positions.
 
-    Which rounds these are depends on where they begin, not on how they end, so their law is
+    Which rounds these are depends on where they begin, not on how they end, so their distribution is
     that of a round in an endless text.
     """
     log = run(trace, FixedK(k=k), log=True).rounds

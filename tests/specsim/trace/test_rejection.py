@@ -53,7 +53,7 @@ def test_a_drawn_match_is_a_run_of_independent_acceptances(trace: Trace) -> None
     for i in range(1, trace.depth + 1):
         expected = np.where(i <= trace.draft_limit, reach[:, i - 1], 0.0)
         sd = np.sqrt(expected * (1 - expected) / len(draws))
-        # 600 comparisons, at 5 standard errors each and a count for what a normal law misses
+        # 600 comparisons, at 5 standard errors each and a count for what a normal distribution misses
         assert (np.abs((draws >= i).mean(0) - expected) <= 5 * sd + 2 / len(draws)).all()
 
 
@@ -112,13 +112,13 @@ def test_the_policys_uniforms_differ_between_outcomes(trace: Trace) -> None:
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_equal_chances_give_leviathans_tokens_per_round(chance: float, k: int) -> None:
-    """Over all outcomes, within 5 standard errors (see test_replay of the same law)."""
+    """Over all outcomes, within 5 standard errors (see test_replay of the same distribution)."""
     flat = flat_trace(chance)
     result = replay(flat, FixedK(k=k), cost_table(flat, COST))
     tau = float(mean_tokens_per_round(chance, k))
     size = np.arange(1, k + 2)
-    law = np.append(chance ** np.arange(k) * (1 - chance), chance**k)
-    sigma = np.sqrt(max(0.0, (law * size**2).sum() - tau**2))
+    distribution = np.append(chance ** np.arange(k) * (1 - chance), chance**k)
+    sigma = np.sqrt(max(0.0, (distribution * size**2).sum() - tau**2))
     # The budget cuts an outcome's last drafts short, which costs it two rounds at most.
     margin = 5 * sigma / np.sqrt(result.num_rounds.sum()) + 2 * DRAWS * tau / result.num_rounds.sum()
     assert abs(result.output_tokens.sum() / result.num_rounds.sum() - tau) <= margin

@@ -1,4 +1,4 @@
-"""Exact laws of what is emitted: thresholds of a verifier's uniforms, and the target's own law."""
+"""Exact distributions of what is emitted: thresholds of a verifier's uniforms, and the target's own distribution."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream
 
 HALVINGS = 26  # of a threshold's interval
-EXACT = 1e-5  # of a law put together from a few hundred thresholds found to 2^-26
+EXACT = 1e-5  # of a distribution put together from a few hundred thresholds found to 2^-26
 Path = tuple[int, ...]
-Law = dict[Path, float]
+Distribution = dict[Path, float]
 
 
 def warped(logits: Sequence[float], temperature: float, top_p: float) -> list[float]:
@@ -73,28 +73,30 @@ def threshold(decide: Callable[[float], bool]) -> float:
     return low
 
 
-def add(law: Law, path: Path, chance: float, target: Callable[[Path], list[float]], length: int) -> None:
-    """Add to the law of the first `length` tokens what the target alone says after this path."""
-    if chance == 0:
+def add(
+    distribution: Distribution, path: Path, path_prob: float, target: Callable[[Path], list[float]], length: int
+) -> None:
+    """Add to the distribution of the first `length` tokens what the target alone says after this path."""
+    if path_prob == 0:
         return
     if len(path) >= length:
-        law[path[:length]] = law.get(path[:length], 0.0) + chance
+        distribution[path[:length]] = distribution.get(path[:length], 0.0) + path_prob
         return
     for token, prob in enumerate(target(path)):
-        add(law, (*path, token), chance * prob, target, length)
+        add(distribution, (*path, token), path_prob * prob, target, length)
 
 
-def emitted_law(
+def emitted_distribution(
     tables: Tables, depth: int, sampler: FedChoice, verifier: Verifier, judged_by: Sampler | None = None
-) -> Law:
-    """The law of the first depth + 1 tokens of one round and the target's own after it.
+) -> Distribution:
+    """The distribution of the first depth + 1 tokens of one round and the target's own after it.
 
     Every draft is taken with its probability under q, and every decision of the verifier with
     the threshold in its uniform at which it turns. judged_by : the drafter's distribution that the
     verifier is told, if not the one drawn from
     """
     vocabulary = len(tables.target[()])
-    law: Law = {}
+    distribution: Distribution = {}
 
     def target(path: Path) -> list[float]:
         return warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p)
@@ -127,20 +129,26 @@ def emitted_law(
                     sampler.fed["judge", place + 1] = 1 - 2**-53
                 cumulative = [threshold(lambda u, x=token: last_is_at_most(x, u)) for token in range(vocabulary)]
                 for token, mass in enumerate(np.diff(cumulative, prepend=0.0)):
-                    add(law, (*chain[:place], token), chance * (1 - accepted) * mass, target, depth + 1)
+                    add(distribution, (*chain[:place], token), chance * (1 - accepted) * mass, target, depth + 1)
             chance *= accepted
             if chance == 0:
                 break
             sampler.fed["judge", place + 1] = 0.0
-    return law
+    return distribution
 
 
-def exact_law(tables: Tables, depth: int, sampler: Sampler) -> Law:
-    law: Law = {}
-    add(law, (), 1.0, lambda path: warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p), depth + 1)
-    return law
+def exact_distribution(tables: Tables, depth: int, sampler: Sampler) -> Distribution:
+    distribution: Distribution = {}
+    add(
+        distribution,
+        (),
+        1.0,
+        lambda path: warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p),
+        depth + 1,
+    )
+    return distribution
 
 
-def distance(law: Law, other: Law) -> float:
+def distance(distribution: Distribution, other: Distribution) -> float:
     """Total variation."""
-    return sum(abs(law.get(path, 0.0) - other.get(path, 0.0)) for path in {*law, *other}) / 2
+    return sum(abs(distribution.get(path, 0.0) - other.get(path, 0.0)) for path in {*distribution, *other}) / 2
