@@ -244,11 +244,11 @@ def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
         return policy.settings["table"][0]
 
     tuned = fit(Learner, {"floor": 0.3}, train, None)
-    result = sweep("learner, learned", tuned, "floor", train, COST, speedup)
+    result = sweep("learner, learned", tuned, "floor", PricedTrace(train, COST), speedup)
     assert len(result.values) == POINTS and result.speedups == sorted(result.speedups)
     assert result.speedups[0] < result.at_tuned == tuned.settings["table"][0] < result.speedups[-1]
     assert all(policy.settings["lambda0"] == tuned.lambda0 for policy in seen)
-    assert sweep("learner, learned", tuned, "rule", train, COST, speedup).values == ["mean", "median"]
+    assert sweep("learner, learned", tuned, "rule", PricedTrace(train, COST), speedup).values == ["mean", "median"]
 
 
 def test_search_values_span_the_declared_range() -> None:
