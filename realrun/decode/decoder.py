@@ -16,7 +16,7 @@ from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import device_clock
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
@@ -95,7 +95,7 @@ class Decoder:
         verifier: Verifier | None = None,
         tree_verifier: TreeVerifier | None = None,
     ):
-        self.target = target if isinstance(target, CachedLM) else open_lm(target)
+        self.target = target if isinstance(target, CachedLM) else make_lm(target)
         self.drafter = drafter
         self.eos_token_ids = frozenset(eos_token_ids)
         self.sampler = sampler
@@ -152,10 +152,10 @@ class Decoder:
             state = policy.initial_state(policy.params)
         rounds: list[Round] = []
         end = len(prompt) + max_new_tokens
-        deepest = 0 if policy is None else policy.max_draft_tokens
+        longest = 0 if policy is None else policy.max_draft_tokens
         while len(tokens) < end:
             t = len(tokens) - len(prompt)
-            limit = min(deepest, end - len(tokens) - 1)
+            limit = min(longest, end - len(tokens) - 1)
             context = RoundContext(self.sampler, sequence, t, limit, seed)
             state, _ = self.round(tokens, context, policy, state, rounds)
             if tokens[-1] in self.eos_token_ids:

@@ -17,7 +17,7 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from specsim.errors import InputError
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import TreePolicy
@@ -46,7 +46,7 @@ class DraftModel:
         predictor: Predictor | None = None,
         siblings: Siblings = "top_k",
     ):
-        self.lm = model if isinstance(model, CachedLM) else open_lm(model)
+        self.lm = model if isinstance(model, CachedLM) else make_lm(model)
         self.siblings = siblings
         self.eos_token_ids = frozenset(eos_token_ids)
         self.predictor = None if predictor is None else predictor.cast(self.lm.device, self.lm.model.dtype)

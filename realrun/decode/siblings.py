@@ -15,7 +15,7 @@ import torch
 from realrun.decode.draft import Siblings
 from realrun.decode.sampling import Sampler, draw, draw_each
 
-UNUSED = 0.5  # in the place of the uniform of a child that nobody asked for
+UNUSED = 0.5  # the uniform in the place of a child that is not drafted
 
 
 class Drawn(NamedTuple):

@@ -83,7 +83,7 @@ class EagleLM(StateDrafterLM):
             assert end <= self.target.length + 1
             self.given = end
             x = self.eagle.fused(embedded, self._true_features(range(start - 1, end - 1)))
-            if len(tokens) > 1:  # the outputs before the last nobody reads
+            if len(tokens) > 1:  # only the last output is needed
                 self.stack.fill(x[:-1], start, slice(start, end - 1))
         x = self.stack.run(x[-1:], end - 1, slice(end - 1, end), None)
         self.feature = x[0]

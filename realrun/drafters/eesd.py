@@ -58,7 +58,7 @@ class EarlyExit(torch.nn.Module):
 def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:
     """The drafter as a language model of N + E layers, which shares the target's embedding and first N layers.
 
-    What an independent drafter can do, such as dense recording, this model can.
+    What an independent drafter can do, such as being recorded at every position at once, this model can.
     """
     model = copy.copy(target)
     model._modules = dict(target._modules)

@@ -14,7 +14,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.rejection import rejection_columns
@@ -32,7 +32,7 @@ class IndependentKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        return open_lm(target), DraftModel(self.model, eos_token_ids, predictor)
+        return make_lm(target), DraftModel(self.model, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         if sampler.mode == "rejection":

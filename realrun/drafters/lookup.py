@@ -28,7 +28,7 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.proposals.recorder import Columns, Recorder
 from realrun.proposals.trees import TreeSize
 from specsim.errors import InputError
@@ -42,7 +42,7 @@ MAX_NGRAM = 3  # tokens
 class NgramIndex:
     """A growing text, with the place after the last occurrence of each of its n-grams.
 
-    Everything that it answers depends on the text alone, so that a dense trace holds it. A
+    Everything that it answers depends on the text alone, so that a trace of every position holds it. A
     token more takes a few microseconds, however long the text is.
 
     matched : length of the longest n-gram at the text's end that occurred before, 0 if none did
@@ -205,7 +205,7 @@ class LookupKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        lm = open_lm(target)
+        lm = make_lm(target)
         return lm, LookupDrafter(lm, eos_token_ids)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:

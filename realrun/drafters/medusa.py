@@ -23,7 +23,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.lm.tuned_weights import ADAPTER, tuned_target
 from realrun.proposals.positionwise import positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder
@@ -190,7 +190,7 @@ class MedusaKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        lm = open_lm(target)
+        lm = make_lm(target)
         return lm, MedusaDrafter(lm, self.heads, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:

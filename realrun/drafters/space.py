@@ -26,7 +26,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.lm.tuned_weights import tuned_target
 from realrun.proposals.chain import CHUNK
 from realrun.proposals.positionwise import positionwise_columns
@@ -66,7 +66,7 @@ def mask_token(target: Any) -> int:
 
 @lru_cache(maxsize=256)
 def pass_layout(tokens: int, masks: int) -> tuple[Ints, torch.Tensor]:
-    """Depths [n] and who sees whom, bool [n, n], of n = tokens (masks + 1) rows: real tokens first, then their groups.
+    """Depths [n] and attention mask, bool [n, n], of n = tokens (masks + 1) rows: real tokens first, then their groups.
 
     The parent of every mask is the one before it in its group, that of the first its real token; rows
     see their ancestors and themselves. That is the mask of Eqs. 6 and 7 as the text means it (errata C2, C6,
@@ -85,13 +85,13 @@ class MaskedTarget(CachedLM):
 
     most : the masks that the target was trained with
     masks : as many until `warm` says how long drafts are; 0, as for the autoregressive baseline, feeds none
-    said : [groups, masks, V], what the groups of the last pass said, which began behind `first` cached
-        tokens; `said_hidden` [groups, masks, d] where hidden states are kept
+    mask_logits : [groups, masks, V], of the groups of the last pass, which began behind `first` cached
+        tokens; `mask_hidden` [groups, masks, d] where hidden states are kept
     group : which of them drafts next, that behind the last token that was kept; None where there is none
     """
 
     def __init__(self, model: Any, most: int):
-        self.inner, self.most, self.masks = open_lm(model), most, most
+        self.inner, self.most, self.masks = make_lm(model), most, most
         self.mask_id = mask_token(model)
         super().__init__(model)
 
@@ -138,15 +138,15 @@ class MaskedTarget(CachedLM):
 
     def proposals(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [masks, V] of the next candidates, and the states [masks, d] behind them where those are kept."""
-        assert self.said is not None and self.group is not None, "nobody has asked"
-        return self.said[self.group], None if self.said_hidden is None else self.said_hidden[self.group]
+        assert self.mask_logits is not None and self.group is not None, "no masks were fed"
+        return self.mask_logits[self.group], None if self.mask_hidden is None else self.mask_hidden[self.group]
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; the group behind the last of them drafts next."""
         self.inner.truncate(length)
         self.length = self.inner.length
         group = self.length - self.first - 1
-        self.group = group if self.said is not None and 0 <= group < len(self.said) else None
+        self.group = group if self.mask_logits is not None and 0 <= group < len(self.mask_logits) else None
 
     def forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         raise InputError(CHAINS_ONLY)
@@ -166,20 +166,20 @@ class MaskedTarget(CachedLM):
         return self.inner.hidden if self.keep_hidden else None
 
     def _take(self, logits: torch.Tensor, hidden: torch.Tensor | None, start: int) -> None:
-        """Keep what the masks of a pass behind `start` tokens said: logits [groups * masks, V], hidden likewise."""
-        self.said = logits.unflatten(0, (-1, self.masks))
-        self.said_hidden = None if hidden is None else hidden.unflatten(0, (-1, self.masks))
-        self.first, self.length, self.group = start, self.inner.length, len(self.said) - 1
+        """Keep what the masks of a pass behind `start` tokens gave: logits [groups * masks, V], hidden likewise."""
+        self.mask_logits = logits.unflatten(0, (-1, self.masks))
+        self.mask_hidden = None if hidden is None else hidden.unflatten(0, (-1, self.masks))
+        self.first, self.length, self.group = start, self.inner.length, len(self.mask_logits) - 1
 
     def _forget(self) -> None:
         """After a pass without masks."""
         self.length, self.nodes, self.hidden = self.inner.length, 0, self.inner.hidden
-        self.said = self.said_hidden = self.group = None
+        self.mask_logits = self.mask_hidden = self.group = None
         self.first = self.length
 
 
 class SpaceLM(CachedLM):
-    """What the masks said behind the interface of a model: the i-th pass of a round gives what mask i says."""
+    """The masks' logits behind the interface of a model: the i-th pass of a round gives those of mask i."""
 
     def __init__(self, target: MaskedTarget):
         self.target = target
@@ -207,7 +207,7 @@ class SpaceLM(CachedLM):
 
 
 class SpaceDrafter(DraftModel):
-    """Drafts what the masks of the target's last pass said."""
+    """Drafts from the masks' logits of the target's last pass."""
 
     def __init__(
         self, target: MaskedTarget, masks: int, eos_token_ids: Sequence[int], predictor: Predictor | None = None

@@ -130,7 +130,7 @@ def _check(
 class _Batch:
     """The library's model over a cache of B rows, of which each has a length of its own.
 
-    lengths : int [B], cached tokens. Beyond them up to the longest, a row holds what nobody sees
+    lengths : int [B], cached tokens. Beyond them up to the longest, what a row holds is masked
     """
 
     def __init__(self, model: PreTrainedModel, lengths: Sequence[int]):

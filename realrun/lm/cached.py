@@ -28,9 +28,9 @@ class CachedLM:
         last layer's states after the final norm, one row for every row of logits. A prefill
         leaves one row, that of its last token; None before the first token. Like logits,
         it may lie at an address that the next pass of the same size overwrites
-    follows : whether it is a drafter that takes something from the target for every verified token, so that
+    reads_target_states : whether it is a drafter that takes something from the target for every verified token, so that
         each round begins with some to ingest
-    keeps_pending : of such a drafter, whether what it made of a round's pending token stays
+    caches_pending_token : of such a drafter, whether what it made of a round's pending token stays
     """
 
     reads_target_states = caches_pending_token = False
@@ -110,8 +110,8 @@ class CachedLM:
     ) -> torch.Tensor:
         """Append n nodes that need not see all cached tokens; logits [n, V] after each, or after the last `keep`.
 
-        For dense recording. positions : [n]; seen : bool [n, length + nodes + n] on the CPU, which of the tokens
-        and nodes each sees
+        For recording every position at once. positions : [n]; seen : bool [n, length + nodes + n] on the CPU, which
+        of the tokens and nodes each sees
         """
         dtype = self.model.dtype
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

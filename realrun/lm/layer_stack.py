@@ -41,7 +41,7 @@ class LayerStack(Protocol):
         """
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Of a stack of one layer, the keys and values of rows x [n, d], whose output nobody reads."""
+        """Of a stack of one layer, the keys and values of rows x [n, d], whose output is not needed."""
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy the keys and values of these slots, in place, to slots `start` and on."""

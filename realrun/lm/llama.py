@@ -135,7 +135,7 @@ class FusedStack:
         return x
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Of a stack of one layer, the keys and values of rows x [n, d], whose output nobody reads."""
+        """Of a stack of one layer, the keys and values of rows x [n, d], whose output is not needed."""
         (layer,) = self.layers
         self._reserve(start + len(x))
         self._project(0, layer, x, start, (self.lm.cos[positions], self.lm.sin[positions]))

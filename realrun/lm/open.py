@@ -1,4 +1,4 @@
-"""Which pass runs a model: the library's, the lean one, or the one over a static cache."""
+"""Which pass runs a model: the library's, the fused one, or the one over a static cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.static_llama import StaticLlama
 
 
-def open_lm(model: PreTrainedModel) -> CachedLM:
+def make_lm(model: PreTrainedModel) -> CachedLM:
     """The fastest CachedLM for this model on its device.
 
     On a GPU, or where kernels were named, the static cache with its kernels and graphs.

@@ -163,7 +163,7 @@ class StaticLlama(LlamaLM):
         tokens : int64 [B, n], the sequences' next tokens. lengths : int32 [B], tokens cached
         before them; `length` of this object plays no part and does not change. Slots lengths
         to lengths + n - 1 are written and must lie inside the capacity: on a GPU the lengths
-        stay on the device and nobody checks. With graphs the result lies at a fixed address:
+        stay on the device and are not checked. With graphs the result lies at a fixed address:
         the next step of the same n overwrites it.
         """
         if tokens.dim() != 2 or len(tokens) != self.batch or not 1 <= tokens.shape[1] <= MAX_STEP_TOKENS:

@@ -50,7 +50,7 @@ def target_cache_columns(
     tree: TreeSize | None = None,
     ranks: bool = True,
 ) -> Columns:
-    """What the drafter proposes after prompt + output[:t], for every t at once; see `proposals.chain.dense_columns`.
+    """What the drafter proposes at every position, a `Recorder` once target and lm, its pass over it, are given.
 
     One pass of the target, then one of the drafter for each depth, in which every position's branch
     grows by a token, and one over the true tokens after every position.

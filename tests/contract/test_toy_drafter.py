@@ -18,7 +18,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.drafters.registry import DRAFTERS
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.pairs.pair import Pair, load_pair
 from realrun.profiling.profile import profile
 from realrun.proposals.positionwise import positionwise_columns
@@ -82,7 +82,7 @@ class RepeatKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        return open_lm(target), DraftModel(RepeatLM(target), eos_token_ids, predictor)
+        return make_lm(target), DraftModel(RepeatLM(target), eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         def recorder(

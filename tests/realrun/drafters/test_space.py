@@ -92,10 +92,12 @@ def check_pass(target: MaskedTarget, context: list[int], tokens: list[int]) -> N
     assert target.length == target.inner.length == len(context) + len(tokens) and target.inner.nodes == 0
     whole = plain(model, [*context, *tokens])
     torch.testing.assert_close(together, whole[len(context) :], **CLOSE)
-    assert target.said is not None and target.said.shape == (len(tokens), k, VOCAB)
+    assert target.mask_logits is not None and target.mask_logits.shape == (len(tokens), k, VOCAB)
     for group in range(len(tokens)):
         prefix = [*context, *tokens[: group + 1]]
-        torch.testing.assert_close(target.said[group], plain(model, [*prefix, *[VOCAB] * k])[len(prefix) :], **CLOSE)
+        torch.testing.assert_close(
+            target.mask_logits[group], plain(model, [*prefix, *[VOCAB] * k])[len(prefix) :], **CLOSE
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -157,7 +159,7 @@ def test_a_run_has_as_many_masks_as_its_longest_draft_and_the_baseline_has_none(
         target.prefill([1, 2, 3])
         target.forward([4, 5])
     assert widths == [2 * 3, 2 * 6]  # (m + 1)(k + 1)
-    assert target.said is None and target.group is None
+    assert target.mask_logits is None and target.group is None
 
 
 # Decoding

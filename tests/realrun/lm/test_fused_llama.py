@@ -12,7 +12,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.llama import FusedLlama, supported
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from specsim.policy.registry import make_policy
 from tests.support.tiny import tiny_pair
 
@@ -85,7 +85,7 @@ def test_weights_are_joined_in_place_and_once() -> None:
 )
 def test_other_models_use_the_librarys_own_pass(model: LlamaForCausalLM) -> None:
     assert not supported(model)
-    assert type(open_lm(model)) is CachedLM
+    assert type(make_lm(model)) is CachedLM
 
 
 @pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.9, 4)], ids=["greedy", "gumbel"])

@@ -16,7 +16,7 @@ import realrun.lm.static_llama as static
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama, supported
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.lm.static_llama import PLAIN, StaticLlama
 from specsim.errors import InputError
 from tests.realrun.lm.test_fused_llama import small_model
@@ -171,14 +171,14 @@ def test_bfloat16_stays_within_its_rounding() -> None:
 
 def test_models_open_with_the_pass_for_their_device_and_kernels() -> None:
     model, biased = small_model(), small_model(attention_bias=True)
-    assert type(open_lm(model)) is FusedLlama
+    assert type(make_lm(model)) is FusedLlama
     with use_kernels("auto"):
-        assert type(open_lm(model)) is FusedLlama
+        assert type(make_lm(model)) is FusedLlama
     with use_kernels("reference"):
-        assert type(open_lm(model)) is StaticLlama
-        assert type(open_lm(biased)) is CachedLM
-    assert type(open_lm(model)) is FusedLlama
-    assert type(open_lm(qwen3())) is FusedLlama
+        assert type(make_lm(model)) is StaticLlama
+        assert type(make_lm(biased)) is CachedLM
+    assert type(make_lm(model)) is FusedLlama
+    assert type(make_lm(qwen3())) is FusedLlama
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_models_open_with_the_pass_for_their_device_and_kernels() -> None:
 )
 def test_other_qwen3_models_use_the_librarys_own_pass(changes: dict[str, object]) -> None:
     model = qwen3(**changes)
-    assert not supported(model) and type(open_lm(model)) is CachedLM
+    assert not supported(model) and type(make_lm(model)) is CachedLM
 
 
 class Recorder:

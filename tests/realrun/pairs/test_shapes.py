@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.pairs import shapes
 from realrun.pairs.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
 from specsim.errors import InputError
@@ -66,7 +66,7 @@ def test_a_reduced_model_is_finite_and_keeps_its_kind(name: str) -> None:
     groups = config.num_attention_heads // config.num_key_value_heads
     assert groups == min(whole.num_attention_heads // whole.num_key_value_heads, 4)
     model = random_model(config, "cpu", torch.float32, seed=1)
-    logits = open_lm(model).forward([1, 2, 3, 4])
+    logits = make_lm(model).forward([1, 2, 3, 4])
     assert logits.shape == (4, config.vocab_size) and logits.isfinite().all()
     assert shapes.parameter_count(config) == sum(p.numel() for p in model.parameters()) < 300_000
 

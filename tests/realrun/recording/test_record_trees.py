@@ -20,7 +20,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import open_lm
+from realrun.lm.open import make_lm
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.chain import branch_columns
@@ -408,7 +408,7 @@ def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: 
     pair = replace(lab_pair64, predictor=None)
     trace = record(pair, prompts[:2], RecordSettings(6, 5, sampler, tree_nodes=40, tree_width=8))
     assert trace.tree is not None
-    lm = open_lm(pair.drafter.model)
+    lm = make_lm(pair.drafter.model)
     for row in range(len(trace.token)):
         sequence, t = divmod(row, 5)
         tree, context = trace.tree, [*prompts[sequence].tokens, *trace.token[row - t : row].tolist()]
