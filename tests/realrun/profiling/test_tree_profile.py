@@ -60,7 +60,7 @@ def test_the_simulator_reads_the_trees(document: dict[str, Any], tmp_path: Path)
     table = compile_table(cost, max_draft_tokens=DEPTH, contexts=(4, 70), trees=True)
     assert table.tree is not None and len(table.tree.verify_s) == len(table.tree.wider_s) == TREE_TOKENS + 1
     assert (np.diff(table.tree.verify_s[1:], axis=0) >= 0).all() and (table.tree.verify_s[1:] > 0).all()
-    with pytest.raises(InputError, match="tree-tokens"):
+    with pytest.raises(InputError, match="tree-nodes"):
         cost.tree_verify(TREE_TOKENS + 1, 30)
 
 
