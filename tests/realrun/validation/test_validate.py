@@ -132,7 +132,7 @@ def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("settings", "prompts", "names"),
     [
-        (replace(SETTINGS, record=replace(SETTINGS.record, depth=5)), tiny_prompts(), "depth=4"),
+        (replace(SETTINGS, record=replace(SETTINGS.record, max_draft_tokens=5)), tiny_prompts(), "depth=4"),
         (replace(SETTINGS, record=replace(SETTINGS.record, max_new_tokens=9)), tiny_prompts(), "max_new_tok"),
         (replace(SETTINGS, record=replace(SETTINGS.record, sampler=Sampler())), tiny_prompts(), "decoding="),
         (SETTINGS, tiny_prompts(seed=1), "prompts="),
