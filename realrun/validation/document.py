@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from realrun.decode.rounds import Round
 from realrun.validation.validate import Row, Validation
-from specsim.fitting.chain_calibration import judged_tokens
+from specsim.fitting.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.priced import PricedTrace
@@ -29,7 +29,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         predict_policy(PricedTrace(holdout, profile), make_policy("fixed_k", {"k": k}), seed=validation.seed)
         for k in lengths
     ]
-    confidence, accepted = judged_tokens(holdout)
+    confidence, accepted = verified_tokens(holdout)
     bins = metrics.reliability(confidence, accepted)
     depth = holdout.depth
     accepted_lengths = [r.accepted for run in best.runs for r in run.rounds]

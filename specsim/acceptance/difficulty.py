@@ -20,21 +20,21 @@ from specsim.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Latent difficulty that drifts along the text, and how confidence, entropy and hits hang on it.
+    """Latent difficulty that drifts along the text, and how confidence, entropy and acceptance hang on it.
 
-    Every output token has, for branches that are right up to it, three standard normal scores:
+    Every output token has, for branches that are accepted up to it, three standard normal scores:
     of top-1 confidence, of entropy, and of the drafted token's probability over the top one's.
     They hang together by a Gaussian copula (`on_correlation`: confidence-entropy, confidence-ratio,
     entropy-ratio), and turn into values by tables of quantiles at KNOTS. Confidence and entropy drift
     by `feature_drift` (latent.Drift), the ratio is fresh at every token. A weighted sum of the scores,
-    `hit_weight`, scaled to variance 1, is looked up in `hit_prob`, also at KNOTS: the probability p of a
-    hit, which is calibrated by construction. The token hits if Phi^-1(p) + z > 0, z a hidden
+    `hit_weight`, scaled to variance 1, is looked up in `hit_prob`, also at KNOTS: the probability p of
+    acceptance, which is calibrated by construction. The token is accepted if Phi^-1(p) + z > 0, z a hidden
     standard normal that drifts by `hidden_drift`: difficulty that the drafter does not see.
 
-    After a miss the branch leaves the output. Its tokens draw from tables of their own (`off_`);
-    `off_follow` is how far their confidence follows that of the missed token, `off_common` how
-    much variance they have in common besides; the missed token's scores have the distribution `miss_score`.
-    Depth along a wrong branch, and depth along a right one, change nothing by themselves.
+    After a rejection the branch leaves the output. Its tokens draw from tables of their own (`off_`);
+    `off_follow` is how far their confidence follows that of the rejected token, `off_common` how
+    much variance they have in common besides; the rejected token's scores have the distribution `miss_score`.
+    Depth along a rejected branch, and depth along an accepted one, change nothing by themselves.
     """
 
     on_confidence: Table
@@ -108,22 +108,22 @@ class Difficulty:
         on_scores = cholesky(self.on_correlation) @ fields
         index = np.array(self.hit_weight) @ on_scores
         prob = np.interp(index, KNOTS, self.hit_prob)
-        hit = ndtri(np.clip(prob, 1e-9, 1 - 1e-9)) + Drift(*self.hidden_drift).draw(lengths, rng) > 0
-        match_len = match_lengths([hit] * depth, lengths)
+        accepted = ndtri(np.clip(prob, 1e-9, 1 - 1e-9)) + Drift(*self.hidden_drift).draw(lengths, rng) > 0
+        match_len = match_lengths([accepted] * depth, lengths)
         on = _values(on_scores, self.on_confidence, self.on_entropy_nats, self.on_ratio)
-        misses = np.flatnonzero(~hit)
-        off_scores = self._off_scores(on_scores[0, misses], depth - 1, rng)
+        rejected = np.flatnonzero(~accepted)
+        off_scores = self._off_scores(on_scores[0, rejected], depth - 1, rng)
         off = _values(off_scores, self.off_confidence, self.off_entropy_nats, self.off_ratio)
-        return Drafts(match_len, **_spread(on, off, misses, match_len, depth))
+        return Drafts(match_len, **_spread(on, off, rejected, match_len, depth))
 
-    def _off_scores(self, missed: Floats, length: int, rng: np.random.Generator) -> Floats:
-        """Scores [3, misses, length] of the tokens after each missed one, whose confidence had these scores."""
-        shape = len(missed), length
-        start = np.interp(missed, self.miss_score, KNOTS)  # standard normal among misses
+    def _off_scores(self, rejected_score: Floats, length: int, rng: np.random.Generator) -> Floats:
+        """Scores [3, rejected, length] of the tokens after each rejected one, whose confidence had these scores."""
+        shape = len(rejected_score), length
+        start = np.interp(rejected_score, self.miss_score, KNOTS)  # standard normal among rejected
         common = np.sqrt(self.off_common)
         rest = np.sqrt(max(0.0, 1 - self.off_follow**2 - self.off_common))
-        first = (self.off_follow * start + common * rng.standard_normal(len(missed)))[:, None]
-        second = common * rng.standard_normal((len(missed), 1))
+        first = (self.off_follow * start + common * rng.standard_normal(len(rejected_score)))[:, None]
+        second = common * rng.standard_normal((len(rejected_score), 1))
         fields = np.stack(
             [
                 first + rest * rng.standard_normal(shape),
@@ -153,24 +153,24 @@ def _values(scores: Floats, confidence: Table, entropy_nats: Table, ratio: Table
 
 
 def _spread(
-    on: tuple[Floats, ...], off: tuple[Floats, ...], misses: Ints, match_len: Any, depth: int
+    on: tuple[Floats, ...], off: tuple[Floats, ...], rejected: Ints, match_len: Any, depth: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Values per output token [N] and per missed token and step [misses, D - 1] as trace columns [N, D].
+    """Values per output token [N] and per rejected token and step [rejected, D - 1] as trace columns [N, D].
 
     Cells beyond the end of a sequence hold values of some other place; no policy reads them.
     """
     total = len(match_len)
     start = np.arange(total)
     row = np.zeros(total, dtype=np.int64)
-    row[misses] = np.arange(len(misses))
+    row[rejected] = np.arange(len(rejected))
     branch = row[np.minimum(start + match_len, total - 1)]
     result = {}
-    for name, right, wrong in zip(("prob", "confidence", "entropy_nats"), on, off, strict=True):
-        right, wrong = right.astype(np.float32), wrong.astype(np.float32)
+    for name, before, after in zip(("prob", "confidence", "entropy_nats"), on, off, strict=True):
+        before, after = before.astype(np.float32), after.astype(np.float32)
         column = np.empty((total, depth), dtype=np.float32)
         for i in range(depth):
-            column[:, i] = right[np.minimum(start + i, total - 1)]
-            astray = np.flatnonzero(match_len < i) if len(misses) else start[:0]
-            column[astray, i] = wrong[branch[astray], i - match_len[astray] - 1]
+            column[:, i] = before[np.minimum(start + i, total - 1)]
+            astray = np.flatnonzero(match_len < i) if len(rejected) else start[:0]
+            column[astray, i] = after[branch[astray], i - match_len[astray] - 1]
         result[name] = column
     return result

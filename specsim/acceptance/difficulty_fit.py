@@ -16,35 +16,35 @@ from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
 MIN_TOKENS = 200  # fewer say nothing about calibration
-MIN_OFF = 50  # drafted tokens after a miss; with fewer their distribution is taken from those before
+MIN_OFF = 50  # drafted tokens after a rejection; with fewer their distribution is taken from those before
 # Default share of the latent's variance that the drafter's confidence shows. Fitted to two dense traces
 # of the lab's pair, greedy and with coupled noise at T = 0.8, the models show 0.44 and 0.33.
 INFORMED = 0.4
-MIN_PROB = 1e-4  # bound on fitted probabilities of a hit
+MIN_PROB = 1e-4  # bound on fitted probabilities of acceptance
 
 
 def from_trace(trace: Trace) -> dict[str, Any]:
-    """Every part by its own estimate, from tokens whose draft prefix was right, each once.
+    """Every part by its own estimate, from tokens whose draft prefix was accepted, each once.
 
-    Tables are empirical quantiles, correlations those of normal scores, the probability of a hit an
+    Tables are empirical quantiles, correlations those of normal scores, the probability of acceptance an
     isotonic regression on the best linear index (logistic regression), drifts fitted to the scores'
-    autocorrelations and to the likelihood of hits. Raises InputError below 200 output tokens
-    or where all or no first drafts are right.
+    autocorrelations and to the likelihood of acceptance. Raises InputError below 200 output tokens
+    or where all or no first drafts are accepted.
     """
     verified = trace.draft_limit > 0  # not where the budget leaves no room for a draft
-    hit, total = (trace.match_len > 0) & verified, int(verified.sum())
-    if total < MIN_TOKENS or hit.sum() in (0, total):
+    accepted, total = (trace.match_len > 0) & verified, int(verified.sum())
+    if total < MIN_TOKENS or accepted.sum() in (0, total):
         raise InputError(
-            f"acceptance model difficulty wants {MIN_TOKENS} output tokens with hits and misses, this trace has "
-            f"{total} with {int(hit.sum())} hits; record more or fit iid"
+            f"acceptance model difficulty wants {MIN_TOKENS} output tokens, some accepted and some rejected; this "
+            f"trace has {total} with {int(accepted.sum())} accepted; record more or fit iid"
         )
-    missed = verified & ~hit
+    rejected = verified & ~accepted
     on = _columns(trace, slice(None), slice(0, 1))[:, :, 0]
     scores = np.stack([normal_scores(column) for column in on])
-    weight, prob = _calibrate(scores, hit, verified)
+    weight, prob = _calibrate(scores, accepted, verified)
     lengths = trace.output_tokens
-    padded, outcome = _by_sequence(prob, np.where(verified, hit, MISSING), lengths)
-    off = _off_law(trace, scores[0], missed)
+    padded, outcome = _by_sequence(prob, np.where(verified, accepted, MISSING), lengths)
+    off = _off_distribution(trace, scores[0], rejected)
     return dict(
         on_confidence=_quantiles(on[0], 0, 1),
         on_entropy_nats=_quantiles(on[1], 0, np.inf),
@@ -54,22 +54,22 @@ def from_trace(trace: Trace) -> dict[str, Any]:
         hit_weight=tuple(weight[0].tolist()),
         hit_prob=tuple(weight[1].tolist()),
         hidden_drift=tuple(fit_hidden(padded, outcome)),
-        miss_score=_quantiles(scores[0][missed], -np.inf, np.inf),
+        miss_score=_quantiles(scores[0][rejected], -np.inf, np.inf),
         **off,
     )
 
 
 def from_rounds(rounds: Rounds) -> dict[str, Any]:
-    """The latent from hits and misses, and a default joint distribution in the place of what rounds do not tell.
+    """The latent from which tokens were accepted, and a default joint distribution for what rounds do not tell.
 
-    Token by token, a round shows a hits and, if a < k, a miss; the token that follows a full
+    Token by token, a round shows a accepted tokens and, if a < k, a rejected one; the token that follows a full
     acceptance stays unseen. The latent's drift, then its mean, are the likeliest. That
     takes drafts to end for reasons of their own: prefer rounds of a fixed K to adaptive ones. Runs
     of several policies over the same sequences are read together.
 
     Default joint distribution: confidence is calibrated and shows the share INFORMED of the latent's variance;
     entropy is that of a geometric distribution with this mode; the drafted token is the most likely
-    one; after a miss confidence keeps its distribution and follows nothing.
+    one; after a rejection confidence keeps its distribution and follows nothing.
     """
     from scipy.special import ndtr, ndtri
 
@@ -79,13 +79,13 @@ def from_rounds(rounds: Rounds) -> dict[str, Any]:
         )
     outcome = _outcomes(rounds)
     seen = outcome != MISSING
-    hits, verified = int((outcome == 1).sum()), int(seen.sum())
-    if verified < MIN_TOKENS or hits in (0, verified):
+    accepted, verified = int((outcome == 1).sum()), int(seen.sum())
+    if verified < MIN_TOKENS or accepted in (0, verified):
         raise InputError(
-            f"acceptance model difficulty wants {MIN_TOKENS} verified tokens with hits and misses, these rounds "
-            f"have {verified} with {hits} hits; give more rounds or fit iid"
+            f"acceptance model difficulty wants {MIN_TOKENS} verified tokens, some accepted and some rejected; these "
+            f"rounds have {verified} with {accepted} accepted; give more rounds or fit iid"
         )
-    mean = float(ndtri(hits / verified))  # too low: what is not verified follows full acceptances
+    mean = float(ndtri(accepted / verified))  # too low: what is not verified follows full acceptances
     drift = fit_hidden(np.full(outcome.shape, mean), outcome)
     mean = fit_mean(drift, outcome)
     prob = ndtr((mean + np.sqrt(INFORMED) * KNOTS) / np.sqrt(1 - INFORMED))
@@ -145,10 +145,10 @@ def _correlations(scores: Floats) -> Table:
     return tuple(float(np.clip(a / b, -1, 1)) if b > 1e-9 else 0.0 for a, b in zip(above, below, strict=True))
 
 
-def _calibrate(scores: Floats, hit: Bools, verified: Bools) -> tuple[tuple[Floats, Floats], Floats]:
-    """Weights [3] of the best index of standard normal scores, hit probability at KNOTS; and the probability per token.
+def _calibrate(scores: Floats, accepted: Bools, verified: Bools) -> tuple[tuple[Floats, Floats], Floats]:
+    """Weights [3] of the best index of standard normal scores, acceptance at KNOTS; and the probability per token.
 
-    scores [3, N], hit and verified [N]; only verified tokens are learned from.
+    scores [3, N], accepted and verified [N]; only verified tokens are learned from.
     """
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
@@ -156,15 +156,15 @@ def _calibrate(scores: Floats, hit: Bools, verified: Bools) -> tuple[tuple[Float
     varying = scores.std(axis=1) > 1e-9
     weight = np.zeros(3)
     if varying.any():
-        weight[varying] = LogisticRegression(C=1.0).fit(scores[varying][:, verified].T, hit[verified]).coef_[0]
+        weight[varying] = LogisticRegression(C=1.0).fit(scores[varying][:, verified].T, accepted[verified]).coef_[0]
     scale = float(np.std(weight @ scores))
     if scale < 1e-9:  # the features say nothing
-        rate = float(hit[verified].mean())
-        return (np.array([1.0, 0.0, 0.0]), np.full(len(KNOTS), rate)), np.full(len(hit), rate)
+        rate = float(accepted[verified].mean())
+        return (np.array([1.0, 0.0, 0.0]), np.full(len(KNOTS), rate)), np.full(len(accepted), rate)
     weight /= scale
     index = normal_scores(weight @ scores)
     known = index[verified]
-    fitted = IsotonicRegression().fit_transform(known, hit[verified].astype(float))
+    fitted = IsotonicRegression().fit_transform(known, accepted[verified].astype(float))
     # Steps smoothed to a line through means of equal counts, so that no probability is 0 or 1 by luck.
     groups = np.array_split(np.argsort(known, kind="stable"), int(np.clip(len(known) // 50, 2, 24)))
     centre = [float(known[group].mean()) for group in groups]
@@ -174,7 +174,7 @@ def _calibrate(scores: Floats, hit: Bools, verified: Bools) -> tuple[tuple[Float
 
 
 def _by_sequence(prob: Floats, result: IntArray, lengths: IntArray) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """Phi^-1(chance) and results (1, 0 or MISSING), [N] each, as [S, T], padded with MISSING."""
+    """Phi^-1(probability) and results (1, 0 or MISSING), [N] each, as [S, T], padded with MISSING."""
     from scipy.special import ndtri
 
     inside = np.arange(int(lengths.max())) < lengths[:, None]
@@ -184,23 +184,23 @@ def _by_sequence(prob: Floats, result: IntArray, lengths: IntArray) -> tuple[Flo
 
 
 def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
-    """Hits and misses of the verified tokens, int8 [S, T], MISSING where no round verified."""
+    """Acceptance of the verified tokens, int8 [S, T], MISSING where no round verified."""
     assert rounds.sequence_id is not None and rounds.t is not None
     sequence = np.unique(rounds.sequence_id, return_inverse=True)[1]
     outcome = np.full((int(sequence.max()) + 1, int((rounds.t + rounds.drafted).max()) + 1), MISSING, dtype=np.int8)
-    missed = rounds.accepted < rounds.drafted
-    outcome[sequence[missed], (rounds.t + rounds.accepted)[missed]] = 0
+    rejected = rounds.accepted < rounds.drafted
+    outcome[sequence[rejected], (rounds.t + rounds.accepted)[rejected]] = 0
     for i in range(int(rounds.accepted.max())):
         more = rounds.accepted > i
         outcome[sequence[more], rounds.t[more] + i] = 1
     return outcome
 
 
-def _off_law(trace: Trace, score: Floats, missed: Bools) -> dict[str, Any]:
-    """The `off_` fields: tokens drafted after a miss, each wrong branch once, from the position that misses first."""
-    rows = np.flatnonzero(missed)
+def _off_distribution(trace: Trace, score: Floats, rejected: Bools) -> dict[str, Any]:
+    """The `off_` fields: tokens drafted after a rejection, each once, from the position where it comes first."""
+    rows = np.flatnonzero(rejected)
     limit = trace.draft_limit[rows].astype(np.int64)
-    drafted = np.arange(1, trace.depth) < limit[:, None]  # [misses, D - 1]
+    drafted = np.arange(1, trace.depth) < limit[:, None]  # [rejected, D - 1]
     enough = int(drafted.sum()) >= MIN_OFF
     if enough:
         values = _columns(trace, rows, slice(1, None))

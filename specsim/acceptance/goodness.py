@@ -118,12 +118,12 @@ def summary(trace: Trace) -> dict[str, Any]:
             result[f"autocorrelation of match length, lag {lag}"] = _correlation(match[lag:][same], match[:-lag][same])
     depth = np.arange(trace.depth)
     verified = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
-    hit = (depth < trace.match_len[:, None])[verified]
-    if hit.size:
+    accepted = (depth < trace.match_len[:, None])[verified]
+    if accepted.size:
         confidence, entropy = trace.confidence[verified], trace.entropy_nats[verified]
-        result["calibration error (ECE) of confidence"] = reliability(confidence, hit).ece
+        result["calibration error (ECE) of confidence"] = reliability(confidence, accepted).ece
         for name, values in (("confidence", confidence), ("entropy", entropy)):
-            for kind, chosen in (("accepted", hit), ("rejected", ~hit)):
+            for kind, chosen in (("accepted", accepted), ("rejected", ~accepted)):
                 if chosen.any():
                     result[f"mean {name} of {kind} tokens"] = values[chosen].mean(dtype=np.float64)
     return result

@@ -16,9 +16,9 @@ from specsim.trace.trace import Trace
 
 @dataclass(frozen=True)
 class IID:
-    """alpha in [0, 1], the acceptance probability of a token whose draft prefix was right.
+    """alpha in [0, 1], the acceptance probability of a token whose draft prefix was accepted.
 
-    Assumes that hits at different output tokens are independent. Confidence is alpha at every
+    Assumes that acceptances at different output tokens are independent. Confidence is alpha at every
     place, entropy that of a geometric distribution with such a mode, so policies that look at
     them decide blindly.
     """
@@ -52,5 +52,5 @@ class IID:
 
     def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
         total = int(lengths.sum())
-        hit = rng.random(total) < self.alpha
-        return Drafts(match_lengths([hit] * depth, lengths), **uninformed(np.full(depth, self.alpha), total))
+        accepted = rng.random(total) < self.alpha
+        return Drafts(match_lengths([accepted] * depth, lengths), **uninformed(np.full(depth, self.alpha), total))

@@ -1,4 +1,4 @@
-"""Latent Gaussian processes along the text, and how much of one hides behind hits and misses."""
+"""Latent Gaussian processes along the text, and how much of one hides behind accepted and rejected tokens."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def fit_drift(score: Floats, lengths: IntArray, lags: int = 32) -> Drift:
     return _bounded(*found)
 
 
-def fit_hidden(offset: Floats, hit: npt.NDArray[np.int8]) -> Drift:
-    """Drift of a standard Gaussian z with hit = [offset + z > 0], by maximum likelihood.
+def fit_hidden(offset: Floats, accepted: npt.NDArray[np.int8]) -> Drift:
+    """Drift of a standard Gaussian z with accepted = [offset + z > 0], by maximum likelihood.
 
-    offset : float64 [S, T], so that the probability of a hit is Phi(offset) if nothing else is known
-    hit : int8 [S, T], 1, 0, or MISSING; places are ignored if missing
+    offset : float64 [S, T], so that the probability of acceptance is Phi(offset) if nothing else is known
+    accepted : int8 [S, T], 1, 0, or MISSING; places are ignored if missing
 
     The likelihood is that of a hidden Markov chain: the sequence's share on Gauss-Hermite
     nodes, the fading share as Rouwenhorst's chain (1995), which has the AR(1) process's
@@ -85,10 +85,10 @@ def fit_hidden(offset: Floats, hit: npt.NDArray[np.int8]) -> Drift:
     from scipy.optimize import minimize
 
     def search(start: Floats, positions: int, step: float) -> Any:
-        keep = max(1, positions // max(1, hit.shape[1]))
+        keep = max(1, positions // max(1, accepted.shape[1]))
 
         def loss(x: Floats) -> float:
-            return -log_likelihood(_from_free(x), offset[:keep], hit[:keep])
+            return -log_likelihood(_from_free(x), offset[:keep], accepted[:keep])
 
         simplex = np.vstack([start, start + step * np.eye(3)])
         options = {"xatol": 0.05, "fatol": 0.02, "initial_simplex": simplex}
@@ -98,22 +98,22 @@ def fit_hidden(offset: Floats, hit: npt.NDArray[np.int8]) -> Drift:
     starts = np.array([-1.0, 0.0, 1.0]), np.array([-2.0, -2.0, 2.5])
     rough = min((search(start, ROUGH_POSITIONS, 1.0) for start in starts), key=lambda found: found.fun)
     best = search(rough.x, MAX_POSITIONS, 0.3)
-    keep = max(1, MAX_POSITIONS // max(1, hit.shape[1]))
+    keep = max(1, MAX_POSITIONS // max(1, accepted.shape[1]))
     nothing = Drift(0.0, 0.0, 0.0)
     # Two shares and a decay must earn what a better likelihood by chance would be.
-    if -log_likelihood(nothing, offset[:keep], hit[:keep]) <= best.fun + 3.0:
+    if -log_likelihood(nothing, offset[:keep], accepted[:keep]) <= best.fun + 3.0:
         return nothing
     return _from_free(best.x)
 
 
-def fit_mean(drift: Drift, hit: npt.NDArray[np.int8]) -> float:
-    """The constant offset that makes these hits likeliest under this drift; see `fit_hidden`."""
+def fit_mean(drift: Drift, accepted: npt.NDArray[np.int8]) -> float:
+    """The constant offset that makes these outcomes likeliest under this drift; see `fit_hidden`."""
     from scipy.optimize import minimize_scalar
 
-    hit = hit[: max(1, MAX_POSITIONS // max(1, hit.shape[1]))]
+    accepted = accepted[: max(1, MAX_POSITIONS // max(1, accepted.shape[1]))]
 
     def loss(mean: float) -> float:
-        return -log_likelihood(drift, np.full(hit.shape, mean), hit)
+        return -log_likelihood(drift, np.full(accepted.shape, mean), accepted)
 
     return float(minimize_scalar(loss, bounds=(-4, 4), method="bounded", options={"xatol": 0.01}).x)
 
@@ -129,8 +129,8 @@ def _bounded(sequence: float, local: float, decay: float) -> Drift:
     return Drift(float(sequence * shrink), float(local * shrink), float(min(decay, 0.995)))
 
 
-def log_likelihood(drift: Drift, offset: Floats, hit: npt.NDArray[np.int8]) -> float:
-    """Log-likelihood of hits and misses, in nats; see `fit_hidden`."""
+def log_likelihood(drift: Drift, offset: Floats, accepted: npt.NDArray[np.int8]) -> float:
+    """Log-likelihood of accepted and rejected tokens, in nats; see `fit_hidden`."""
     from scipy.special import ndtr
 
     nodes, weights = np.polynomial.hermite_e.hermegauss(SEQUENCE_NODES)
@@ -138,14 +138,14 @@ def log_likelihood(drift: Drift, offset: Floats, hit: npt.NDArray[np.int8]) -> f
     states, chain, stationary = _rouwenhorst(drift.decay)
     level = np.sqrt(drift.sequence) * nodes[:, None] + np.sqrt(drift.local) * states  # [Q, G]
     scale = np.sqrt(drift.fresh)
-    belief = np.broadcast_to(stationary, (len(hit), SEQUENCE_NODES, TOKEN_STATES)).copy()
-    total = np.zeros((len(hit), SEQUENCE_NODES))
-    for t in range(hit.shape[1]):
+    belief = np.broadcast_to(stationary, (len(accepted), SEQUENCE_NODES, TOKEN_STATES)).copy()
+    total = np.zeros((len(accepted), SEQUENCE_NODES))
+    for t in range(accepted.shape[1]):
         if t > 0:
             belief = belief @ chain
-        sign = np.where(hit[:, t] == 1, 1.0, -1.0)[:, None, None]
+        sign = np.where(accepted[:, t] == 1, 1.0, -1.0)[:, None, None]
         prob = ndtr(sign * (offset[:, t, None, None] + level) / scale)
-        prob[hit[:, t] == MISSING] = 1.0
+        prob[accepted[:, t] == MISSING] = 1.0
         belief *= prob
         norm = np.maximum(belief.sum(axis=2), 1e-300)
         total += np.log(norm)

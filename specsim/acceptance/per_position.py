@@ -18,7 +18,7 @@ class PerPosition:
     """alpha[i - 1] in [0, 1]: probability that the i-th drafted token is accepted if all before it were.
 
     One uniform belongs to every output token, and a branch that drafts the token as its i-th
-    hits if it is below alpha_i: tokens are independent, branches over the same token as much
+    is accepted if it is below alpha_i: tokens are independent, branches over the same token as much
     alike as their alphas allow. Confidence is alpha_i, as in the i.i.d. model.
     """
 
@@ -51,5 +51,5 @@ class PerPosition:
             )
         total = int(lengths.sum())
         uniform = rng.random(total)
-        hits = [uniform < alpha for alpha in self.alpha[:depth]]
-        return Drafts(match_lengths(hits, lengths), **uninformed(np.array(self.alpha[:depth]), total))
+        accepted = [uniform < alpha for alpha in self.alpha[:depth]]
+        return Drafts(match_lengths(accepted, lengths), **uninformed(np.array(self.alpha[:depth]), total))

@@ -1,4 +1,4 @@
-"""Tables of quantiles: how marginal laws are kept."""
+"""Tables of quantiles: how marginal distributions are kept."""
 
 from __future__ import annotations
 

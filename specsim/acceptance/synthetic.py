@@ -1,10 +1,10 @@
 """Synthetic dense traces. What all acceptance models share is how branches hang together.
 
 The draft at position t, depth i concerns output token t + i - 1, and so do the drafts at
-t + 1, depth i - 1, and so on: as long as a branch is right, its context is the output itself.
+t + 1, depth i - 1, and so on: as long as a branch is accepted, its context is the output itself.
 An independent draft model, asked for the same token in the same context, answers the same.
-Hence every output token carries one draw: branches that are right up to it see the same hit or
-miss, and the same confidence where the model has one, and branches that miss at the same token
+Hence every output token carries one draw: branches that are accepted up to it see the same
+outcome, and the same confidence where the model has one, and branches that are rejected at the same token
 go on alike. (Recorded traces of draft models show exactly this, greedy and with coupled noise.)
 A drafter whose answer depends on how it came to a context, such as parallel heads, shares less.
 """
@@ -110,18 +110,18 @@ def generate(
     )
 
 
-def match_lengths(hit: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]:
-    """Leading hits of the branch at every position, uint8 [N], none beyond the sequence's end.
+def match_lengths(accepted: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]:
+    """Leading accepted tokens of the branch at every position, uint8 [N], none beyond the sequence's end.
 
-    hit[i][p] : whether a branch that is right up to token p and drafts it as its i-th, from 0, hits
+    accepted[i][p] : whether a branch, accepted before token p, that drafts it as its i-th, from 0, is accepted there
     """
     total = int(lengths.sum())
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(total)  # tokens from here to the end
     match = np.zeros(total, dtype=np.uint8)
-    alive = np.arange(total)  # starts whose branch is right so far
-    for i, hits in enumerate(hit):
+    alive = np.arange(total)  # starts whose branch is accepted so far
+    for i, here in enumerate(accepted):
         alive = alive[left[alive] > i]
-        alive = alive[hits[alive + i]]
+        alive = alive[here[alive + i]]
         match[alive] += 1
     return match
 
@@ -129,16 +129,16 @@ def match_lengths(hit: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]:
 def _draft_tokens(
     token: npt.NDArray[np.int32], match_len: npt.NDArray[np.uint8], depth: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int32]:
-    """Drafted tokens [N, D]: the output's own up to match_len, then others, alike after the same miss."""
+    """Drafted tokens [N, D]: the output's own up to match_len, then others, alike after the same rejection."""
     total = len(token)
-    # Token p + j after a miss at p is the output's own there, moved by an offset that belongs to p.
+    # Token p + j after a rejection at p is the output's own there, moved by an offset that belongs to p.
     shift = rng.integers(1, VOCABULARY - 1, size=total, dtype=np.int32)
     drafted = np.empty((total, depth), dtype=np.int32)
     start = np.arange(total)
-    miss = np.minimum(start + match_len, total - 1)
+    rejected = np.minimum(start + match_len, total - 1)
     for i in range(depth):
         truth = token[np.minimum(start + i, total - 1)]
-        wrong = (truth - 1 + shift[miss]) % (VOCABULARY - 1) + 1
+        wrong = (truth - 1 + shift[rejected]) % (VOCABULARY - 1) + 1
         drafted[:, i] = np.where(i < match_len, truth, wrong)
     return drafted
 

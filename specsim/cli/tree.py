@@ -69,17 +69,17 @@ def search(
 
     from specsim.errors import InputError
     from specsim.static_tree import shape as tree_shapes
-    from specsim.static_tree.search import best_trees, most_nodes, node_accept_probs
+    from specsim.static_tree.search import best_trees, max_tree_nodes, node_accept_probs
 
     if figure is not None:
         from specsim.report.tree_figures import check_figure, write_search_figure
 
         check_figure(figure)
     trace, rates = _read_source(source)
-    if nodes > most_nodes(rates):
+    if nodes > max_tree_nodes(rates):
         raise InputError(
-            f"{source} has {rates.shape[0]} depths and {rates.shape[1]} ranks, room for {most_nodes(rates)} nodes, not "
-            f"{nodes}; ask for fewer or give more"
+            f"{source} has {rates.shape[0]} depths and {rates.shape[1]} ranks, room for {max_tree_nodes(rates)} nodes, "
+            f"not {nodes}; ask for fewer or give more"
         )
     found = best_trees(rates, max(nodes, CURVE))
     shape, curve = found.shape(nodes), found.expected_tokens

@@ -1,7 +1,7 @@
 """Calibrated acceptance probabilities, learned from a trace (Platt 1999; isotonic regression).
 
-Of the token just drafted, or of the one after it, given what the drafter shows; over judged
-tokens, those whose draft prefix is right, so that the target's choice judges them.
+Of the token just drafted, or of the one after it, given what the drafter shows; over verified
+tokens: those whose draft prefix is accepted, so that the target's choice decides on them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ RIDGE = 0.1  # weight of the squared norm of the standardised weights, against t
 LEAST_PROB = 1e-3  # an isotonic fit may say 0 or 1 from a handful of tokens
 
 
-def judged_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], Bools]:
-    """Confidence and acceptance of every drafted token whose draft prefix was right, so that
-    the target judged it."""
+def verified_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], Bools]:
+    """Confidence and acceptance of every drafted token whose draft prefix was accepted, so that
+    the target verified it."""
     depth = np.arange(trace.depth)[None]
-    judged = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
-    hit = depth < trace.match_len[:, None]
-    return trace.confidence[judged], hit[judged]
+    verified = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
+    accepted = depth < trace.match_len[:, None]
+    return trace.confidence[verified], accepted[verified]
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Tokens:
     """Drafted tokens of R rounds, to depth D.
 
     features : float64 [R, D, FEATURES]
-    judged, hit : bool [R, D], whether the draft prefix is right, and the token itself too
-    within : bool [R, D], whether the drafter would get there: no end of text or budget before it
+    verified, accepted : bool [R, D], whether the draft prefix is accepted, and the token itself too
+    in_range : bool [R, D], whether the drafter would get there: no end of text or budget before it
     """
 
     features: Floats
-    judged: Bools
-    hit: Bools
-    within: Bools
+    verified: Bools
+    accepted: Bools
+    in_range: Bools
 
     def followed(self) -> tuple[Floats, Bools]:
-        """Features [n, FEATURES] of right tokens, and whether the token after each is right too."""
-        known = self.judged[:, 1:]
-        return self.features[:, :-1][known], self.hit[:, 1:][known]
+        """Features [n, FEATURES] of accepted tokens, and whether the token after each is accepted too."""
+        known = self.verified[:, 1:]
+        return self.features[:, :-1][known], self.accepted[:, 1:][known]
 
 
 def drafted_tokens(trace: Trace, rounds: RoundLog | None = None, *, seed: int = 0) -> Tokens:
@@ -75,12 +75,12 @@ def drafted_tokens(trace: Trace, rounds: RoundLog | None = None, *, seed: int = 
         run = runs_before(rounds.arrays)
     depth = np.arange(trace.depth)[None]
     match, limit = match_len[rows, None].astype(np.int64), trace.draft_limit[rows, None]
-    within = depth < limit
+    in_range = depth < limit
     return Tokens(
         features=feature_table(trace.confidence[rows], trace.entropy_nats[rows], trace.prob[rows], run),
-        judged=within & (depth <= match),
-        hit=within & (depth < match),
-        within=within,
+        verified=in_range & (depth <= match),
+        accepted=in_range & (depth < match),
+        in_range=in_range,
     )
 
 
@@ -105,22 +105,22 @@ class Calibration:
         return np.interp(self.score(features), self.knots, self.probs)
 
 
-def calibrate(features: Floats, hit: Bools, *, signal: Signal = "all", method: Method = "platt") -> Calibration:
-    """Fit acceptance to features [n, FEATURES] of n tokens, of which `hit` [n] says the outcome.
+def calibrate(features: Floats, accepted: Bools, *, signal: Signal = "all", method: Method = "platt") -> Calibration:
+    """Fit acceptance to features [n, FEATURES] of n tokens, of which `accepted` [n] says the outcome.
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by
     isotonic regression. Where all tokens have one outcome, a constant.
 
     Raises InputError without a token.
     """
-    if len(hit) == 0:
-        raise InputError("calibration: no drafted token was judged; record more positions")
+    if len(accepted) == 0:
+        raise InputError("calibration: no drafted token was verified; record more positions")
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
     from sklearn.linear_model import LogisticRegression
 
     weights = np.zeros(1 + FEATURES)
-    if hit.all() or not hit.any():
-        rate = (hit.sum() + 1) / (len(hit) + 2)
+    if accepted.all() or not accepted.any():
+        rate = (accepted.sum() + 1) / (len(accepted) + 2)
         weights[0] = np.log(rate / (1 - rate))
     else:
         used = np.setdiff1d(np.arange(FEATURES), HIDDEN[signal])
@@ -129,16 +129,16 @@ def calibrate(features: Floats, hit: Bools, *, signal: Signal = "all", method: M
         used, centre, scale = used[varies], centre[varies], scale[varies]
         model = LogisticRegression(C=1 / (2 * RIDGE), max_iter=1000)
         if len(used):
-            model.fit((features[:, used] - centre) / scale, hit)
+            model.fit((features[:, used] - centre) / scale, accepted)
             weights[1 + used] = model.coef_[0] / scale
             weights[0] = model.intercept_[0] - weights[1 + used] @ centre
         else:
-            weights[0] = np.log(hit.mean() / (1 - hit.mean()))
+            weights[0] = np.log(accepted.mean() / (1 - accepted.mean()))
     if method == "platt":
         knots = np.linspace(-PLATT_REACH, PLATT_REACH, KNOTS)
         return Calibration(weights, knots, 1 / (1 + np.exp(-knots)))
     scores = weights[0] + features @ weights[1:]
-    model = IsotonicRegression(y_min=LEAST_PROB, y_max=1 - LEAST_PROB, out_of_bounds="clip").fit(scores, hit)
+    model = IsotonicRegression(y_min=LEAST_PROB, y_max=1 - LEAST_PROB, out_of_bounds="clip").fit(scores, accepted)
     knots, probs = _thinned(model.X_thresholds_, model.y_thresholds_)
     return Calibration(weights, knots, probs)
 
@@ -164,23 +164,24 @@ class Quality:
         return {"ece": self.ece, "log_loss_nats": self.log_loss_nats}
 
 
-def quality(prob: npt.ArrayLike, hit: npt.ArrayLike) -> Quality:
+def quality(prob: npt.ArrayLike, accepted: npt.ArrayLike) -> Quality:
     """ECE in ten bins and log-loss of predictions [n]; probabilities are kept 1e-6 off 0 and 1."""
     p = np.clip(np.asarray(prob, dtype=np.float64), 1e-6, 1 - 1e-6)
-    loss = -np.where(np.asarray(hit, dtype=bool), np.log(p), np.log1p(-p))
-    return Quality(metrics.reliability(p, hit).ece, float(loss.mean()))
+    loss = -np.where(np.asarray(accepted, dtype=bool), np.log(p), np.log1p(-p))
+    return Quality(metrics.reliability(p, accepted).ece, float(loss.mean()))
 
 
 def compare(
     train: Trace, holdout: Trace, *, signal: Signal = "all", method: Method = "platt"
 ) -> dict[str, dict[str, Any]]:
-    """Raw confidence and calibrated probability on held-out judged tokens, rounds from every position."""
-    learned, judged = drafted_tokens(train), drafted_tokens(holdout)
-    model = calibrate(learned.features[learned.judged], learned.hit[learned.judged], signal=signal, method=method)
-    hit = judged.hit[judged.judged]
+    """Raw confidence and calibrated probability on held-out verified tokens, rounds from every position."""
+    learned, held_out = drafted_tokens(train), drafted_tokens(holdout)
+    seen = learned.verified
+    model = calibrate(learned.features[seen], learned.accepted[seen], signal=signal, method=method)
+    accepted = held_out.accepted[held_out.verified]
     return {
-        "confidence": quality(holdout.confidence[judged.judged], hit).as_dict(),
-        "calibrated": quality(model.prob(judged.features[judged.judged]), hit).as_dict(),
+        "confidence": quality(holdout.confidence[held_out.verified], accepted).as_dict(),
+        "calibrated": quality(model.prob(held_out.features[held_out.verified]), accepted).as_dict(),
     }
 
 

@@ -3,8 +3,8 @@
 Rounds renew: over a long run the time per token is the least if every round maximises
 value x tokens - seconds, the value of a token being that least time per token itself (renewal
 reward; Dinkelbach 1967 for the iteration). Within a round the state after the depth-th token
-is its signal, in bins, and the path probability: that it and all tokens before it are right.
-Signals of a round form a Markov chain, fitted where the token before is right. Gains are
+is its signal, in bins, and the path probability: that it and all tokens before it are accepted.
+Signals of a round form a Markov chain, fitted where the token before is accepted. Gains are
 linear in the path probability but for the option to stop, so for every depth and bin there is
 a threshold on the path probability above which drafting on pays.
 """
@@ -65,12 +65,12 @@ def mean_cost(trace: Trace, table: CostTable) -> RoundCost:
 
 @dataclass(frozen=True)
 class SignalChain:
-    """The signal of a round's tokens in B bins, the i-th token right with chance accept[bin].
+    """The signal of a round's tokens in B bins, the i-th token accepted with probability accept[bin].
 
-    first [B] : law of the first token's bin
-    accept [B] : chance that a token in this bin is right, all before it being right
-    following [B, B] : law of the next token's bin, given this one's
-    next_accept [B] : chance that the token after one in this bin is right, if that one is
+    first [B] : distribution of the first token's bin
+    accept [B] : probability that a token in this bin is accepted, all before it being accepted
+    following [B, B] : distribution of the next token's bin, given this one's
+    next_accept [B] : probability that the token after one in this bin is accepted, if that one is
     """
 
     first: Floats
@@ -82,22 +82,22 @@ class SignalChain:
 def fit_chain(tokens: Tokens, model: Calibration, edges: Floats, next_model: Calibration | None = None) -> SignalChain:
     """The chain of a calibrated score cut into bins at `edges` [B - 1].
 
-    next_model : a calibration of the next token's acceptance; absent, the chain itself foretells it
+    next_model : a calibration of the next token's acceptance; absent, the chain itself predicts it
     """
     bins = len(edges) + 1
     at = np.searchsorted(edges, model.score(tokens.features), side="right")
-    right = (tokens.hit & tokens.judged)[:, :-1] & tokens.within[:, 1:]
+    known = (tokens.accepted & tokens.verified)[:, :-1] & tokens.in_range[:, 1:]
     steps = np.zeros((bins, bins))
-    np.add.at(steps, (at[:, :-1][right], at[:, 1:][right]), 1.0)
-    overall = np.bincount(at[tokens.judged], minlength=bins) + 1e-9
+    np.add.at(steps, (at[:, :-1][known], at[:, 1:][known]), 1.0)
+    overall = np.bincount(at[tokens.verified], minlength=bins) + 1e-9
     steps += PSEUDO_COUNT * overall / overall.sum()
     following = steps / steps.sum(axis=1, keepdims=True)
-    accept = _bin_means(at[tokens.judged], model.prob(tokens.features[tokens.judged]), bins)
+    accept = _bin_means(at[tokens.verified], model.prob(tokens.features[tokens.verified]), bins)
     next_accept = following @ accept
     if next_model is not None:
-        known = tokens.judged[:, 1:]
+        known = tokens.verified[:, 1:]
         next_accept = _bin_means(at[:, :-1][known], next_model.prob(tokens.features[:, :-1][known]), bins)
-    first = np.bincount(at[tokens.within[:, 0], 0], minlength=bins) + 1e-9
+    first = np.bincount(at[tokens.in_range[:, 0], 0], minlength=bins) + 1e-9
     return SignalChain(first / first.sum(), accept, following, next_accept)
 
 
@@ -152,8 +152,8 @@ def optimal_thresholds(
     reached = chain.accept * (PATH_POINTS - 1)
     low = np.minimum(reached.astype(int), PATH_POINTS - 2)
     at = np.arange(len(chain.accept))
-    worth = gain_s[at, low] + (reached - low) * (gain_s[at, low + 1] - gain_s[at, low])
-    return thresholds, worth
+    expected_s = gain_s[at, low] + (reached - low) * (gain_s[at, low + 1] - gain_s[at, low])
+    return thresholds, expected_s
 
 
 @nb.njit(cache=True)

@@ -42,7 +42,7 @@ def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
     """Replay, calibrate on the rounds met, solve for what is worth its cost, and again; the fastest on the trace."""
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
-    from specsim.fitting.tree_calibration import calibrate_tree, judged_nodes, rounds_of, with_ceiling
+    from specsim.fitting.tree_calibration import calibrate_tree, rounds_of, verified_nodes, with_ceiling
     from specsim.fitting.tree_stopping import mean_tree_cost
     from specsim.replaying.checks import check_replayable
     from specsim.replaying.replay import replay
@@ -67,7 +67,7 @@ def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
         assert last.rounds is not None
         mean_accepted = float(last.accepted.sum() / last.num_rounds.sum())
         rounds = rounds_of(train, last.rounds, mean_accepted)
-        model = with_ceiling(calibrate_tree(judged_nodes(train, rounds), method=method), train, rounds)
+        model = with_ceiling(calibrate_tree(verified_nodes(train, rounds), method=method), train, rounds)
         values = model.values(train, rounds)
         for _ in range(VALUE_STEPS):
             time_per_token_s = float(last.speculative_s.sum() / last.output_tokens.sum())

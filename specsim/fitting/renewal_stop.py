@@ -47,11 +47,11 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
     for _ in range(PASSES):
         tokens = drafted_tokens(train, last.rounds)
         how: dict[str, Any] = {"signal": policy.signal, "method": policy.calibration}
-        model = calibrate(tokens.features[tokens.judged], tokens.hit[tokens.judged], **how)
-        scores = model.score(tokens.features[tokens.judged])
+        model = calibrate(tokens.features[tokens.verified], tokens.accepted[tokens.verified], **how)
+        scores = model.score(tokens.features[tokens.verified])
         edges = np.unique(np.quantile(scores, np.linspace(0, 1, BINS + 1)[1:-1]))
-        told, right = tokens.followed()
-        next_model = calibrate(told, right, **how) if len(right) and not policy.lookahead else None
+        before, accepted = tokens.followed()
+        next_model = calibrate(before, accepted, **how) if len(accepted) and not policy.lookahead else None
         chain = fit_chain(tokens, model, edges, next_model)
         for _ in range(VALUE_STEPS):
             time_per_token_s = float(last.speculative_s.sum() / last.output_tokens.sum())

@@ -1,6 +1,6 @@
 """Calibrated chances of the nodes of draft trees, learned from a trace's recorded trees (Platt 1999; isotonic).
 
-Over judged nodes: recorded children of nodes on the true path. Draft probabilities, in Gumbel
+Over verified nodes: recorded children of nodes on the true path. Draft probabilities, in Gumbel
 mode those given the shared noise, are nearly calibrated as they are; `compare` says how nearly.
 """
 
@@ -51,16 +51,16 @@ def rounds_of(trace: Trace, log: RoundLog | None = None, mean_accepted: float = 
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Judged nodes: features [n, FEATURES], rank and draft probability given the parent [n], whether right [n]."""
+class VerifiedNodes:
+    """Verified nodes: features [n, FEATURES], rank and draft probability given the parent [n], whether accepted [n]."""
 
     features: Floats
     rank: IntArray
     prob: Floats
-    hit: Bools
+    accepted: Bools
 
 
-def judged_nodes(trace: Trace, rounds: Rounds | None = None) -> Judged:
+def verified_nodes(trace: Trace, rounds: Rounds | None = None) -> VerifiedNodes:
     """The recorded children of true nodes in these rounds, or in rounds from every position.
 
     Raises InputError where the trace holds no recorded trees.
@@ -68,8 +68,8 @@ def judged_nodes(trace: Trace, rounds: Rounds | None = None) -> Judged:
     if trace.tree is None or trace.true_rank is None:
         raise InputError("calibration of trees needs recorded trees and true ranks; record with `--tree-nodes`")
     rounds = rounds or rounds_of(trace)
-    return Judged(
-        *judged_children(rounds.rows, rounds.recent, trace.true_rank, trace.tree.first_child, trace.tree.prob)
+    return VerifiedNodes(
+        *verified_children(rounds.rows, rounds.recent, trace.true_rank, trace.tree.first_child, trace.tree.prob)
     )
 
 
@@ -99,34 +99,34 @@ class TreeCalibration:
         return result
 
 
-def calibrate_tree(judged: Judged, *, method: Method = "platt") -> TreeCalibration:
-    """Fit chances to judged nodes, without a ceiling; where all have one outcome, a constant.
+def calibrate_tree(verified: VerifiedNodes, *, method: Method = "platt") -> TreeCalibration:
+    """Fit chances to verified nodes, without a ceiling; where all have one outcome, a constant.
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic
     regression. Raises InputError without a node.
     """
-    hit = judged.hit
-    if len(hit) == 0:
-        raise InputError("calibration: no drafted node was judged; record more positions")
+    accepted = verified.accepted
+    if len(accepted) == 0:
+        raise InputError("calibration: no drafted node was verified; record more positions")
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
     from sklearn.linear_model import LogisticRegression
 
     weights = np.zeros(1 + FEATURES)
-    if hit.all() or not hit.any():
-        rate = (hit.sum() + 1) / (len(hit) + 2)
+    if accepted.all() or not accepted.any():
+        rate = (accepted.sum() + 1) / (len(accepted) + 2)
         weights[0] = np.log(rate / (1 - rate))
     else:
-        centre, scale = judged.features.mean(axis=0), judged.features.std(axis=0)
+        centre, scale = verified.features.mean(axis=0), verified.features.std(axis=0)
         varies = scale > 1e-9 * (1 + np.abs(centre))  # not by rounding alone
         model = LogisticRegression(C=1 / (2 * RIDGE), max_iter=1000)
-        model.fit((judged.features - centre)[:, varies] / scale[varies], hit)
+        model.fit((verified.features - centre)[:, varies] / scale[varies], accepted)
         weights[1:][varies] = model.coef_[0] / scale[varies]
         weights[0] = model.intercept_[0] - weights[1:] @ centre
     scores = np.linspace(-REACH, REACH, KNOTS)
     chances = 1 / (1 + np.exp(-scores))
     if method == "isotonic":
         fit = IsotonicRegression(y_min=LEAST_PROB, y_max=1 - LEAST_PROB, out_of_bounds="clip")
-        chances = fit.fit(weights[0] + judged.features @ weights[1:], hit).predict(scores)
+        chances = fit.fit(weights[0] + verified.features @ weights[1:], accepted).predict(scores)
     return TreeCalibration(weights, np.asarray(chances, dtype=np.float64))
 
 
@@ -143,22 +143,22 @@ def with_ceiling(model: TreeCalibration, trace: Trace, rounds: Rounds) -> TreeCa
 
 
 def reliability(trace: Trace, rank: int | None = 0, bins: int = 10) -> metrics.Reliability:
-    """Draft probability against acceptance of judged nodes, rounds from every position: EDD + PCT, figure 3b.
+    """Draft probability against acceptance of verified nodes, rounds from every position: EDD + PCT, figure 3b.
 
     rank : of the nodes among their siblings; the paper's are the top-1 ones. None: all.
     """
-    judged = judged_nodes(trace)
-    chosen = np.ones(len(judged.hit), dtype=bool) if rank is None else judged.rank == rank
-    return metrics.reliability(judged.prob[chosen], judged.hit[chosen], bins)
+    verified = verified_nodes(trace)
+    chosen = np.ones(len(verified.accepted), dtype=bool) if rank is None else verified.rank == rank
+    return metrics.reliability(verified.prob[chosen], verified.accepted[chosen], bins)
 
 
 def compare(train: Trace, holdout: Trace, *, method: Method = "platt") -> dict[str, dict[str, Any]]:
-    """ECE and log-loss of draft probabilities as they are, and calibrated, on held-out judged nodes."""
-    model = calibrate_tree(judged_nodes(train), method=method)
-    judged = judged_nodes(holdout)
+    """ECE and log-loss of draft probabilities as they are, and calibrated, on held-out verified nodes."""
+    model = calibrate_tree(verified_nodes(train), method=method)
+    verified = verified_nodes(holdout)
     return {
-        "draft probability": quality(judged.prob, judged.hit).as_dict(),
-        "calibrated": quality(model.prob(judged.features), judged.hit).as_dict(),
+        "draft probability": quality(verified.prob, verified.accepted).as_dict(),
+        "calibrated": quality(model.prob(verified.features), verified.accepted).as_dict(),
     }
 
 
@@ -174,7 +174,7 @@ def recents_before(rounds, at_first):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def judged_children(rows, recent, true_rank, first_child, prob):  # type: ignore[no-untyped-def]
+def verified_children(rows, recent, true_rank, first_child, prob):  # type: ignore[no-untyped-def]
     """The recorded children of true nodes, in the rounds that start at `rows` [R], with `recent` [R] before each.
 
     Returns features float64 [n, FEATURES], rank int64 [n], draft probability float64 [n], and
@@ -184,7 +184,7 @@ def judged_children(rows, recent, true_rank, first_child, prob):  # type: ignore
     n = 0
     for filling in (False, True):  # counted first
         table = np.empty((n, FEATURES))
-        ranks, probs, hit = np.empty(n, np.int64), np.empty(n), np.empty(n, np.bool_)
+        ranks, probs, accepted = np.empty(n, np.int64), np.empty(n), np.empty(n, np.bool_)
         n = 0
         for r in range(len(rows)):
             row, node, path = rows[r], np.int64(0), np.float32(1.0)
@@ -199,13 +199,13 @@ def judged_children(rows, recent, true_rank, first_child, prob):  # type: ignore
                         one = features(p, rank, d + 1, np.float64(path), recent[r])
                         for f in range(FEATURES):
                             table[n, f] = one[f]
-                        ranks[n], probs[n], hit[n] = rank, p, rank == true
+                        ranks[n], probs[n], accepted[n] = rank, p, rank == true
                     n += 1
                 if true >= end - begin:
                     break
                 node = begin + true
                 path *= prob[row, node - 1]
-    return table, ranks, probs, hit
+    return table, ranks, probs, accepted
 
 
 @nb.njit(cache=True)

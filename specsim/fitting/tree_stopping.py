@@ -75,7 +75,7 @@ def children_gains(
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
     assert trace.tree is not None
-    at, own, worth = value_of_children(
+    at, own, gain = value_of_children(
         rounds.rows, trace.tree.first_child, values, max_depth, width, min_path_prob, time_per_token_s, margin_s
     )
     edges = np.unique(np.quantile(own, np.linspace(0, 1, BINS + 1)[1:-1])) if len(own) else np.array([0.5])
@@ -84,7 +84,7 @@ def children_gains(
     gains = np.zeros((len(edges) + 1, KNOTS))
     for b in range(len(gains)):
         if (row == b).any():
-            fit = IsotonicRegression(y_min=0.0, out_of_bounds="clip").fit(at[row == b], worth[row == b])
+            fit = IsotonicRegression(y_min=0.0, out_of_bounds="clip").fit(at[row == b], gain[row == b])
             gains[b] = fit.predict(knots)
     return edges, gains
 
@@ -126,7 +126,7 @@ def value_of_children(rows, first_child, values, depths, width, min_path_prob, t
     """
     n = 0
     for filling in (False, True):  # counted first
-        at, own, worth = np.empty(n), np.empty(n), np.empty(n)
+        at, own, gain = np.empty(n), np.empty(n), np.empty(n)
         n = 0
         level, parent = np.zeros(values.shape[1], np.int64), np.zeros(values.shape[1], np.int64)
         for r in range(len(rows)):
@@ -141,9 +141,9 @@ def value_of_children(rows, first_child, values, depths, width, min_path_prob, t
                     total = 0.0
                     for child in range(begin, min(end, begin + width)):
                         total += max(time_per_token_s * values[r, child] - margin_s, 0.0)
-                    at[n], own[n], worth[n] = math.log(path), path / values[r, parent[node]], total / path
+                    at[n], own[n], gain[n] = math.log(path), path / values[r, parent[node]], total / path
                 n += 1
-    return at, own, worth
+    return at, own, gain
 
 
 @nb.njit(cache=True)

@@ -85,10 +85,10 @@ def setting(
 
 @dataclass(frozen=True)
 class Variant:
-    """A form in which a policy enters comparisons: settings held, the others tuned or left alone."""
+    """A form in which a policy enters comparisons: settings that are fixed, the others tuned or left alone."""
 
     label: str
-    held: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tuned: bool = True
 
 

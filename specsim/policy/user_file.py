@@ -146,14 +146,14 @@ def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
 def _try_tree(where: str, kind: type[TreePolicy]) -> None:
     """Draft a tree of two levels and call the functions on it as the replay does, which also compiles them."""
     policy = kind()
-    deepest, most, width = _bounds(where, policy)
+    max_depth, max_nodes, width = _bounds(where, policy)
     params, tree = policy.params, new_tree()
     widths = np.zeros(len(tree.path), dtype=np.int32)
     state = _call(where, kind, "initial_state", params)
     if not isinstance(state, tuple):
         raise InputError(f"{where}.initial_state must return a tuple of floats")
     first, count = 0, 1
-    for _ in range(min(deepest, 2)):
+    for _ in range(min(max_depth, 2)):
         end = count
         after = _call(where, kind, "expand", state, params, tree, first, end, 0.5, widths)
         if _shape(after) != _shape(state):
@@ -182,8 +182,8 @@ def _try_tree(where: str, kind: type[TreePolicy]) -> None:
     if keep[count:].any():
         raise InputError(f"{where}.select must write keep[i] of the nodes i below count alone")
     kept = close_kept(tree, count, keep)[0]
-    if kept > most:
-        raise InputError(f"{where}.select keeps {kept} nodes, more than max_nodes = {most}")
+    if kept > max_nodes:
+        raise InputError(f"{where}.select keeps {kept} nodes, more than max_nodes = {max_nodes}")
     if _shape(_call(where, kind, "update", state, params, 1, 0)) != _shape(state):
         raise InputError(f"{where}: initial_state and update must return tuples of as many floats")
 

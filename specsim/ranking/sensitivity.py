@@ -54,7 +54,7 @@ def swept_settings(kind: type[Policy], variant: Variant) -> list[str]:
     if variant not in applicable_variants:
         return []
     fields = dataclasses.fields(kind)
-    return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.held]
+    return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.fixed]
 
 
 def sweep(

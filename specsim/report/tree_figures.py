@@ -99,13 +99,13 @@ def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
         for i in range(1, len(shape)):
             color = "white" if chances[i] > 0.25 else INK
             axes.annotate(str(ranks[i]), (x[i], y[i]), ha="center", va="center", fontsize=7, color=color, zorder=3)
-    deepest = int(-y.min())
-    axes.set_yticks(-np.arange(deepest + 1), [str(depth) for depth in range(deepest + 1)])
+    levels = int(-y.min())
+    axes.set_yticks(-np.arange(levels + 1), [str(depth) for depth in range(levels + 1)])
     axes.set_ylabel("depth, tokens")
     axes.set_xticks([])
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_ylim(-deepest - 0.5, 0.5)
+    axes.set_ylim(-levels - 0.5, 0.5)
     axes.tick_params(axis="y", colors=MUTED)
 
 

@@ -24,7 +24,7 @@ from specsim.cost.contexts import autoregressive_seconds, context_share
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.static_tree.rates import check_rates
-from specsim.static_tree.search import grow, most_nodes, tree_of
+from specsim.static_tree.search import grow, max_tree_nodes, tree_of
 from specsim.static_tree.shape import Shape
 from specsim.trace.trace import Trace
 
@@ -104,7 +104,7 @@ def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_dep
     check_rates(rates, "rates")
     depth = min(len(rates), max_depth, len(cost.draft_s) - 1)
     reached = np.ascontiguousarray(rates[:depth], dtype=np.float64)
-    nodes = min(max_nodes, len(cost.verify_s) - 2, most_nodes(reached))
+    nodes = min(max_nodes, len(cost.verify_s) - 2, max_tree_nodes(reached))
     ranks = rates.shape[1]
     least_forks = 1 if cost.wider_s.any() else ranks
     found = _search(reached, nodes, least_forks, *cost.parts)

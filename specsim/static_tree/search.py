@@ -82,10 +82,10 @@ class BestTrees:
 def best_trees(rates: Floats, nodes: int) -> BestTrees:
     """The best trees of up to `nodes` nodes; of fewer where the rates have not that many."""
     check_rates(rates, "rates")
-    return BestTrees(np.ascontiguousarray(rates, dtype=np.float64), min(nodes, most_nodes(rates)))
+    return BestTrees(np.ascontiguousarray(rates, dtype=np.float64), min(nodes, max_tree_nodes(rates)))
 
 
-def most_nodes(rates: Floats) -> int:
+def max_tree_nodes(rates: Floats) -> int:
     """Nodes of the full tree over all depths and ranks; root not counted."""
     depth, ranks = rates.shape
     return sum(ranks**k for k in range(1, depth + 1))

@@ -113,12 +113,12 @@ class Space:
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)
 
 
-def search_space(kind: type[Policy], held: Mapping[str, Any], depth: int) -> Space:
+def search_space(kind: type[Policy], fixed: Mapping[str, Any], depth: int) -> Space:
     """What to search: settings with a `tune` range that are not fixed.
 
     A whole number that bounds the draft stays within `depth`, the recorded one in tokens.
     """
-    return Space(tuple(_axis(kind, field, held, depth) for field in tuned_fields(kind) if field.name not in held))
+    return Space(tuple(_axis(kind, field, fixed, depth) for field in tuned_fields(kind) if field.name not in fixed))
 
 
 def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
@@ -137,7 +137,7 @@ def depth_bounds(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(kind) if field.metadata["bounds"] == "depth"]
 
 
-def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, Any], depth: int) -> Axis:
+def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str, Any], depth: int) -> Axis:
     name, default, log = field.name, field.default, bool(field.metadata["log"])
     if isinstance(default, bool):
         return Axis(name, default, 0, 1, False, (False, True))
@@ -148,7 +148,7 @@ def _axis(kind: type[Policy], field: dataclasses.Field[Any], held: Mapping[str, 
     if not isinstance(default, int):
         return Axis(name, default, low, high, log, None).around(default)
     low, high = int(low), int(high)
-    others = {**cap_depth(kind, depth), **held}
+    others = {**cap_depth(kind, depth), **fixed}
     high = next((v for v in range(high, low, -1) if _fits(kind, {**others, name: v}, depth)), low)
     return Axis(name, default, low, high, log, range(low, high + 1)).around(default)
 

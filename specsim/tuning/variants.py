@@ -33,9 +33,9 @@ def applicable_variants(
             skipped.append((kind.name, reason))
             continue
         for variant in kind.variants:
-            deep = [field.name for field in depth_bounds(kind) if variant.held.get(field.name, 0) > trace.depth]
+            deep = [field.name for field in depth_bounds(kind) if variant.fixed.get(field.name, 0) > trace.depth]
             if deep:
-                reason = f"{deep[0]} = {variant.held[deep[0]]} is more than the {trace.depth} tokens drafted here"
+                reason = f"{deep[0]} = {variant.fixed[deep[0]]} is more than the {trace.depth} tokens drafted here"
                 skipped.append((label(kind, variant), reason))
             else:
                 found.append((kind, variant))
@@ -55,7 +55,7 @@ def fit_variant(
 ) -> Policy:
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
-        return find_best(kind, train, dataclasses.replace(settings, fixed=variant.held)).best
+        return find_best(kind, train, dataclasses.replace(settings, fixed=variant.fixed)).best
     depth = train.trace.depth
-    given = {**cap_depth(kind, depth), **fixed_settings(kind, variant.held, depth)}
+    given = {**cap_depth(kind, depth), **fixed_settings(kind, variant.fixed, depth)}
     return fit(kind, given, train.trace, train.table())

@@ -42,7 +42,7 @@ class BetaTS(ChainPolicy):
     r and n are sums over rounds, counted as `specsim.policy.estimates.counts` says. The token after
     which chi = 0 is verified, and one token is always drafted.
 
-    theta is integrated out, never drawn, which leaves the law of the drafts as it is. Drawn
+    theta is integrated out, never drawn, which leaves the distribution of the drafts as it is. Drawn
     afresh per token, as printed, chi is Bernoulli(alpha / (alpha + beta)): the spread of the
     posterior has no effect. Drawn once per round, the j-th chi after j - 1 ones is
     Bernoulli((alpha + j - 1) / (alpha + beta + j - 1)), Polya's urn.
@@ -55,7 +55,7 @@ class BetaTS(ChainPolicy):
 
     alpha0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior successes, tokens")
     beta0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior failures, tokens")
-    counting: str = setting("exact", choices=COUNTING, doc="tokens judged per round: min(a+1, d), printed min(a+2, d)")
+    counting: str = setting("exact", choices=COUNTING, doc="tokens verified a round: min(a+1, d), printed min(a+2, d)")
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn")
     carry: bool = setting(False, 0, 1, doc="keep the posterior from sequence to sequence")
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")

@@ -71,8 +71,8 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 
 @nb.njit
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    successes, judged, rounds = count_round(state, drafted, accepted, params.counting)
-    return (successes, judged, rounds, 0.0)
+    successes, verified, rounds = count_round(state, drafted, accepted, params.counting)
+    return (successes, verified, rounds, 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CaliTS(ChainPolicy):
     and theta_hat = (theta0 + r) / (1 + n), r and n summed over rounds as
     `specsim.policy.estimates.counts` says. The token after which chi = 0 is verified.
 
-    Drawn per token, as printed, theta is integrated out, which leaves the law of the drafts as it
+    Drawn per token, as printed, theta is integrated out, which leaves the distribution of the drafts as it
     is: chi is Bernoulli(E[clip(X, 0, 1)]), X ~ N(mu, sigma^2). As clip(X, 0, 1) = max(X, 0)
     - max(X - 1, 0) and E[max(X - c, 0)] = sigma psi((mu - c) / sigma) with psi(x) = x Phi(x) + phi(x),
     that is sigma (psi(mu / sigma) - psi((mu - 1) / sigma)). Per round, one standard normal z is drawn
@@ -101,7 +101,7 @@ class CaliTS(ChainPolicy):
     theta0: float = setting(0.5, 0.0, 1.0, tune=(0.0, 1.0), doc="acceptance at the start, with the weight of one token")
     sigma_m: float = setting(0.1, 1e-6, 100.0, tune=(0.005, 1.0), log=True, doc="error of the predictor's score")
     sigma_s: float = setting(0.25, 1e-6, 1e4, tune=(0.02, 20.0), log=True, doc="spread of a round's mean acceptance")
-    counting: str = setting("exact", choices=COUNTING, doc="tokens judged per round: min(a+1, d), printed min(a+2, d)")
+    counting: str = setting("exact", choices=COUNTING, doc="tokens verified a round: min(a+1, d), printed min(a+2, d)")
     theta: str = setting("per_token", choices=THETA, doc="how often theta's deviation from mu is drawn")
     carry: bool = setting(False, 0, 1, doc="keep the counts from sequence to sequence")
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")

@@ -3,7 +3,7 @@
 A round that drafted d tokens of which a were accepted counts r = a successes in n trials.
 The paper's Q_v is read as the accepted tokens and the target's own, so r = |Q_v| - 1 = a:
 
-- "exact": n = min(a + 1, d), the tokens that the target judged, as the text describes n.
+- "exact": n = min(a + 1, d), the tokens that the target verified, as the text describes n.
   With independent acceptance p, r / n tends to p.
 - "printed": n = min(|Q_v| + 1, d) = min(a + 2, d), as in Algorithm 2. A rejection that was
   drafted past counts twice. With theta, the chance of drafting on, r / n tends to

@@ -84,7 +84,7 @@ class BetaTSTree(TreePolicy):
 
     alpha0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior successes, levels")
     beta0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior failures, levels")
-    counting: str = setting("exact", choices=COUNTING, doc="levels judged per round: min(a+1, d), printed min(a+2, d)")
+    counting: str = setting("exact", choices=COUNTING, doc="levels verified a round: min(a+1, d), printed min(a+2, d)")
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn; for every level, per_token")
     carry: bool = setting(False, 0, 1, doc="keep the posterior from sequence to sequence")
     beam: int = setting(2, 1, 31, tune=(1, 8), doc="nodes of a level that are expanded")
@@ -106,10 +106,10 @@ class BetaTSTree(TreePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_drafted > MAX_DRAFTED:
+        if self.max_drafted > MAX_DRAFTED:
             raise InputError(
                 f"policy {self.name}: max_depth={self.max_depth}, beam={self.beam} and width={self.width} draft "
-                f"{self.most_drafted} nodes, more than {MAX_DRAFTED}; make one of them smaller"
+                f"{self.max_drafted} nodes, more than {MAX_DRAFTED}; make one of them smaller"
             )
 
     @property
@@ -125,13 +125,13 @@ class BetaTSTree(TreePolicy):
         return expanded
 
     @property
-    def most_drafted(self) -> int:
-        """Nodes of the deepest tree."""
+    def max_drafted(self) -> int:
+        """Nodes of the largest tree."""
         return self.width * sum(self.expanded_per_level)
 
     @property
     def max_nodes(self) -> int:
-        return min(self.nodes, self.most_drafted)
+        return min(self.nodes, self.max_drafted)
 
     @property
     def max_expanded(self) -> int:

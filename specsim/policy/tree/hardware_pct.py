@@ -180,7 +180,7 @@ class HardwarePCT(TreePolicy):
     power: float = setting(1.0, 1e-3, 1.0, doc="learned: see scale")
     mean_accepted: float = setting(2.0, 0.0, 1e6, doc="learned: accepted tokens of a round, where a sequence starts")
     edges: tuple[float, ...] = setting((0.5,), 0.0, 1.0, doc="learned: own chances between rows of gains")
-    gains: tuple[float, ...] = setting((0.3,) * 2 * KNOTS, 0.0, 1e6, doc="learned: worth of a node's children")
+    gains: tuple[float, ...] = setting((0.3,) * 2 * KNOTS, 0.0, 1e6, doc="learned: value of a node's children")
     min_gain_s: tuple[float, ...] = setting((0.0, 0.05), 0.0, NEVER, doc="learned: least gain of a pass, per depth")
     extra_nodes_s: tuple[float, ...] = setting(
         (0.0,) * 33, -1e6, 1e6, doc="learned: a draft pass over more nodes than one"

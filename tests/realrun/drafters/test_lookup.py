@@ -28,7 +28,7 @@ from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
-from specsim.fitting.chain_calibration import judged_tokens
+from specsim.fitting.chain_calibration import verified_tokens
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replaying.expected import expected_replay
@@ -250,7 +250,7 @@ def test_what_is_not_proposed_is_never_read() -> None:
     assert isinstance(policy, Policy)
     logs = [replay(t, policy, cost_table(t, ConstantCost(1e-3, 1e-2)), log=True).rounds for t in (trace, other)]
     assert logs[0] is not None and logs[1] is not None and logs[0].rows() == logs[1].rows()
-    for a, b in zip(judged_tokens(trace), judged_tokens(other), strict=True):
+    for a, b in zip(verified_tokens(trace), verified_tokens(other), strict=True):
         assert np.array_equal(a, b)
 
 

@@ -72,11 +72,11 @@ def test_the_likelihood_is_that_of_hits_and_misses() -> None:
     """
     rng = np.random.default_rng(1)
     offset = rng.normal(size=(3, 5))
-    hit = (rng.random((3, 5)) < 0.6).astype(np.int8)
-    hit[0, 2] = MISSING
-    seen = hit != MISSING
-    alone = np.log(ndtr(np.where(hit == 1, 1, -1) * offset))[seen].sum()
-    assert log_likelihood(Drift(0, 0, 0), offset, hit) == pytest.approx(alone, rel=1e-9)
+    accepted = (rng.random((3, 5)) < 0.6).astype(np.int8)
+    accepted[0, 2] = MISSING
+    seen = accepted != MISSING
+    alone = np.log(ndtr(np.where(accepted == 1, 1, -1) * offset))[seen].sum()
+    assert log_likelihood(Drift(0, 0, 0), offset, accepted) == pytest.approx(alone, rel=1e-9)
     pair = np.zeros((1, 2))
     for drift in (Drift(0.5, 0, 0), Drift(0, 0.6, 0.9), Drift(0.2, 0.3, 0.5)):
         r = drift.sequence + drift.local * drift.decay
@@ -89,17 +89,17 @@ def test_hidden_drift_is_recovered_from_hits_with_gaps() -> None:
     drift = Drift(0.25, 0.35, 0.9)
     rng = np.random.default_rng(2)
     offset = rng.normal(0.4, 0.5, size=(150, 100))
-    hit = (offset + drift.draw(np.full(150, 100), rng).reshape(150, 100) > 0).astype(np.int8)
-    hit[rng.random(hit.shape) < 0.2] = MISSING
-    found = fit_hidden(offset, hit)
+    accepted = (offset + drift.draw(np.full(150, 100), rng).reshape(150, 100) > 0).astype(np.int8)
+    accepted[rng.random(accepted.shape) < 0.2] = MISSING
+    found = fit_hidden(offset, accepted)
     assert found.sequence == pytest.approx(0.25, abs=0.12)
     assert found.sequence + found.local == pytest.approx(0.6, abs=0.12)
     assert found.decay == pytest.approx(0.9, abs=0.06)
 
 
 def test_independent_hits_show_no_hidden_drift() -> None:
-    hit = (np.random.default_rng(3).random((60, 100)) < 0.7).astype(np.int8)
-    found = fit_hidden(np.full(hit.shape, 0.524), hit)
+    accepted = (np.random.default_rng(3).random((60, 100)) < 0.7).astype(np.int8)
+    found = fit_hidden(np.full(accepted.shape, 0.524), accepted)
     assert found.sequence + found.local < 0.05
 
 
@@ -132,9 +132,9 @@ def test_generated_confidence_is_as_calibrated_as_the_model_says() -> None:
     model, trace = difficulty(), generate(difficulty(), 2000, 100, 1, seed=8)
     chance, confidence = np.array(model.hit_prob), np.array(model.on_confidence)
     weight = np.exp(-(KNOTS**2) / 2) / np.exp(-(KNOTS**2) / 2).sum()
-    hit = trace.match_len > 0
-    assert hit.mean() == pytest.approx((weight * chance).sum(), abs=0.01)
-    assert reliability(trace.confidence[:, 0], hit).ece == pytest.approx(
+    accepted = trace.match_len > 0
+    assert accepted.mean() == pytest.approx((weight * chance).sum(), abs=0.01)
+    assert reliability(trace.confidence[:, 0], accepted).ece == pytest.approx(
         (weight * (confidence - chance)).sum(), abs=0.01
     )
 
@@ -154,7 +154,7 @@ def test_generated_confidence_is_as_calibrated_as_the_model_says() -> None:
     ids=str,
 )
 def test_speedups_on_synthetic_traces_are_those_on_the_text_fitted_to(policy: ChainPolicy) -> None:
-    """A text of another kind (real softmax features, hits that hang on the hit before): within 3 %."""
+    """A text of another kind (real softmax features, hits that hang on the accepted before): within 3 %."""
     synthetic = generate(fitted(), 600, 150, 8, seed=9)
     assert speedup(synthetic, policy) == pytest.approx(speedup(text(), policy), rel=0.03)
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         Difficulty.fit(rounds)
     with pytest.raises(InputError, match="needs the columns sequence_id and t"):
         Difficulty.fit(Rounds(rounds.drafted, rounds.accepted))
-    with pytest.raises(InputError, match="has 495 with 495 hits"):
+    with pytest.raises(InputError, match="has 495 with 495 accepted"):
         Difficulty.fit(generate(IID(1.0), 5, 100, 4))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specsim.errors import InputError
-from specsim.fitting.chain_calibration import calibrate, compare, drafted_tokens, judged_tokens, quality, runs_before
+from specsim.fitting.chain_calibration import calibrate, compare, drafted_tokens, quality, runs_before, verified_tokens
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
 from specsim.replaying.replay import replay
@@ -33,16 +33,16 @@ def overconfident_trace(seed: int, length: int = 12_000, depth: int = 4) -> tupl
 
 
 def test_judged_tokens_by_hand() -> None:
-    """Match lengths 2 0 1 at D = 3 in an output of 5 tokens: a token is judged if all before it are right."""
+    """Match lengths 2 0 1 at D = 3 in an output of 5 tokens: a token is verified if all before it are right."""
     hits = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [0, 0, 0]], dtype=bool)
     trace = build_trace(np.random.default_rng(0), hits, [5])
-    confidence, hit = judged_tokens(trace)
-    assert hit.tolist() == [True, True, False, False, True, False, False]  # the last position drafts nothing
+    confidence, accepted = verified_tokens(trace)
+    assert accepted.tolist() == [True, True, False, False, True, False, False]  # the last position drafts nothing
     rows = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (3, 0)]
     assert confidence.tolist() == [trace.confidence[row] for row in rows]
     tokens = drafted_tokens(trace)
-    assert np.argwhere(tokens.judged).tolist() == [list(row) for row in rows]
-    assert tokens.hit[tokens.judged].tolist() == hit.tolist()
+    assert np.argwhere(tokens.verified).tolist() == [list(row) for row in rows]
+    assert tokens.accepted[tokens.verified].tolist() == accepted.tolist()
 
 
 def test_what_follows_a_right_token() -> None:
@@ -94,10 +94,10 @@ def test_the_true_chance_is_found(method: str) -> None:
     train, _ = overconfident_trace(0)
     holdout, chance = overconfident_trace(1)
     learned, tokens = drafted_tokens(train), drafted_tokens(holdout)
-    told, hit = learned.features[learned.judged], learned.hit[learned.judged]
-    model = calibrate(told, hit, signal="both", method=method)  # `prob` is the square of confidence here
-    found = model.prob(tokens.features)[tokens.judged]
-    assert np.abs(found - chance[tokens.judged]).mean() < 0.02
+    told, accepted = learned.features[learned.verified], learned.accepted[learned.verified]
+    model = calibrate(told, accepted, signal="both", method=method)  # `prob` is the square of confidence here
+    found = model.prob(tokens.features)[tokens.verified]
+    assert np.abs(found - chance[tokens.verified]).mean() < 0.02
     if method == "platt":
         assert model.weights[1] == pytest.approx(0.5, abs=0.03)
         assert np.abs(model.weights[[2, 1 + RUN, 1 + PAST]]).max() < 0.05  # the others tell nothing
@@ -114,18 +114,18 @@ def test_calibration_improves_held_out_error_and_loss(method: str, signal: str) 
 
 def test_a_signal_hides_the_other_ones_features() -> None:
     tokens = drafted_tokens(overconfident_trace(0, 500)[0])
-    told, hit = tokens.features[tokens.judged], tokens.hit[tokens.judged]
-    assert calibrate(told, hit, signal="confidence").weights[[2, 1 + PROB]].tolist() == [0, 0]
-    assert calibrate(told, hit, signal="entropy").weights[[1, 1 + PROB, 1 + PAST]].tolist() == [0, 0, 0]
-    both = calibrate(told, hit, signal="both").weights
+    told, accepted = tokens.features[tokens.verified], tokens.accepted[tokens.verified]
+    assert calibrate(told, accepted, signal="confidence").weights[[2, 1 + PROB]].tolist() == [0, 0]
+    assert calibrate(told, accepted, signal="entropy").weights[[1, 1 + PROB, 1 + PAST]].tolist() == [0, 0, 0]
+    both = calibrate(told, accepted, signal="both").weights
     assert both[[1, 2]].all() and both[1 + PROB] == 0
-    assert calibrate(told, hit, signal="all").weights[1 + PROB] != 0
+    assert calibrate(told, accepted, signal="all").weights[1 + PROB] != 0
 
 
 @METHODS
 def test_a_calibrated_probability_rises_with_the_score_inside_zero_and_one(method: str) -> None:
     tokens = drafted_tokens(overconfident_trace(3, 800)[0])
-    model = calibrate(tokens.features[tokens.judged], tokens.hit[tokens.judged], method=method)
+    model = calibrate(tokens.features[tokens.verified], tokens.accepted[tokens.verified], method=method)
     assert (np.diff(model.knots) > 0).all() and (np.diff(model.probs) >= 0).all()
     assert model.probs[0] > 0 and model.probs[-1] < 1 and 2 <= len(model.knots) <= 65
 
@@ -141,14 +141,14 @@ def test_one_outcome_gives_a_constant_short_of_certainty(method: str, outcome: b
 
 
 def test_features_that_never_vary_are_left_out() -> None:
-    told, hit = np.ones((40, FEATURES)), np.arange(40) % 4 > 0
-    model = calibrate(told, hit)
+    told, accepted = np.ones((40, FEATURES)), np.arange(40) % 4 > 0
+    model = calibrate(told, accepted)
     assert model.weights[1:].tolist() == [0] * FEATURES
     assert model.prob(told)[0] == pytest.approx(0.75, abs=1e-3)
 
 
 def test_nothing_judged_is_refused() -> None:
-    with pytest.raises(InputError, match="no drafted token was judged"):
+    with pytest.raises(InputError, match="no drafted token was verified"):
         calibrate(np.zeros((0, FEATURES)), np.zeros(0, dtype=bool))
 
 

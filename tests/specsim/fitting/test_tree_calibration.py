@@ -1,4 +1,4 @@
-"""Calibration of tree nodes: which are judged, what is learned where the truth is known, and the ceiling."""
+"""Calibration of tree nodes: which are verified, what is learned where the truth is known, and the ceiling."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.fitting.tree_calibration import (
-    Judged,
     TreeCalibration,
+    VerifiedNodes,
     calibrate_tree,
     compare,
-    judged_nodes,
     reliability,
     rounds_of,
+    verified_nodes,
     with_ceiling,
 )
 from specsim.policy.estimates.node_probability import FEATURES, MEMORY
@@ -50,8 +50,8 @@ def test_the_judged_are_the_children_of_true_nodes() -> None:
                 p, rank = float(trace.tree.prob[row, node - 1]), int(trace.tree.rank[row, node - 1])
                 told = (np.log(p / (1 - p)), 1 / (1 + rank), np.log(depth), np.log(path), np.log1p(0.7))
                 found.append((*told, rank, p, bool(true[row, node - 1])))
-    judged = judged_nodes(trace, rounds_of(trace, mean_accepted=0.7))
-    table = np.column_stack([judged.features, judged.rank, judged.prob, judged.hit])
+    verified = verified_nodes(trace, rounds_of(trace, mean_accepted=0.7))
+    table = np.column_stack([verified.features, verified.rank, verified.prob, verified.accepted])
     assert table.shape == (len(found), FEATURES + 3)
     np.testing.assert_allclose(table, np.array(found, dtype=np.float64), rtol=1e-6, atol=1e-6)
 
@@ -80,7 +80,7 @@ def test_overconfidence_is_undone(method: str) -> None:
     found = compare(train, holdout, method=method)  # type: ignore[arg-type]
     assert found["draft probability"]["ece"] > 0.05 > 0.02 > found["calibrated"]["ece"]
     assert found["calibrated"]["log_loss_nats"] < 0.9 * found["draft probability"]["log_loss_nats"]
-    model = calibrate_tree(judged_nodes(train))
+    model = calibrate_tree(verified_nodes(train))
     assert 0.3 < model.weights[1] < 0.8  # of the log odds, which overstate by 2
 
 
@@ -89,11 +89,11 @@ def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -
     train, holdout = trace.select(range(80)), trace.select(range(80, 120))
     policy, table = HardwarePCT(width=4, max_depth=6), cost_table(trace, ConstantCost(1e-3, 1e-2))
 
-    def rounds(part: Trace) -> Judged:
-        return judged_nodes(part, rounds_of(part, replay(part, policy, table, log=True).rounds, policy.mean_accepted))
+    def rounds(part: Trace) -> VerifiedNodes:
+        return verified_nodes(part, rounds_of(part, replay(part, policy, table, log=True).rounds, policy.mean_accepted))
 
-    def without(judged: Judged) -> Judged:
-        return dataclasses.replace(judged, features=judged.features * (np.arange(FEATURES) < FEATURES - 1))
+    def without(verified: VerifiedNodes) -> VerifiedNodes:
+        return dataclasses.replace(verified, features=verified.features * (np.arange(FEATURES) < FEATURES - 1))
 
     learned, held = rounds(train), rounds(holdout)
     seeing, blind = calibrate_tree(learned), calibrate_tree(without(learned))
@@ -102,16 +102,16 @@ def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -
     assert gain.mean() > 3 * gain.std() / len(gain) ** 0.5
 
 
-def likelihood(model: TreeCalibration, judged: Judged) -> np.ndarray:
-    prob = model.prob(judged.features)
-    return np.where(judged.hit, prob, 1 - prob)
+def likelihood(model: TreeCalibration, verified: VerifiedNodes) -> np.ndarray:
+    prob = model.prob(verified.features)
+    return np.where(verified.accepted, prob, 1 - prob)
 
 
 def test_values_are_products_along_the_path_below_the_ceiling() -> None:
     train, _ = world(overconfidence=2.0, hidden=0.5)
     assert train.tree is not None
     rounds = rounds_of(train, mean_accepted=1.5)
-    free = calibrate_tree(judged_nodes(train, rounds))
+    free = calibrate_tree(verified_nodes(train, rounds))
     model = with_ceiling(free, train, rounds)
     values, path = model.values(train, rounds), train.tree.path.astype(np.float64)
     ceiling = model.scale * path**model.power
@@ -137,7 +137,7 @@ def test_values_are_products_along_the_path_below_the_ceiling() -> None:
 
 
 def test_reliability_of_the_first_children_is_that_of_the_chain() -> None:
-    """At the root and along the chain as far as it is right, every position counts once per judged depth."""
+    """At the root and along the chain as far as it is right, every position counts once per verified depth."""
     trace = tree_trace(1, sequences=4, tokens=50, depth=1, nodes=4)
     top = reliability(trace)
     assert top.count.sum() == len(trace.token)
@@ -147,17 +147,18 @@ def test_reliability_of_the_first_children_is_that_of_the_chain() -> None:
 
 
 def test_where_all_or_nothing_is_right_the_chance_is_constant() -> None:
-    judged = judged_nodes(tree_trace(0))
-    for hit in (np.ones_like(judged.hit), np.zeros_like(judged.hit)):
-        model = calibrate_tree(dataclasses.replace(judged, hit=hit))
-        assert np.ptp(model.prob(judged.features)) == 0
-        assert abs(model.prob(judged.features)[0] - hit[0]) < 0.01
+    verified = verified_nodes(tree_trace(0))
+    for accepted in (np.ones_like(verified.accepted), np.zeros_like(verified.accepted)):
+        model = calibrate_tree(dataclasses.replace(verified, accepted=accepted))
+        assert np.ptp(model.prob(verified.features)) == 0
+        assert abs(model.prob(verified.features)[0] - accepted[0]) < 0.01
 
 
 def test_without_trees_or_nodes_it_says_so() -> None:
     trace = tree_trace(0)
     with pytest.raises(InputError, match="--tree-nodes"):
-        judged_nodes(dataclasses.replace(trace, tree=None))
-    judged = judged_nodes(trace)
+        verified_nodes(dataclasses.replace(trace, tree=None))
+    verified = verified_nodes(trace)
+    none = (values[:0] for values in (verified.features, verified.rank, verified.prob, verified.accepted))
     with pytest.raises(InputError, match="no drafted node"):
-        calibrate_tree(Judged(judged.features[:0], judged.rank[:0], judged.prob[:0], judged.hit[:0]))
+        calibrate_tree(VerifiedNodes(*none))

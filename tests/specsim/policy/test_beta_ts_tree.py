@@ -238,7 +238,7 @@ def test_a_beam_that_the_record_may_have_wrong_is_told() -> None:
 )
 def test_bounds_are_those_of_the_deepest_tree(settings: dict[str, int], sizes: tuple[int, int, int]) -> None:
     policy = BetaTSTree(**settings)  # type: ignore[arg-type]
-    assert (policy.most_drafted, policy.max_expanded, policy.max_verified_nodes) == sizes
+    assert (policy.max_drafted, policy.max_expanded, policy.max_verified_nodes) == sizes
 
 
 def test_a_tree_without_room_is_refused() -> None:

@@ -84,8 +84,8 @@ def test_the_priors_to_report() -> None:
     weak, strong = (BetaTS(**BetaTS.PRIORS[name]) for name in ("weak", "strong"))
     assert (weak.alpha0, weak.beta0) == (1.0, 1.0)
     assert strong.alpha0 + strong.beta0 == 1500 and strong.alpha0 / 1500 == 0.76
-    held = [variant.held for variant in BetaTS.variants]
-    assert BetaTS.PRIORS["weak"] in held and BetaTS.PRIORS["strong"] in held
+    fixed = [variant.fixed for variant in BetaTS.variants]
+    assert BetaTS.PRIORS["weak"] in fixed and BetaTS.PRIORS["strong"] in fixed
 
 
 def test_posterior_of_algorithm_3_by_hand() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specsim.errors import InputError
 from specsim.static_tree import shape as shapes
 from specsim.static_tree.rates import check_rates, rates_of, read_rates
-from specsim.static_tree.search import best_trees, expected_tokens, grow, most_nodes, node_accept_probs, tree_of
+from specsim.static_tree.search import best_trees, expected_tokens, grow, max_tree_nodes, node_accept_probs, tree_of
 from tests.support.reference import small_trace
 from tests.support.tree_cases import all_trees, drawn_trace, ranked_trace
 
@@ -50,7 +50,7 @@ def test_the_enumeration_counts_the_trees() -> None:
 def test_no_tree_of_the_size_is_better(ordered: bool, data: st.DataObject) -> None:
     rates = data.draw(some_rates(ordered))
     found = best_trees(rates, 6)
-    assert found.nodes == min(6, most_nodes(rates))
+    assert found.nodes == min(6, max_tree_nodes(rates))
     assert found.expected_tokens[0] == 1.0
     for nodes in range(1, found.nodes + 1):
         best = max(by_hand(rates, shape) for shape in all_trees(*rates.shape, nodes))
@@ -103,7 +103,7 @@ def test_each_of_256_nodes_adds_less_than_the_one_before() -> None:
 
 def test_few_rates_give_few_nodes() -> None:
     rates = np.array([[0.5, 0.2], [0.4, 0.1]])
-    assert most_nodes(rates) == 6 and best_trees(rates, 100).nodes == 6
+    assert max_tree_nodes(rates) == 6 and best_trees(rates, 100).nodes == 6
 
 
 def test_rates_of_a_trace_are_counted_by_hand() -> None:
