@@ -21,8 +21,8 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
 from specsim.ranking.leaderboard import PARTS
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import paired_difference, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace
@@ -57,12 +57,8 @@ def replays(
     entries: Sequence[Entry], holdouts: Mapping[str, Trace], costs: Mapping[str, ProfileCost], seed: int
 ) -> list[Replay]:
     """Each entry's replay on the held-out prompts, with the draws of the real runs."""
-    found = []
-    for entry in entries:
-        trace = holdouts[entry.drafter]
-        table = cost_table(trace, costs[entry.drafter], entry.policy)
-        found.append(replay(trace, entry.policy, table, seed=seed, log=True))
-    return found
+    priced = {name: PricedTrace(trace, costs[name]) for name, trace in holdouts.items()}
+    return [priced[entry.drafter].replay(entry.policy, seed=seed, log=True) for entry in entries]
 
 
 def rows(
@@ -139,8 +135,8 @@ def has_own_target(pair: Pair, plain: Pair) -> bool:
 def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace], costs: Costs) -> dict[str, Any]:
     """What was compared, and how fast the plain target is alone."""
     models, documents = costs.models(), costs.documents()
-    first = next(iter(holdouts.values()))
-    table = cost_table(first, models[next(iter(holdouts))])
+    tables = {name: PricedTrace(trace, models[name]).table() for name, trace in holdouts.items()}
+    first, table = next(iter(holdouts.values())), next(iter(tables.values()))
     return {
         "target": plain.target_name,
         "device": plain.device.type,
@@ -159,7 +155,7 @@ def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace],
                 "own_target": has_own_target(pair, plain),
                 "depth": holdouts[name].depth,
                 "first_token_accepted_share": float((holdouts[name].match_len > 0).mean()),
-                "step_ratio": cost_table(holdouts[name], models[name]).step_ratio,
+                "step_ratio": tables[name].step_ratio,
                 "contexts": documents[name]["contexts"],
             }
             for name, pair in pairs.items()

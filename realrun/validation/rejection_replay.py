@@ -23,8 +23,8 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.progress import Counter
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Estimate, resample
 from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
@@ -108,7 +108,7 @@ def measure_approximation(
     if not trace.approximate:
         raise InputError("the trace is not of rejection sampling with accept_prob; record it in rejection mode")
     sampler = Sampler(**trace.meta["decoding"])
-    table = cost_table(trace, _ANY_COST)
+    priced = [PricedTrace(one, _ANY_COST) for one in (trace, as_recorded(trace))]
     found = []
     for number, policy in enumerate(policies):
         runs: list[list[Decoded]] = [[] for _ in prompts]
@@ -120,7 +120,7 @@ def measure_approximation(
                 runs[index].append(decoder.decode(prompt.tokens, budget, policy, sequence=sequence, seed=seed))
             if progress:
                 progress(number * len(seeds) + done + 1, len(policies) * len(seeds))
-        drawn, recorded = (replay(one, policy, table) for one in (trace, as_recorded(trace)))
+        drawn, recorded = (one.replay(policy) for one in priced)
         found.append(Approximation(policy, _replayed(drawn), _replayed(recorded), _decoded(runs)))
     return found
 

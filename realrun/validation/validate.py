@@ -26,8 +26,7 @@ from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.replay import Replay
 from specsim.speedup import formulas as metrics
 from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
@@ -110,6 +109,7 @@ def candidates(
     With it the (policy, reason) of those that trace or costs cannot serve.
     """
     found: list[Candidate] = []
+    priced = PricedTrace(train, cost)
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
     for done, (kind, variant) in enumerate(served):
         role = (
@@ -122,9 +122,9 @@ def candidates(
             else "default"
         )
         try:
-            policy = fit_variant(kind, variant, PricedTrace(train, cost), SearchSettings(trials=trials, seed=seed))
+            policy = fit_variant(kind, variant, priced, SearchSettings(trials=trials, seed=seed))
             check_replayable(train, policy)
-            check_covered(train, policy, cost_table(train, cost, policy))
+            check_covered(train, policy, priced.table(policy))
             if all(policy != candidate.policy for candidate in found):
                 found.append(Candidate(policy, role))
         except InputError as error:  # such as a tree larger than those profiled
@@ -199,11 +199,11 @@ def predict_and_measure(
 
     baseline_s = arm_seconds(0)
     kinds_run = [type(candidate.policy) for candidate in chosen]
-    oracle_s = oracle_seconds(holdout, kinds_run, cost_table(holdout, cost), seed=seed)
+    priced = PricedTrace(holdout, cost)
+    oracle_s = oracle_seconds(priced, kinds_run, seed=seed)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
-        table = cost_table(holdout, cost, candidate.policy)
-        replayed = replay(holdout, candidate.policy, table, seed=seed, log=True)
+        replayed = priced.replay(candidate.policy, seed=seed, log=True)
         own_s = arm_seconds(number)
         own_runs = timings.last_runs(number, everything)
         rows.append(

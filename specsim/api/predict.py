@@ -158,7 +158,7 @@ def predict_with(
         found = predict_policy(part, chosen, seed=seed)
     elif isinstance(chosen, ChainPolicy):
         result = expected_replay(part.trace, chosen, part.table(chosen))
-        found = summarise(result, oracle_seconds(part.trace, [type(chosen)], part.table(), seed=seed))
+        found = summarise(result, oracle_seconds(part, [type(chosen)], seed=seed))
     else:
         raise InputError(f"policy {chosen.name} is of trees, which --expected does not average; replay it")
     return PolicyPrediction(**vars(found), learned_on=learned_on, sequences=part.trace.sequences, expected=expected)

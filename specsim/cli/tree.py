@@ -138,7 +138,7 @@ def best(
 
     Example: specsim tree best TRACE --cost profile.json --max-nodes 64
     """
-    from specsim.replaying.table import cost_table
+    from specsim.replaying.priced import PricedTrace
     from specsim.static_tree.optimal import optimal_trees, tree_round_cost
     from specsim.static_tree.rates import rates_of
     from specsim.static_tree.search import node_accept_probs
@@ -147,7 +147,7 @@ def best(
 
     data, model = read_trace(trace), read_costs(cost, draft_cost, batch)
     rates = rates_of(data)
-    costs = tree_round_cost(cost_table(data, model), data)
+    costs = tree_round_cost(PricedTrace(data, model).table(), data)
     trees = optimal_trees(rates, costs, max_nodes=max_nodes, max_depth=max_depth)
     fastest = max(trees, key=lambda one: one.tokens_per_s)
     autoregressive = 1 / costs.autoregressive_s

@@ -343,10 +343,9 @@ def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
 
 def _oracle(priced: PricedTrace, kinds: Sequence[type[Policy]], seeds: Sequence[int]) -> Floats:
     """The oracle's seconds per sequence [S]; where outcomes are drawn, the mean over all that policies meet."""
-    trace, table = priced.trace, priced.table()
-    if not trace.approximate:
-        return oracle_seconds(trace, kinds, table)
-    total: Floats = np.sum([oracle_seconds(trace, kinds, table, seed=seed) for seed in seeds], axis=0)
+    if not priced.trace.approximate:
+        return oracle_seconds(priced, kinds)
+    total: Floats = np.sum([oracle_seconds(priced, kinds, seed=seed) for seed in seeds], axis=0)
     return total / (DRAWS * len(seeds))
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy.typing as npt
 
 from specsim.arrays import Floats
-from specsim.cost.contexts import autoregressive_seconds, context_share
+from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
 from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
@@ -38,11 +38,6 @@ class PricedTrace:
     def baseline_s(self) -> Floats:
         """Seconds per sequence [S] to emit the same tokens one by one."""
         return autoregressive_seconds(self.trace, self.table())
-
-    @cached_property
-    def context_share(self) -> Floats:
-        """Share of the trace's positions in every column of the table [B]."""
-        return context_share(self.trace, self.table())
 
     def select(self, sequences: npt.ArrayLike) -> PricedTrace:
         """These sequences only, by index, in the order given."""

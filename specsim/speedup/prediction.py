@@ -11,7 +11,6 @@ import numpy as np
 from specsim.arrays import Floats
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
-from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.priced import PricedTrace
@@ -124,12 +123,13 @@ def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
 
 
 def oracle_seconds(
-    trace: Trace, kinds: Iterable[type[Policy]], table: CostTable, *, width: int = STATIC_WIDTH, seed: int = 0
+    priced: PricedTrace, kinds: Iterable[type[Policy]], *, width: int = STATIC_WIDTH, seed: int = 0
 ) -> Floats:
     """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
 
     width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
     """
+    trace, table = priced.trace, priced.table()
     trees = [issubclass(kind, TreePolicy) for kind in kinds]
     found = []
     if any(trees):
@@ -148,8 +148,7 @@ def oracle_width(policy: Policy) -> int:
 
 def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Prediction:
     """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
-    width = oracle_width(policy)
-    oracle_s = oracle_seconds(priced.trace, [type(policy)], priced.table(), width=width, seed=seed)
+    oracle_s = oracle_seconds(priced, [type(policy)], width=oracle_width(policy), seed=seed)
     return summarise(priced.replay(policy, seed=seed), oracle_s)
 
 

@@ -116,7 +116,7 @@ def cross_validate(
         policies = {"": found.best, **reference_policies(kind, train, settings, found)}
         for name, policy in policies.items():
             replays.setdefault(name, []).append(holdout.replay(policy, seed=seed))
-        oracle_s.append(oracle_seconds(holdout.trace, [kind, FixedK], holdout.table(), seed=seed))
+        oracle_s.append(oracle_seconds(holdout, [kind, FixedK], seed=seed))
         train_speedup = train.replay(found.best, seed=seed).speedup
         done.append(Fold(found, train_speedup, replays[""][-1].speedup, len(part)))
         if found.interrupted:

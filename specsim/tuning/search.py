@@ -265,7 +265,7 @@ def reference_policies(
 def replayed(priced: PricedTrace, policy: Policy, seed: int, kind: type[Policy]) -> tuple[Replay, Prediction]:
     """One replay under the policy's own cost of a round, and its summary; the oracle of this kind and of chains."""
     result = priced.replay(policy, seed=seed)
-    oracle_s = oracle_seconds(priced.trace, [kind, FixedK], priced.table(), width=oracle_width(policy), seed=seed)
+    oracle_s = oracle_seconds(priced, [kind, FixedK], width=oracle_width(policy), seed=seed)
     return result, summarise(result, oracle_s)
 
 

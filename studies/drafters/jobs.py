@@ -30,7 +30,7 @@ from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.progress import Progress
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
 from studies import common
 from studies.common import Config, Document, board, load, named
@@ -82,8 +82,8 @@ def validation(
 ) -> Document:
     """Record, profile, tune, predict and really decode with this drafter; its result, and the ratio s_d / s_t."""
     document = common.validation(folder, drafter, kinds, run, config, report, trees=trees)
-    table = cost_table(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
-    return {**document, "step_ratio": table.step_ratio}
+    priced = PricedTrace(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
+    return {**document, "step_ratio": priced.table().step_ratio}
 
 
 def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:

@@ -29,7 +29,6 @@ from specsim.policy.registry import POLICIES
 from specsim.policy.tree.pct import PCT
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.table import cost_table
 from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
@@ -142,7 +141,7 @@ def main_jobs(
         for row in document["rows"]:
             policy = build_policy(POLICIES[row["policy"]], row["params"])
             row["train_speedup"] = predict_policy(PricedTrace(trace.select(tuning), cost), policy).speedup.estimate
-        document["step_ratio"] = cost_table(trace, cost).step_ratio
+        document["step_ratio"] = PricedTrace(trace, cost).table().step_ratio
         document["facts"] = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
         found[drafter] = document
     return found

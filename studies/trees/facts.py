@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Bools, Floats, Ints
-from specsim.cost.contexts import autoregressive_seconds
+from specsim.arrays import Bools, Ints
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.fitting import tree_calibration
 from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.pct import PCT
-from specsim.replaying.replay import Replay, replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
 from specsim.report.tree_figures import dense_sizes
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.static_tree import shape as tree_shapes
@@ -77,7 +75,7 @@ class Rounds:
 
 def rounds_of(trace: Trace, policy: Policy) -> Rounds:
     """Replay with draft passes for seconds: what costs have no part in."""
-    one = replay(trace, policy, cost_table(trace, PASSES, policy), log=True)
+    one = PricedTrace(trace, PASSES).replay(policy, log=True)
     assert one.rounds is not None
     return Rounds(one, one.rounds.verified)
 
@@ -137,11 +135,6 @@ def opponents(board: Document, document: Document) -> list[tuple[str, Row | None
     return found
 
 
-def baseline_s(trace: Trace, cost: CostModel) -> Floats:
-    """Autoregressive seconds per sequence [S]."""
-    return autoregressive_seconds(trace, cost_table(trace, cost))
-
-
 def paper_pct(config: Document) -> PCT:
     """PCT as its paper runs it; the bound on verified nodes, which the paper has none of, is out of reach."""
     paper = config["paper"]
@@ -173,12 +166,13 @@ def paper_answer(trace: Trace, config: Document, cost: CostModel) -> PaperAnswer
     pct, eagle2 = paper_pct(config), Eagle2()
     rounds = rounds_of(trace, pct)
     nodes = max(1, round(rounds.verified.estimate))
-    seconds = [replay(trace, policy, cost_table(trace, cost, policy)).speculative_s for policy in (pct, eagle2)]
+    priced = PricedTrace(trace, cost)
+    seconds = [priced.replay(policy).speculative_s for policy in (pct, eagle2)]
     return PaperAnswer(
         pct=rounds,
         eagle2=rounds_of(trace, eagle2),
         small=rounds_of(trace, Eagle2(nodes=nodes)),
-        difference=paired_difference(baseline_s(trace, cost), *seconds),
+        difference=paired_difference(priced.baseline_s, *seconds),
     )
 
 
@@ -220,25 +214,25 @@ def static_sizes(
 
     expected : tokens per round by the rates of `train`, so that a tree can be chosen without the held-out sequences
     """
-    tables = {name: cost_table(holdout, cost) for name, cost in costs.items()}
+    priced = {name: PricedTrace(holdout, cost) for name, cost in costs.items()}
     rates = rates_of(train)
     found = best_trees(rates, max(SIZES))
     shapes = [tree_shapes.cartesian(sizes) for sizes in dense_sizes(rates.shape)]
     searched = [found.shape(n) for n in SIZES if n <= found.nodes]
 
     def points(shapes: Sequence[tree_shapes.Shape]) -> list[dict[str, Any]]:
-        return [{**static_point(holdout, one, tables), "expected": expected_tokens(rates, one)} for one in shapes]
+        return [{**static_point(holdout, one, priced), "expected": expected_tokens(rates, one)} for one in shapes]
 
     return points(sorted(shapes, key=len)), points(searched)
 
 
-def static_point(trace: Trace, shape: tree_shapes.Shape, tables: Mapping[str, CostTable]) -> dict[str, Any]:
+def static_point(trace: Trace, shape: tree_shapes.Shape, costs: Mapping[str, PricedTrace]) -> dict[str, Any]:
     """One static tree replayed."""
     policy = make_policy("sparse_tree", {"children": tuple(map(float, shape))})
     speedups: dict[str, float | None] = {}
-    for name, table in tables.items():
+    for name, priced in costs.items():
         try:
-            speedups[name] = replay(trace, policy, table).speedup
+            speedups[name] = priced.replay(policy).speedup
         except InputError:  # more nodes than these costs are measured for
             speedups[name] = None
     return {"nodes": len(shape) - 1, "tokens": rounds_of(trace, policy).tau.estimate, "speedups": speedups}

@@ -26,13 +26,13 @@ from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
 from specsim.progress import Progress
 from specsim.ranking.document import as_document, write_results
 from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 from studies.common import Config, claim, run_study, validation
 from studies.trees import figures as drawn
 from studies.trees.costs import PAPER, costs_of
 from studies.trees.facts import (
-    baseline_s,
     best_static,
     domain_rows,
     first,
@@ -92,7 +92,7 @@ def facts_of(
         document=document,
         boards=boards,
         rounds={name: [rounds_of(holdout, policy_of(row)) for row in board["rows"]] for name, board in boards.items()},
-        baselines={name: baseline_s(holdout, cost) for name, cost in costs.items()},
+        baselines={name: PricedTrace(holdout, cost).baseline_s for name, cost in costs.items()},
         measured=[rounds_of(holdout, policy_of(row)) for row in document["rows"]],
         paper=paper_answer(trace, config, costs[PAPER]),
         widths=width_rows(trace, config),

@@ -17,6 +17,7 @@ from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.priced import PricedTrace
 from specsim.static_tree import shape as tree_shapes
 from specsim.trace.trace import Trace
 from studies.trees import costs, facts, text
@@ -126,7 +127,7 @@ def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
     train, holdout = facts.parts(trace, CONFIG)
     board = boards[costs.MEASURED]
     document = validation_of(board)
-    baselines = {name: facts.baseline_s(holdout, cost) for name, cost in priced.items()}
+    baselines = {name: PricedTrace(holdout, cost).baseline_s for name, cost in priced.items()}
     document["autoregressive_sequence_seconds"] = baselines[costs.MEASURED].tolist()
     rounds = {
         name: [facts.rounds_of(holdout, facts.policy_of(row)) for row in one["rows"]] for name, one in boards.items()
