@@ -211,7 +211,7 @@ def _tuned(
             kinds=settings.kinds,
             trials=settings.trials,
             tuning_share=settings.tuning_share,
-            seeds=1,
+            replays=1,
             seed=settings.seed,
             sensitivity=False,
             progress=progress,

@@ -60,6 +60,10 @@ def policies(files: Iterable[str] = ()) -> dict[str, type[Policy]]:
     InputError
         Where a file cannot serve or two policies have one name.
 
+    References
+    ----------
+    Each class names its own in `source`.
+
     Examples
     --------
     >>> import specsim
@@ -144,15 +148,15 @@ def predict_with(
     seed: int = 0,
 ) -> PolicyPrediction:
     """`predict`, with the settings as one mapping."""
-    chosen, part, learned_on = _policy(policy, settings, priced.trace.depth), priced, 0
+    chosen, given = _policy(policy, settings, priced.trace.depth)
+    part, learned_on = priced, 0
     if isinstance(policy, str) and needs_fitting(type(chosen)):
-        given = {**cap_depth(type(chosen), priced.trace.depth), **settings}
         tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=seed)
         train = priced.trace.select(tuning)
         learned = fit(type(chosen), given, train, PricedTrace(train, priced.cost).table())
         if learned != chosen:  # not all was given
             chosen, part, learned_on = learned, priced.select(rest), len(tuning)
-    elif not is_fitted(chosen):
+    elif not is_fitted(chosen, given, priced.trace, priced.table()):
         raise InputError(f"policy {chosen.name} has not learned yet; give its name, and it learns before it predicts")
     if not expected:
         found = predict_policy(part, chosen, seed=seed)
@@ -200,12 +204,8 @@ def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0
     True
     """
     priced = PricedTrace(trace, cost)
-    chosen = _policy(policy, settings, trace.depth)
-    fitted = is_fitted(chosen)
-    if isinstance(policy, str) and needs_fitting(type(chosen)):
-        given = {**cap_depth(type(chosen), trace.depth), **settings}
-        fitted = fit(type(chosen), given, trace, priced.table()) == chosen
-    if not fitted:
+    chosen, given = _policy(policy, settings, trace.depth)
+    if not is_fitted(chosen, given, trace, priced.table()):
         raise InputError(
             f"policy {chosen.name} learns from data or costs and has not yet; use specsim.predict, or replay the "
             "`best` of specsim.tune"
@@ -213,9 +213,15 @@ def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0
     return priced.replay(chosen, seed=seed, log=True)
 
 
-def _policy(policy: str | Policy, settings: Mapping[str, Any], depth: int) -> Policy:
-    """The policy of that name with these settings, drafts no longer than the trace is deep; or the policy given."""
+def _policy(policy: str | Policy, settings: Mapping[str, Any], depth: int) -> tuple[Policy, dict[str, Any]]:
+    """The policy and those of its settings that are given, not learned.
+
+    By name: these settings, drafts no longer than the trace is deep. An object's: all that are not its defaults.
+    """
     if isinstance(policy, str):
         kind = find_policy(policy)
-        return build_policy(kind, {**cap_depth(kind, depth), **settings})
-    return dataclasses.replace(policy, **settings) if settings else policy
+        given = {**cap_depth(kind, depth), **settings}
+        return build_policy(kind, given), given
+    chosen = dataclasses.replace(policy, **settings) if settings else policy
+    fields = dataclasses.fields(chosen)
+    return chosen, {f.name: value for f in fields if (value := getattr(chosen, f.name)) != f.default}

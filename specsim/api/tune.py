@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from specsim.cost.model import CostModel
-from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES, find_policies, find_policy
 from specsim.progress import Counter
 from specsim.ranking.leaderboard import Board
@@ -86,10 +85,21 @@ def tune(
     >>> best.best.k > 1
     True
     """
-    settings = SearchSettings(search, trials, seed, jobs, storage, parsed(policy, fixed))
-    whole = PricedTrace(trace, cost)
-    tuning, rest = split_sequences(trace, tuning_share=tuning_share, seed=seed)
-    return run_tune(find_policy(policy), whole.select(tuning), whole.select(rest), settings, progress=progress)
+    settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
+    return tune_with(PricedTrace(trace, cost), policy, settings, tuning_share=tuning_share, progress=progress)
+
+
+def tune_with(
+    priced: PricedTrace,
+    policy: str,
+    settings: SearchSettings,
+    *,
+    tuning_share: float = 0.5,
+    progress: Counter | None = None,
+) -> TuneResult:
+    """`tune`, with how to search as one object."""
+    tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=settings.seed)
+    return run_tune(find_policy(policy), priced.select(tuning), priced.select(rest), settings, progress=progress)
 
 
 def cross_validate(
@@ -139,7 +149,7 @@ def cross_validate(
     >>> len(found.folds)
     4
     """
-    settings = SearchSettings(search, trials, seed, jobs, storage, parsed(policy, fixed))
+    settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
     return run_cross_validate(find_policy(policy), PricedTrace(trace, cost), settings, folds=folds, progress=progress)
 
 
@@ -181,6 +191,10 @@ def leaderboard(
     InputError
         As in `tune`, and where the trace serves none of the policies.
 
+    References
+    ----------
+    Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 4.3 (intervals, paired over sequences).
+
     Examples
     --------
     >>> import specsim
@@ -198,15 +212,9 @@ def leaderboard(
         max_drafts=() if max_draft_tokens is None else (max_draft_tokens,),
         trials=trials,
         tuning_share=tuning_share,
-        seeds=replays,
+        replays=replays,
         seed=seed,
         sensitivity=sensitivity,
         jobs=jobs or -1,
     )
     return board
-
-
-def parsed(policy: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings, given as values or as text, as the policy takes them; each must be legal on its own."""
-    kind = find_policy(policy)
-    return {name: getattr(build_policy(kind, {name: value}), name) for name, value in settings.items()}

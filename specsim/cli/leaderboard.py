@@ -92,7 +92,7 @@ def leaderboard(
             max_drafts=depths,
             trials=trials,
             tuning_share=tuning_share,
-            seeds=replays,
+            replays=replays,
             seed=seed,
             sensitivity=sensitivity,
             jobs=jobs or -1,

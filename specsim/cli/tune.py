@@ -90,26 +90,22 @@ def tune(
 
     Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
     """
-    from specsim.api.tune import parsed
+    from specsim.api.tune import tune_with
     from specsim.policy.registry import find_policy
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
-    from specsim.trace.split import split_sequences
     from specsim.tuning.crossval import cross_validate, fold_sequences
     from specsim.tuning.search import tune as run_tune
     from specsim.tuning.settings import SearchSettings
 
-    fixed, kind = parsed(policy, parse_settings(set_)), find_policy(policy)
     whole = PricedTrace(read_trace(trace), read_costs(cost, draft_cost, batch))
-    settings = SearchSettings(search.value if search else None, trials, seed, jobs, storage, fixed)
+    settings = SearchSettings(search.value if search else None, trials, seed, jobs, storage, parse_settings(set_))
     if folds is None:
-        tuning, rest = split_sequences(whole.trace, tuning_share=tuning_share, seed=seed)
         with progress_bar() as report:
-            result = run_tune(
-                kind, whole.select(tuning), whole.select(rest), settings, progress=partial(report, "tune")
-            )
-        show_tuned(result, f"{len(tuning)} sequences", f"{len(rest)} others", json=json)
+            result = tune_with(whole, policy, settings, tuning_share=tuning_share, progress=partial(report, "tune"))
+        show_tuned(result, json=json)
         return
+    kind = find_policy(policy)
     fold_sequences(whole.trace, folds, seed=seed)  # names a bad number before any work
     with progress_bar() as report:
         final = run_tune(kind, whole, whole, settings, compare=False, progress=partial(report, "all sequences"))
@@ -117,12 +113,13 @@ def tune(
     show_folded(final, folded, json=json)
 
 
-def show_tuned(result: TuneResult, tuned_on: str, reported_on: str, *, json: bool) -> None:
+def show_tuned(result: TuneResult, *, json: bool) -> None:
     """Print a result with what it was compared with."""
     if json:
         print_json(result.as_dict())
         return
-    title = f"{result.best.name}: {result.trials} trials on {tuned_on}, reported on {reported_on}"
+    parts = f"{result.tuned_on} sequences, reported on {result.reported_on} others"
+    title = f"{result.best.name}: {result.trials} trials on {parts}"
     speedup = f"{result.train.speedup.estimate:.3f}"
     _print(title + _aside(result), speedup, result.holdout, result.references)
     _print_warnings(result.warnings)

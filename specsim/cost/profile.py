@@ -150,11 +150,16 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
     Returns
     -------
     ProfileCost or ConstantCost
+        Seconds per call.
 
     Raises
     ------
     InputError
         For a file that is missing, or holds no costs.
+
+    References
+    ----------
+    Leviathan et al. 2023, arXiv:2211.17192, section 3.4 (costs as s_d and s_t, whose ratio is its c).
 
     Examples
     --------

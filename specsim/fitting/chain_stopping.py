@@ -26,7 +26,6 @@ from specsim.trace.trace import Trace
 NEVER = 2.0  # a threshold that no path probability reaches
 PATH_POINTS = 129  # grid of path probabilities, linear interpolation between
 PSEUDO_COUNT = 1.0  # tokens spread like the marginal, in every row of the transition matrix
-MAX_STEPS = 60  # of Dinkelbach's iteration, which converges superlinearly
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,9 +44,6 @@ def needs_fitting(kind: type[Policy]) -> bool:
     return own or any(base in FITTERS for base in kind.__mro__)
 
 
-def is_fitted(policy: Policy) -> bool:
-    """Whether a policy which learns tables has learned some, or does not learn any."""
-    tables = [field for field in dataclasses.fields(policy) if isinstance(field.default, tuple)]
-    if not needs_fitting(type(policy)) or not tables:
-        return True
-    return any(getattr(policy, field.name) != field.default for field in tables)
+def is_fitted(policy: Policy, given: Mapping[str, Any], trace: Trace, table: CostTable) -> bool:
+    """Whether learning would leave the policy as it is, these settings given: it has learned, or learns nothing."""
+    return not needs_fitting(type(policy)) or fit(type(policy), given, trace, table) == policy

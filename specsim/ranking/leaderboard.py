@@ -46,10 +46,10 @@ PARTS = ("draft", "policy", "verify", "other")
 class Row:
     """One form of one policy on the hold-out sequences.
 
-    seeds : replays it was averaged over; 1 unless the policy draws
-    lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all seeds together
+    replays : how many it was averaged over; 1 unless the policy draws
+    lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all replays together
     token_s : seconds per output token in draft, policy, verify, other
-    speculative_s : seconds per hold-out sequence [S], mean of the seeds
+    speculative_s : seconds per hold-out sequence [S], mean of the replays
     train_speedup : on the tuning sequences, whether it was tuned or not
     to_leader : the leader's speedup less this one's; None for the leader
     """
@@ -58,7 +58,7 @@ class Row:
     policy: Policy
     tuned: bool
     prediction: Prediction
-    seeds: int
+    replays: int
     lengths: Ints
     token_s: tuple[float, ...]
     speculative_s: Floats
@@ -93,7 +93,7 @@ class Row:
             "rounds_by_draft_tokens": self.lengths.tolist(),
             "token_seconds": dict(zip(PARTS, self.token_s, strict=True)),
             "truncated_share": (document["truncated_rounds"] or 0) / document["rounds"],
-            "seeds": self.seeds,
+            "seeds": self.replays,
             "tied_with_leader": self.tied,
             "leader_minus_this": self.to_leader.as_dict() if self.to_leader else None,
             "sequence_seconds": self.speculative_s.tolist(),
@@ -188,7 +188,7 @@ def leaderboard(
     max_drafts: Sequence[int] = (),
     trials: int = 100,
     tuning_share: float = 0.5,
-    seeds: int = 5,
+    replays: int = 5,
     seed: int = 0,
     sensitivity: bool = True,
     jobs: int = -1,
@@ -200,14 +200,14 @@ def leaderboard(
     costs : one cost model for all traces, or one for each
     kinds : policies to compare; default: all of `POLICIES`
     max_drafts : longest drafts in tokens, a board for each; default: the depth of the trace
-    seeds : replays to average over where a policy draws, or a trace of rejection sampling does
+    replays : how many to average over where a policy draws, or a trace of rejection sampling does
     sensitivity : whether to vary each tuned setting as well
     jobs : threads; -1 for one per core. The answer does not depend on it.
     """
     if len(costs) not in (1, len(traces)):
         raise InputError(f"{len(costs)} costs for {len(traces)} traces; give one for all or one for each")
-    if seeds < 1:
-        raise InputError(f"seeds={seeds}; give at least 1")
+    if replays < 1:
+        raise InputError(f"replays={replays}; give at least 1")
     chosen = list(POLICIES.values()) if kinds is None else list(kinds)
     search = SearchSettings(trials=trials, seed=seed, jobs=1)  # policies, not points, go to the threads
     boards = []
@@ -216,7 +216,7 @@ def leaderboard(
         for depth in max_drafts or (trace.depth,):
             report = partial(progress, f"{name}, drafts up to {depth}") if progress else None
             priced = PricedTrace(shallower(trace, depth), cost)
-            boards.append(_board(name, priced, chosen, search, tuning_share, seeds, sensitivity, jobs, report))
+            boards.append(_board(name, priced, chosen, search, tuning_share, replays, sensitivity, jobs, report))
     return boards
 
 
@@ -266,7 +266,7 @@ def _board(
     kinds: Sequence[type[Policy]],
     search: SearchSettings,
     tuning_share: float,
-    seeds: int,
+    replays: int,
     sensitivity: bool,
     jobs: int,
     progress: Counter | None,
@@ -276,7 +276,7 @@ def _board(
     trace = whole.trace
     tuning, rest = split_sequences(trace, tuning_share=tuning_share, seed=search.seed)
     train, holdout = whole.select(tuning), whole.select(rest)
-    draws = [*range(search.seed, search.seed + seeds)]
+    draws = [*range(search.seed, search.seed + replays)]
     entries, skipped = applicable_variants(trace, kinds, whole.cost)
     oracle_s = _oracle(holdout, kinds_of(entries), draws)
 
@@ -367,7 +367,7 @@ def _row(
         policy=policy,
         tuned=tuned,
         prediction=summarise(whole, oracle_s * times),
-        seeds=len(replays),
+        replays=len(replays),
         lengths=np.bincount(verified, minlength=holdout.trace.depth + 1),
         token_s=tuple((whole.seconds.sum(axis=0) / whole.output_tokens.sum()).tolist()),
         speculative_s=whole.speculative_s / times,

@@ -44,7 +44,6 @@ KEYS = (
     "reliability",
     "domains",
 )
-SPEEDUPS = ('<span class="p">predicted</span> speedup', '<span class="m">measured</span> speedup')
 
 DEFINITIONS = {
     "Speedup": "Total baseline seconds over total speculative seconds, both over the hold-out sequences. "

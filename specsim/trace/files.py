@@ -32,7 +32,9 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
     Parameters
     ----------
     trace : Trace
+        N positions in S sequences.
     folder : Path or str
+        Made, with `meta.json` and a table each of sequences, positions and, where recorded, trees.
     overwrite : bool
         Replace a trace that is there.
 
@@ -40,6 +42,10 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
     ------
     InputError
         Where the folder is there and is not to be, or cannot be, replaced.
+
+    References
+    ----------
+    Apache Parquet, https://parquet.apache.org/docs/file-format/ (the tables; their columns are those of `Trace`).
 
     Examples
     --------
@@ -94,11 +100,16 @@ def read_trace(folder: Path | str) -> Trace:
     Returns
     -------
     Trace
+        N positions in S sequences, [N] and [S] arrays; see there.
 
     Raises
     ------
     InputError
         Says what is wrong with the folder.
+
+    References
+    ----------
+    As of `write_trace`.
 
     Examples
     --------

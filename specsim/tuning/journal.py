@@ -49,7 +49,7 @@ class Journal:
     """
 
     def __init__(self, path: Path | None, job: Mapping[str, Any]) -> None:
-        self._ahead: list[Line] = []
+        self.ahead: list[Line] = []
         self._handle: int | None = None
         if path is None:
             return
@@ -64,22 +64,17 @@ class Journal:
                 self._append(header)
                 return
             _check_header(path, lines[0], json.loads(json.dumps(header)))
-            self._ahead = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+            self.ahead = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
             os.ftruncate(self._handle, sum(len(line) + 1 for line in lines))
             os.lseek(self._handle, 0, os.SEEK_END)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def on_disk(self) -> int:
-        """Batches that lie ahead, found by an earlier run."""
-        return len(self._ahead)
-
     def batch(self, find: Callable[[], Line]) -> Line:
         """The next batch: as an earlier run found it, or found now and kept."""
-        if self._ahead:
-            return self._ahead.pop(0)
+        if self.ahead:
+            return self.ahead.pop(0)
         line = find()
         if self._handle is not None:
             self._append(line)

@@ -70,6 +70,7 @@ class Reference:
 class TuneResult:
     """The best settings found, with their prediction on both parts.
 
+    tuned_on, reported_on : sequences of the two parts
     references : the runner-up of the search, the policy's defaults and the best fixed K, each
         chosen on the tuning part and compared on the other; without those that do not apply
     warnings : differences that are not significant on these data, a sentence each
@@ -79,6 +80,8 @@ class TuneResult:
     train: Prediction
     holdout: Prediction
     trials: int
+    tuned_on: int = 0
+    reported_on: int = 0
     refused: int = 0
     search: str = "grid"
     work: float = 1.0
@@ -137,6 +140,8 @@ def tune(
         best=found.best,
         train=on_train,
         holdout=on_holdout,
+        tuned_on=train.trace.sequences,
+        reported_on=holdout.trace.sequences,
         references=references,
         warnings=warnings_of(references, found.best, holdout.trace.sequences),
         **{name: getattr(found, name) for name in ("trials", "refused", "search", "work", "interrupted")},

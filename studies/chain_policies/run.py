@@ -47,7 +47,7 @@ def boards_of(folder: Path, config: Config, report: Any) -> dict[str, list[Board
             max_drafts=config["max_drafts"],
             trials=config["trials"],
             tuning_share=config["tuning_share"],
-            seeds=config["replay_seeds"],
+            replays=config["replay_seeds"],
             seed=config["seed"],
             progress=report,
         )

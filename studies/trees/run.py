@@ -68,7 +68,7 @@ def boards_of(
                 [cost],
                 trials=config["trials"],
                 tuning_share=config["tuning_share"],
-                seeds=config["replay_seeds"],
+                replays=config["replay_seeds"],
                 seed=config["seed"],
                 sensitivity=False,
                 progress=lambda what, done, total, name=name: report(f"{what}, {name}", done, total),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import inspect
+import itertools
 import json
 from pathlib import Path
 
@@ -74,9 +76,13 @@ def test_a_policy_that_has_not_learned_is_not_replayed(name: str) -> None:
 def test_an_unfitted_policy_object_is_refused_and_a_fitted_one_taken() -> None:
     trace, cost = small_trace(), RampCost()
     unfitted = specsim.make_policy("renewal_stop", {"max_draft_tokens": trace.depth})
-    for ask in (specsim.predict, specsim.replay):
-        with pytest.raises(specsim.InputError, match="renewal_stop"):
-            ask(trace, cost, unfitted)
+    priceless = specsim.make_policy("time_gain", {"max_draft_tokens": trace.depth})
+    for ask, policy in itertools.product((specsim.predict, specsim.replay), (unfitted, priceless)):
+        with pytest.raises(specsim.InputError, match=policy.name):
+            ask(trace, cost, policy)
+    assert specsim.replay(trace, cost, priceless, cost_ratio=0.2).policy == dataclasses.replace(
+        priceless, cost_ratio=0.2
+    )
     fitted = fit(type(unfitted), {"max_draft_tokens": trace.depth}, trace, PricedTrace(trace, cost).table())
     assert specsim.predict(trace, cost, fitted).policy == fitted
     assert specsim.replay(trace, cost, fitted).num_rounds.sum() > 0

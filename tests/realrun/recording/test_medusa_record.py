@@ -249,7 +249,7 @@ def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     )  # the trace is used again, though it is shallower than asked
     assert job()["rows"]
     trace, cost = read_trace(tmp_path / "trace"), read_cost(tmp_path / "profile.json")
-    (board,) = leaderboard({"medusa": trace}, [cost], kinds=kinds, trials=4, seeds=1, sensitivity=False, jobs=1)
+    (board,) = leaderboard({"medusa": trace}, [cost], kinds=kinds, trials=4, replays=1, sensitivity=False, jobs=1)
     assert board.max_draft == HEADS and {row.policy.name for row in board.rows} >= set(names) - {"cali_ts", "space_k"}
 
 

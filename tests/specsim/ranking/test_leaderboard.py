@@ -56,7 +56,7 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def board(trace: Trace) -> Board:
-    return leaderboard({"honest": trace}, [COST], kinds=KINDS, trials=12, seeds=3)[0]
+    return leaderboard({"honest": trace}, [COST], kinds=KINDS, trials=12, replays=3)[0]
 
 
 def parts(trace: Trace) -> tuple[Trace, Trace]:
@@ -70,7 +70,7 @@ def test_rows_are_predictions_on_the_held_out_part_best_first(trace: Trace, boar
     assert speedups == sorted(speedups, reverse=True)
     for row in board.rows:
         if row.policy.name != "beta_ts":
-            assert row.prediction == predict_policy(PricedTrace(holdout, COST), row.policy) and row.seeds == 1
+            assert row.prediction == predict_policy(PricedTrace(holdout, COST), row.policy) and row.replays == 1
     ar_s = replay(holdout, make_policy("fixed_k"), cost_table(holdout, COST)).autoregressive_s
     best = chain_oracle_seconds(holdout, cost_table(holdout, COST))
     assert board.oracle.estimate == pytest.approx(ar_s.sum() / best.sum()) and board.oracle.estimate > speedups[0]
@@ -96,7 +96,7 @@ def test_tuning_never_sees_the_held_out_part(trace: Trace, board: Board) -> None
     match = trace.match_len.copy()
     match[rows] = 0
     spoiled = dataclasses.replace(trace, match_len=match)
-    other = leaderboard({"spoiled": spoiled}, [COST], kinds=KINDS[:2], trials=12, seeds=3, sensitivity=False)[0]
+    other = leaderboard({"spoiled": spoiled}, [COST], kinds=KINDS[:2], trials=12, replays=3, sensitivity=False)[0]
     settings = {row.label: (row.policy, row.train_speedup) for row in board.rows}
     assert {row.label: (row.policy, row.train_speedup) for row in other.rows}.items() <= settings.items()
     assert other.rows[0].prediction.v_d == 0.0
@@ -118,7 +118,7 @@ def test_policies_that_draw_are_averaged_over_seeds(trace: Trace, board: Board) 
     _, holdout = parts(trace)
     row = next(row for row in board.rows if row.label == "beta_ts, weak prior")
     replays = [replay(holdout, row.policy, cost_table(holdout, COST), seed=seed, log=True) for seed in range(3)]
-    assert row.seeds == 3
+    assert row.replays == 3
     np.testing.assert_allclose(row.speculative_s, np.mean([r.speculative_s for r in replays], axis=0))
     lengths = np.concatenate([r.rounds.drafted for r in replays])
     assert row.mean_length == pytest.approx(lengths.mean())
@@ -150,7 +150,7 @@ def test_a_board_per_maximal_draft_leaves_out_what_drafts_longer(trace: Trace) -
 def test_the_answer_depends_on_nothing_but_its_arguments(trace: Trace, board: Board) -> None:
     seen: list[tuple[str, int, int]] = []
     again = leaderboard(
-        {"honest": trace}, [COST], kinds=KINDS, trials=12, seeds=3, jobs=1, progress=lambda *call: seen.append(call)
+        {"honest": trace}, [COST], kinds=KINDS, trials=12, replays=3, jobs=1, progress=lambda *call: seen.append(call)
     )[0]
     assert json.dumps(again.as_dict()) == json.dumps(board.as_dict())
     assert seen == [("honest, drafts up to 8", done, len(board.rows)) for done in range(1, len(board.rows) + 1)]
@@ -177,7 +177,7 @@ def test_rejection_sampling_is_marked_and_averaged() -> None:
     exact = honest_trace(3, sequences=8, depth=4)
     meta = {**exact.meta, "decoding": {"mode": "rejection", "temperature": 1.0}}
     trace = dataclasses.replace(exact, meta=meta, accept_prob=rng.random(exact.prob.shape).astype(np.float32))
-    board = leaderboard({"r": trace}, [COST], kinds=KINDS[:1], trials=4, seeds=2, sensitivity=False)[0]
+    board = leaderboard({"r": trace}, [COST], kinds=KINDS[:1], trials=4, replays=2, sensitivity=False)[0]
     _, holdout = parts(trace)
     assert board.approximate and board.output_tokens == holdout.output_tokens.sum()
     table = cost_table(holdout, COST)
@@ -185,7 +185,7 @@ def test_rejection_sampling_is_marked_and_averaged() -> None:
         replays = [replay(holdout, row.policy, table, seed=seed) for seed in (0, 1)]
         spent = sum(r.speculative_s for r in replays) / sum(r.draws for r in replays)
         np.testing.assert_allclose(row.speculative_s, spent)
-        assert row.seeds == 2
+        assert row.replays == 2
         assert row.prediction.oracle_regret == pytest.approx(
             board.oracle.estimate / row.prediction.speedup.estimate - 1
         )
@@ -196,8 +196,8 @@ def test_nothing_to_rank_and_bad_arguments_are_refused(trace: Trace) -> None:
         leaderboard({"a": trace}, [COST], kinds=[POLICIES["space_k"]])
     with pytest.raises(InputError, match="2 costs for 1 traces"):
         leaderboard({"a": trace}, [COST, COST])
-    with pytest.raises(InputError, match="seeds=0"):
-        leaderboard({"a": trace}, [COST], seeds=0)
+    with pytest.raises(InputError, match="replays=0"):
+        leaderboard({"a": trace}, [COST], replays=0)
 
 
 def test_a_sweep_is_the_held_out_speedup_value_by_value(trace: Trace, board: Board) -> None:

@@ -53,7 +53,7 @@ def trace() -> Trace:
 @pytest.fixture(scope="module")
 def board(trace: Trace) -> Board:
     kinds = [POLICIES[name] for name in ("fixed_k", "max_confidence", *TREES)]
-    return leaderboard({"trees": trace}, [COST], kinds=kinds, trials=9, seeds=2)[0]
+    return leaderboard({"trees": trace}, [COST], kinds=kinds, trials=9, replays=2)[0]
 
 
 def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace) -> None:
