@@ -1,10 +1,15 @@
-"""What the kernels' tests ran, gathered from all processes of a run and printed at its end."""
+"""Settings that every test shares; what the kernels' tests ran, gathered from all processes, printed at the end."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The first example of a policy compiles its kernel, so a deadline per example means nothing.
+settings.register_profile("specsim", deadline=None, print_blob=True)
+settings.load_profile("specsim")
 
 RAN = pytest.StashKey[set[tuple[str, str, str]]]()  # (operation, backend, how it ran)
 

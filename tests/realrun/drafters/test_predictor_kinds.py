@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from realrun.decode.acceptance_predictor import RoundScorer, load_predictor, pen
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -47,9 +49,9 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, Draft]]:
     kept: list[tuple[int, int, Draft]] = []
     propose = DraftModel.propose
 
-    def keep(self: DraftModel, *asked: Any) -> Draft:
-        draft = propose(self, *asked)
-        kept.append((asked[4], asked[5], draft))
+    def keep(self: DraftModel, tokens: Sequence[int], context: RoundContext, *asked: Any) -> Draft:
+        draft = propose(self, tokens, context, *asked)
+        kept.append((context.sequence, context.position, draft))
         return draft
 
     monkeypatch.setattr(DraftModel, "propose", keep)

@@ -153,7 +153,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         model.save_pretrained(folder / role)
         tiny_tokenizer().save_pretrained(folder / role)
     (folder / "prompts.jsonl").write_text(json.dumps({"text": "def f(x)", "domain": "code"}) + "\n")
-    names = [option for role in ("target", "draft") for option in (f"--{role}", str(folder / role))]
+    names = ["--target", str(folder / "target"), "--draft-model", str(folder / "draft")]
     return [*names, "--prompts", str(folder / "prompts.jsonl"), "--num-prompts", "1"]
 
 
