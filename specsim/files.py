@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from specsim.errors import InputError
+
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
@@ -69,6 +71,16 @@ def write_text(path: Path | str, text: str) -> None:
 def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
     """Write one JSON document and a line feed."""
     write_text(path, json.dumps(document, indent=indent) + "\n")
+
+
+def read_json(path: Path, name: str, *, missing: str, invalid: str) -> Any:
+    """The JSON document of a file, which errors call `name`; InputError says what to do where there is none."""
+    if not path.is_file():
+        raise InputError(f"{name} does not exist; {missing}")
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{name} is no valid JSON ({error}); {invalid}") from None
 
 
 def digest(*parts: Any, length: int = 16) -> str:

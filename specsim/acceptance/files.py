@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.synthetic import AcceptanceModel
 from specsim.errors import InputError
-from specsim.files import write_json
+from specsim.files import read_json, write_json
 
 KIND, VERSION = "specsim-acceptance", 1
 MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition, Difficulty)}
@@ -36,12 +35,8 @@ def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, An
 def load_model(path: Path | str) -> AcceptanceModel:
     """Read a model; InputError says what is wrong with the file."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; make a model with `specsim acceptance fit`")
-    try:
-        document = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no valid JSON ({error}); fit the model again") from None
+    make = "make a model with `specsim acceptance fit`"
+    document = read_json(path, str(path), missing=make, invalid="fit the model again")
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise InputError(f"{path} is no acceptance model; make one with `specsim acceptance fit`")
     if document.get("version") != VERSION:

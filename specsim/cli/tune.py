@@ -128,14 +128,9 @@ def show_tuned(result: TuneResult, *, json: bool) -> None:
 def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> None:
     """Print settings tuned on all sequences with the cross-validated estimate of what they gain."""
     if json:
-        document = {
-            **final.as_dict(),
-            "holdout": {**folded.estimate.as_dict(), "params": final.best.settings},
-            "references": {name: one.as_dict() for name, one in folded.references.items()},
-            "warnings": list(folded.warnings),
-            "interrupted": final.interrupted or folded.interrupted,
-            "folds": [fold.as_dict() for fold in folded.folds],
-        }
+        document = {**final.as_dict(), **folded.as_dict()}
+        document["holdout"] = {**document.pop("estimate"), "params": final.best.settings}
+        document["interrupted"] = final.interrupted or folded.interrupted
         print_json(document)
         return
     sequences = sum(fold.sequences for fold in folded.folds)

@@ -13,7 +13,6 @@ Whatever lies outside the grid, or next to a point that was left out of it, is a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from specsim.arrays import Floats, Ints, Seconds
 from specsim.cost.model import CostModel
 from specsim.cost.profile import GRID_KIND
 from specsim.errors import InputError
+from specsim.files import read_json
 
 GRID_VERSION = 1
 
@@ -167,12 +167,8 @@ def read_grid(path: Path | str) -> GridCost:
     if not path.is_file() and ":" in path.name:
         name, model = path.name.split(":", 1)
         path = path.with_name(name)
-    if not path.is_file():
-        raise InputError(f"cost grid {path} does not exist; make one with `realrun cost-grid`")
-    try:
-        data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cost grid {path} is no valid JSON ({error}); make it again") from None
+    make = "make one with `realrun cost-grid`"
+    data = read_json(path, f"cost grid {path}", missing=make, invalid="make it again")
     grids = data.get("grids") if isinstance(data, Mapping) else None
     if isinstance(grids, Mapping):
         if model not in grids:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from specsim.arrays import Ints, Seconds
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
+from specsim.files import read_json
 
 PROFILE_KIND = "specsim-profile"
 PROFILE_VERSION = 2
@@ -171,12 +171,8 @@ def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
     ConstantCost(s_d=0.001, s_t=0.01)
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"cost file {path} does not exist; make one with `realrun profile`")
-    try:
-        data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cost file {path} is no valid JSON ({error}); make it again") from None
+    make = "make one with `realrun profile`"
+    data = read_json(path, f"cost file {path}", missing=make, invalid="make it again")
     if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
         try:
             return ConstantCost(float(data["s_d"]), float(data["s_t"]))

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from specsim.fitting.tree_stopping import TreeCost
     from specsim.trace.trace import Trace
 
-
 PASSES = 4  # of learning from the rounds of the last policy
-
-
 VALUE_STEPS = 3  # of the value of a token, in each pass
 
 

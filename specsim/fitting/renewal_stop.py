@@ -17,16 +17,9 @@ if TYPE_CHECKING:
     from specsim.cost.table import CostTable
     from specsim.trace.trace import Trace
 
-
 BINS = 12  # of the signal
-
-
 FIRST_DRAFT = 4  # tokens; the fixed draft length whose rounds are learned from first
-
-
 VALUE_STEPS = 4  # of the value of a token, in each pass
-
-
 PASSES = 6  # of learning from the rounds of the last policy
 
 

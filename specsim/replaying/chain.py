@@ -18,6 +18,7 @@ from specsim.replaying.kernel import specialise
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import Sums
 from specsim.rng import uniform
+from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 
 
@@ -126,14 +127,7 @@ def bind_chain(policy: ChainPolicy) -> Callable[..., int]:
     kernel = chain_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
     own = policy.params, policy.carries_state, policy.max_draft_tokens
 
-    def run(
-        trace: Trace,
-        table: CostTable,
-        outcome: tuple[IntArray, int],
-        which: Ints,
-        sums: Sums,
-        log: RoundLog,
-    ) -> int:
+    def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
         match_len, seed = outcome
         recorded = ChainTrace(
             offsets=trace.offsets,

@@ -24,6 +24,7 @@ from specsim.replaying.rounds import RoundLog
 from specsim.replaying.static_tree import StaticTrace, TreeCosts, _replay_static, links
 from specsim.replaying.sums import Sums
 from specsim.rng import uniform
+from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 
 
@@ -200,14 +201,7 @@ def bind_tree(policy: TreePolicy) -> Callable[..., int]:
     kernel = tree_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
     limits = Limits(policy.max_draft_tokens, policy.max_verified_nodes, policy.max_expanded)
 
-    def run(
-        trace: Trace,
-        table: CostTable,
-        outcome: tuple[IntArray, int],
-        which: Ints,
-        sums: Sums,
-        log: RoundLog,
-    ) -> int:
+    def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
         assert table.tree is not None and trace.true_rank is not None
         costs = TreeCosts(
             bucket_bits=table.bucket_bits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,11 @@ class Prediction:
     rounds: int
     drafted: int
     accepted: int
+    verified: int
+    truncated_rounds: int | None
     output_tokens: int
     seconds: float
     ar_seconds: float
-    verified: int
-    truncated_rounds: int | None = None
     oracle_regret: float | None = None
     approximate: bool = False
 
@@ -71,25 +72,7 @@ class Prediction:
             "policy": self.policy.name,
             "params": self.policy.settings,
             "speedup": self.speedup.as_dict(),
-            **{
-                key: getattr(self, key)
-                for key in (
-                    "v_d",
-                    "r_d",
-                    "hm",
-                    "tau",
-                    "rounds",
-                    "drafted",
-                    "accepted",
-                    "verified",
-                    "truncated_rounds",
-                    "output_tokens",
-                    "seconds",
-                    "ar_seconds",
-                    "oracle_regret",
-                    "approximate",
-                )
-            },
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(Prediction)[2:]},
         }
 
 

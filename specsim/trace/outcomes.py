@@ -52,8 +52,11 @@ def drawn_match_len(trace: Trace, seed: int, draw: int) -> IntArray:
     return known[seed, draw]
 
 
-def outcomes(trace: Trace, seed: int) -> Iterator[tuple[IntArray, int]]:
-    """(match lengths, seed of the policy's uniforms) of every outcome that a replay sums over.
+Outcome = tuple[IntArray, int]  # match lengths [N], seed of the policy's uniforms
+
+
+def outcomes(trace: Trace, seed: int) -> Iterator[Outcome]:
+    """Every outcome that a replay sums over.
 
     An exact trace has one, as recorded and with the seed as it is.
     """
