@@ -1,4 +1,4 @@
-"""Drafting the children of a node in rejection mode: by chance, or the most probable tokens.
+"""Drafting the children of a node in rejection mode: at random, or the most probable tokens.
 
 How they are drafted decides how they may be judged (`realrun.decode.tree_verify.reject_tree`). With
 one child each, `iid` draws the very tokens of a chain (`Sampler.draft`).

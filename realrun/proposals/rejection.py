@@ -1,6 +1,6 @@
 """Record a trace of rejection sampling: drafts, their acceptance probabilities, and one outcome.
 
-The output y is the target's own sample. At every position the drafter drafts on from
+The output y is the target's own sample. At every position the drafter continues drafting from
 prompt + y[:t] by sampling, and what it drafts is drawn together with y: given y, a round of
 rejection sampling (p the target's distribution, q the drafter's) drafts the output's own token
 x and has it accepted with probability min(1, q(x)/p(x)), and else drafts from the normalised

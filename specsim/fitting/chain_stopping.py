@@ -6,7 +6,7 @@ reward; Dinkelbach 1967 for the iteration). Within a round the state after the d
 is its signal, in bins, and the path probability: that it and all tokens before it are accepted.
 Signals of a round form a Markov chain, fitted where the token before is accepted. Gains are
 linear in the path probability but for the option to stop, so for every depth and bin there is
-a threshold on the path probability above which drafting on pays.
+a threshold on the path probability above which continuing to draft pays.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RoundCost:
     autoregressive_s: float
 
     def margin_s(self, depth: int) -> float:
-        """What drafting on after the depth-th token costs at least: a draft step and a longer pass."""
+        """What continuing to draft after the depth-th token costs at least: a draft step and a longer pass."""
         step_s = self.draft_s[depth + 1] - self.draft_s[depth]
         return float(step_s + self.verify_s[depth + 2] - self.verify_s[depth + 1])
 
@@ -110,7 +110,7 @@ def _bin_means(at: Ints, values: Floats, bins: int) -> Floats:
 def thresholds(
     chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int, *, lookahead: bool
 ) -> Floats:
-    """Path probabilities [max(max_tokens - 1, 1), B] from which drafting on pays, after each depth and signal."""
+    """Path probabilities [max(max_tokens - 1, 1), B] from which continuing pays, after each depth and signal."""
     if max_tokens == 1:
         return np.full((1, len(chain.accept)), NEVER)
     if lookahead:
@@ -121,7 +121,7 @@ def thresholds(
 def myopic_thresholds(chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int) -> Floats:
     """Path probabilities [max_tokens - 1, B] from which one more token alone pays for itself.
 
-    Draft on iff path x next_accept x value > draft step + policy step + longer verification.
+    Continue drafting iff path x next_accept x value > draft step + policy step + longer verification.
     """
     margin_s = np.array([cost.margin_s(depth) + cost.policy_step_s for depth in range(1, max_tokens)])
     return np.minimum(margin_s[:, None] / (time_per_token_s * chain.next_accept[None]), NEVER)
@@ -130,7 +130,7 @@ def myopic_thresholds(chain: SignalChain, cost: RoundCost, time_per_token_s: flo
 def optimal_thresholds(
     chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int
 ) -> tuple[Floats, Floats]:
-    """Path probabilities [max_tokens - 1, B] from which drafting on is best, looking ahead, and
+    """Path probabilities [max_tokens - 1, B] from which continuing to draft is best, looking ahead, and
     what a round is worth after its first token [B], in seconds, at this value of a token.
 
     What a round is worth counts value x its accepted tokens beyond the first less the seconds
@@ -157,10 +157,10 @@ def optimal_thresholds(
 
 @nb.njit(cache=True)
 def _backward(accept, following, margins_s, time_per_token_s, catch_up_s, policy_step_s, points, thresholds):  # type: ignore[no-untyped-def]
-    """Gain of drafting on over stopping, backward over the depth; returns it after the first token [B, points].
+    """Gain of continuing to draft over stopping, backward over the depth; returns it after the first token [B, points].
 
     catch_up_s is what a fully accepted draft costs the next round: its last token is not in the
-    draft cache. A draft stopped at path probability p pays it with chance p.
+    draft cache. A draft stopped at path probability p pays it with probability p.
     """
     bins, depths = len(accept), len(margins_s)
     path = np.linspace(0.0, 1.0, points)

@@ -122,7 +122,7 @@ def _solve(
         policy,
         time_per_token_s=time_per_token_s,
         weights=tuple(model.weights.tolist()),
-        chances=tuple(model.chances.tolist()),
+        accept_probs=tuple(model.accept_probs.tolist()),
         scale=model.scale,
         power=model.power,
         mean_accepted=mean_accepted,

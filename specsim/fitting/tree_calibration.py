@@ -1,4 +1,4 @@
-"""Calibrated chances of the nodes of draft trees, learned from a trace's recorded trees (Platt 1999; isotonic).
+"""Calibrated probabilities of the nodes of draft trees, learned from a trace's recorded trees (Platt 1999; isotonic).
 
 Over verified nodes: recorded children of nodes on the true path. Draft probabilities, in Gumbel
 mode those given the shared noise, are nearly calibrated as they are; `compare` says how nearly.
@@ -18,7 +18,7 @@ from specsim.fitting.chain_calibration import LEAST_PROB, RIDGE, quality
 from specsim.policy.estimates.node_probability import (
     FEATURES,
     REACH,
-    chance,
+    accept_prob,
     features,
     recent_after,
     shared_score,
@@ -75,32 +75,32 @@ def verified_nodes(trace: Trace, rounds: Rounds | None = None) -> VerifiedNodes:
 
 @dataclass(frozen=True)
 class TreeCalibration:
-    """A chance of acceptance: a linear score of the features, mapped to `chances` at even scores.
+    """A probability of acceptance: a linear score of the features, mapped to `accept_probs` at even scores.
 
-    weights [1 + FEATURES], the intercept first; chances [K] at scores from -REACH to REACH.
+    weights [1 + FEATURES], the intercept first; accept_probs [K] at scores from -REACH to REACH.
     scale, power: a calibrated path probability is at most scale x draft path ^ power.
     """
 
     weights: Floats
-    chances: Floats
+    accept_probs: Floats
     scale: float = 1e9
     power: float = 1.0
 
     def prob(self, features: Floats) -> Floats:
         """[..., FEATURES] -> [...], in [0, 1]"""
         score = self.weights[0] + features @ self.weights[1:]
-        return np.interp(score, np.linspace(-REACH, REACH, len(self.chances)), self.chances)
+        return np.interp(score, np.linspace(-REACH, REACH, len(self.accept_probs)), self.accept_probs)
 
     def values(self, trace: Trace, rounds: Rounds) -> Floats:
         """Calibrated path probability of every recorded node, [R, M + 1], the root's in column 0, 0 beyond the last."""
         assert trace.tree is not None
         where = (rounds.rows, rounds.recent, trace.tree.first_child, trace.tree.prob)
-        result: Floats = recorded_values(*where, self.weights, self.chances, self.scale, self.power)
+        result: Floats = recorded_values(*where, self.weights, self.accept_probs, self.scale, self.power)
         return result
 
 
 def calibrate_tree(verified: VerifiedNodes, *, method: Method = "platt") -> TreeCalibration:
-    """Fit chances to verified nodes, without a ceiling; where all have one outcome, a constant.
+    """Fit probabilities to verified nodes, without a ceiling; where all have one outcome, a constant.
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic
     regression. Raises InputError without a node.
@@ -123,11 +123,11 @@ def calibrate_tree(verified: VerifiedNodes, *, method: Method = "platt") -> Tree
         weights[1:][varies] = model.coef_[0] / scale[varies]
         weights[0] = model.intercept_[0] - weights[1:] @ centre
     scores = np.linspace(-REACH, REACH, KNOTS)
-    chances = 1 / (1 + np.exp(-scores))
+    accept_probs = 1 / (1 + np.exp(-scores))
     if method == "isotonic":
         fit = IsotonicRegression(y_min=LEAST_PROB, y_max=1 - LEAST_PROB, out_of_bounds="clip")
-        chances = fit.fit(weights[0] + verified.features @ weights[1:], accepted).predict(scores)
-    return TreeCalibration(weights, np.asarray(chances, dtype=np.float64))
+        accept_probs = fit.fit(weights[0] + verified.features @ weights[1:], accepted).predict(scores)
+    return TreeCalibration(weights, np.asarray(accept_probs, dtype=np.float64))
 
 
 def with_ceiling(model: TreeCalibration, trace: Trace, rounds: Rounds) -> TreeCalibration:
@@ -139,7 +139,7 @@ def with_ceiling(model: TreeCalibration, trace: Trace, rounds: Rounds) -> TreeCa
     squares = float(log_path @ log_path)
     power = float(np.clip(log_path @ log_value / squares, 0.3, 1.0)) if squares else 1.0
     over = np.quantile(log_value - power * log_path, NEARLY_ALL) if len(log_path) else 0.0
-    return TreeCalibration(model.weights, model.chances, float(np.exp(np.clip(over, 0.0, 10.0))), power)
+    return TreeCalibration(model.weights, model.accept_probs, float(np.exp(np.clip(over, 0.0, 10.0))), power)
 
 
 def reliability(trace: Trace, rank: int | None = 0, bins: int = 10) -> metrics.Reliability:
@@ -209,7 +209,7 @@ def verified_children(rows, recent, true_rank, first_child, prob):  # type: igno
 
 
 @nb.njit(cache=True)
-def recorded_values(rows, recent, first_child, prob, weights, chances, scale, power):  # type: ignore[no-untyped-def]
+def recorded_values(rows, recent, first_child, prob, weights, accept_probs, scale, power):  # type: ignore[no-untyped-def]
     """Calibrated path probability of every recorded node, float64 [R, M + 1], the root's in column 0; see `value`."""
     nodes = prob.shape[1]
     result = np.zeros((len(rows), nodes + 1))
@@ -227,6 +227,6 @@ def recorded_values(rows, recent, first_child, prob, weights, chances, scale, po
                 p = prob[row, child - 1]
                 path[child] = path[node] * p
                 depth[child] = depth[node] + 1
-                likely = chance(shared, weights, chances, np.float64(p), child - begin)
+                likely = accept_prob(shared, weights, accept_probs, np.float64(p), child - begin)
                 result[r, child] = value(result[r, node], likely, np.float64(path[child]), scale, power)
     return result

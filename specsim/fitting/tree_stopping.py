@@ -4,7 +4,7 @@ As for chains (`specsim.fitting.chain_stopping`), rounds renew: the time per tok
 maximises value x tokens - seconds, the value of a token being that least time per token. The
 tree after each level is worth the best of all choices of nodes to verify. Whether one level more
 pays is a problem of optimal stopping whose state is a whole tree. It is solved by regression
-(Longstaff and Schwartz 2001): backward over the depth, what drafting on brings, by the
+(Longstaff and Schwartz 2001): backward over the depth, what continuing to draft brings, by the
 rules already learned for later levels, is fitted to one number that is known before the
 pass, the sum of what the children of the level's nodes are expected to be worth.
 """
@@ -25,7 +25,7 @@ from specsim.fitting.tree_calibration import Rounds
 from specsim.policy.estimates.node_value import KNOTS, LOWEST, NEVER, best_expanded, best_kept, gain_s
 from specsim.trace.trace import Trace
 
-BINS = 6  # of a node's own chance
+BINS = 6  # of a node's own probability
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def children_gains(
     time_per_token_s: float,
     margin_s: float,
 ) -> tuple[Floats, Floats]:
-    """Edges between own chances and gains [bins, KNOTS] in seconds per path probability, rising with it (isotonic)."""
+    """Edges between own probabilities; gains [bins, KNOTS], seconds per path probability, rising with it (isotonic)."""
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
     assert trace.tree is not None
@@ -121,7 +121,7 @@ def min_gains(predicted_gain_s: Floats, extra_s: Floats, best_value_s: Floats, c
 def value_of_children(rows, first_child, values, depths, width, min_path_prob, time_per_token_s, margin_s):  # type: ignore[no-untyped-def]
     """What a node's children would be worth, of every recorded node that might be expanded.
 
-    Returns log path probability, own chance, and sum over the children of (value x path
+    Returns log path probability, own probability, and sum over the children of (value x path
     probability - margin_s)+ per path probability of the node, [n] each.
     """
     n = 0

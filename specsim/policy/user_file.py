@@ -138,7 +138,7 @@ def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
     answer = _call(where, kind, "keep_drafting", state, policy.params, step, min(1, longest), 0.5)
     after = _call(where, kind, "update", state, policy.params, 1, 0)
     if not (isinstance(answer, tuple) and len(answer) == 2 and _shape(answer[1]) == _shape(state)):
-        raise InputError(f"{where}.keep_drafting must return (draft on?, state), with the state a tuple as it came")
+        raise InputError(f"{where}.keep_drafting must return (continue?, state), with the state a tuple as it came")
     if _shape(state) != _shape(after) or not isinstance(state, tuple):
         raise InputError(f"{where}: initial_state and update must return tuples of as many floats")
 

@@ -2,7 +2,7 @@
 
 Beside the sampled `specsim.replaying.replay.replay`, whose mean over many seeds this is. It is made in two
 parts: how likely a round starts at a position and drafts at least j tokens (a forward
-programme over positions), and what that costs, which is linear in these chances.
+programme over positions), and what that costs, which is linear in these probabilities.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def draws_uniforms(kind: type[ChainPolicy]) -> bool:
 
 
 def _match_chances(trace: Trace, longest: int) -> Floats:
-    """[N, longest + 1], chance that the first j drafted tokens are all accepted if all are verified."""
+    """[N, longest + 1], probability that the first j drafted tokens are all accepted if all are verified."""
     if not trace.approximate:
         certain: Floats = (trace.match_len[:, None] >= np.arange(longest + 1)).astype(np.float64)
         return certain
@@ -117,7 +117,7 @@ def _reach_fixed(  # type: ignore[no-untyped-def]
         if offsets[s] < end:
             reached[offsets[s], 0] = 1.0
         for row in range(offsets[s], end):
-            chance = reached[row, 0]
+            prob = reached[row, 0]
             limit = min(match.shape[1] - 1, np.int64(draft_limit[row]))
             state = initial_state(params)
             drafted = min(limit, 1)
@@ -127,10 +127,10 @@ def _reach_fixed(  # type: ignore[no-untyped-def]
                 if not proceed:
                     break
                 drafted += 1
-            reached[row, 1 : drafted + 1] = chance
+            reached[row, 1 : drafted + 1] = prob
             for accepted in range(min(drafted + 1, end - row - 1)):
                 stays = match[row, accepted + 1] if accepted < drafted else 0.0
-                reached[row + accepted + 1, 0] += chance * (match[row, accepted] - stays)
+                reached[row + accepted + 1, 0] += prob * (match[row, accepted] - stays)
 
 
 def _reached_by_counts(trace: Trace, policy: ChainPolicy, match: Floats) -> Floats:
@@ -176,12 +176,12 @@ def _cells(length: int, longest: int, misses: int) -> int:
 
 
 @nb.njit
-def _add(layers, window, position, rounds, failed, chance):  # type: ignore[no-untyped-def]
-    """Add the chance of a state, if it counts, and widen its layer's window."""
-    if chance < NEGLIGIBLE:
+def _add(layers, window, position, rounds, failed, prob):  # type: ignore[no-untyped-def]
+    """Add the probability of a state, if it counts, and widen its layer's window."""
+    if prob < NEGLIGIBLE:
         return
     layer = position % layers.shape[0]
-    layers[layer, rounds, failed] += chance
+    layers[layer, rounds, failed] += prob
     seen = window[layer]
     seen[0], seen[1] = min(seen[0], rounds), max(seen[1], rounds)
     seen[2], seen[3] = min(seen[2], failed), max(seen[3], failed)
@@ -191,7 +191,7 @@ def _add(layers, window, position, rounds, failed, chance):  # type: ignore[no-u
 def _reach_by_counts(  # type: ignore[no-untyped-def]
     keep_probability, params, misses, offsets, draft_limit, match, columns, layers, reached
 ):
-    """Fill `reached`, forward over states (position t, rounds m, trials failed f), each with its chance.
+    """Fill `reached`, forward over states (position t, rounds m, trials failed f), each with its probability.
 
     Every round before emitted one token more than it accepted, so r = t - m, and n = r + f. Rounds that had
     nothing to draft count in m: Cali-TS, which alone reads it, has scores, and their drafters always draft.
@@ -215,18 +215,18 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
             window[layer] = nothing
             for m in range(low_m, high_m + 1):
                 for f in range(low_f, high_f + 1):
-                    chance = layers[layer, m, f]
-                    if chance == 0.0:
+                    prob = layers[layer, m, f]
+                    if prob == 0.0:
                         continue
                     layers[layer, m, f] = 0.0
-                    reached[row, 0] += chance
+                    reached[row, 0] += prob
                     if limit == 0:  # nothing is drafted, and the state learns nothing
                         if t + 1 < length:
-                            _add(layers, window, t + 1, m + 1, f, chance)
+                            _add(layers, window, t + 1, m + 1, f, prob)
                         continue
                     counts = (np.float64(t - m), np.float64(t - m + f), np.float64(m))
                     at_least[:] = 0.0
-                    at_least[0] = at_least[1] = chance
+                    at_least[0] = at_least[1] = prob
                     for depth in range(1, limit):
                         if at_least[depth] < NEGLIGIBLE:
                             break
@@ -247,10 +247,10 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
 
 
 def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: Floats, reached: Floats) -> Replay:
-    """The replay of these chances.
+    """The replay of these probabilities.
 
-    match : [N, K + 1], chance that j tokens match
-    reached : [N, K + 2], chance that a round starts at a row and drafts at least j tokens
+    match : [N, K + 1], probability that j tokens match
+    reached : [N, K + 2], probability that a round starts at a row and drafts at least j tokens
     """
     longest = match.shape[1] - 1
     sequence = np.repeat(np.arange(trace.sequences), trace.output_tokens)

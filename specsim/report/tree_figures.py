@@ -86,7 +86,7 @@ def draw_sizes(axes: Axes, found: BestTrees, nodes: int) -> None:
 
 
 def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
-    """A tree from the root down, a node's shade being its chance to be accepted [n + 1]."""
+    """A tree from the root down, a node's shade being its probability to be accepted [n + 1]."""
     x, y = layout(shape), -tree_shapes.depths(shape).astype(np.float64)
     parents = tree_shapes.parents(shape)
     lines = [[(x[parents[i]], y[parents[i]]), (x[i], y[i])] for i in range(1, len(shape))]

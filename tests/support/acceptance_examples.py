@@ -27,8 +27,8 @@ def difficulty(
     follow: float = 0.3,
 ) -> Difficulty:
     """Overconfident, with drifting features and drifting hidden difficulty."""
-    chance = ndtr((0.5 + 0.7 * KNOTS) / 0.8)
-    confidence = chance**0.6
+    accept_prob = ndtr((0.5 + 0.7 * KNOTS) / 0.8)
+    confidence = accept_prob**0.6
     entropy = np.sort(geometric_entropy_nats(confidence)) * 1.5
     astray = confidence * 0.7
     return Difficulty(
@@ -38,7 +38,7 @@ def difficulty(
         on_correlation=(-0.9, 0.3, -0.3),
         feature_drift=features,
         hit_weight=(1.0, 0.0, 0.0),
-        hit_prob=tuple(chance.tolist()),
+        hit_prob=tuple(accept_prob.tolist()),
         hidden_drift=hidden,
         off_confidence=tuple(astray.tolist()),
         off_entropy_nats=tuple(np.sort(geometric_entropy_nats(astray)).tolist()),

@@ -102,8 +102,10 @@ def emitted_distribution(
         return warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p)
 
     for chain in itertools.product(range(vocabulary), repeat=depth):
-        chance = float(np.prod([sampler.probs(tables.drafter[chain[:i]][None])[0, chain[i]] for i in range(depth)]))
-        if chance == 0:
+        accept_prob = float(
+            np.prod([sampler.probs(tables.drafter[chain[:i]][None])[0, chain[i]] for i in range(depth)])
+        )
+        if accept_prob == 0:
             continue
         told = [(judged_by or sampler).probs(tables.drafter[chain[:i]][None])[0] for i in range(depth)]
         draft = Draft(tokens=[*chain], probs=told)
@@ -129,9 +131,9 @@ def emitted_distribution(
                     sampler.fed["judge", place + 1] = 1 - 2**-53
                 cumulative = [threshold(lambda u, x=token: last_is_at_most(x, u)) for token in range(vocabulary)]
                 for token, mass in enumerate(np.diff(cumulative, prepend=0.0)):
-                    add(distribution, (*chain[:place], token), chance * (1 - accepted) * mass, target, depth + 1)
-            chance *= accepted
-            if chance == 0:
+                    add(distribution, (*chain[:place], token), accept_prob * (1 - accepted) * mass, target, depth + 1)
+            accept_prob *= accepted
+            if accept_prob == 0:
                 break
             sampler.fed["judge", place + 1] = 0.0
     return distribution

@@ -49,8 +49,8 @@ def tree_trace(
     token = np.empty((sequences, total), dtype=np.int32)
     last, every = np.zeros(sequences, dtype=np.int64), np.arange(sequences)
     for t in range(total):
-        chance = np.cumsum(true_probs[every, t, last], axis=1)
-        true_rank[:, t] = (rng.random((sequences, 1)) > chance / chance[:, -1:]).sum(axis=1)
+        accept_prob = np.cumsum(true_probs[every, t, last], axis=1)
+        true_rank[:, t] = (rng.random((sequences, 1)) > accept_prob / accept_prob[:, -1:]).sum(axis=1)
         token[:, t] = last = order[every, t, last, true_rank[:, t]]
     parent, drafted, prob, horizon = _record(probs, order, token[:, :tokens], depth, width, max(nodes, depth))
     longest = int((parent >= 0).sum(axis=1).max())
@@ -126,7 +126,7 @@ def _record(probs, order, token, depth, width, most):  # type: ignore[no-untyped
     width = min(width, probs.shape[-1])
     parents = np.full((sequences * tokens, most), -1, np.int32)
     drafted = np.full((sequences * tokens, most), -1, np.int32)
-    chances = np.zeros((sequences * tokens, most), np.float32)
+    accept_probs = np.zeros((sequences * tokens, most), np.float32)
     horizon = np.zeros(sequences * tokens, np.float32)
     path, level = np.zeros(most + 1, np.float32), np.zeros(most + 1, np.int64)
     last, taken = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
@@ -166,6 +166,6 @@ def _record(probs, order, token, depth, width, most):  # type: ignore[no-untyped
                     number[end] = below
                     parents[row, end - 1] = head
                     drafted[row, end - 1] = last[below]
-                    chances[row, end - 1] = probs[s, t + level[node], last[node], rank]
+                    accept_probs[row, end - 1] = probs[s, t + level[node], last[node], rank]
                     end += 1
-    return parents, drafted, chances, horizon
+    return parents, drafted, accept_probs, horizon

@@ -31,7 +31,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class AdaEDL(ChainPolicy):
-    """Draft on while 1 - sqrt(gamma H) >= lambda, H the draft entropy in nats.
+    """Continue drafting while 1 - sqrt(gamma H) >= lambda, H the draft entropy in nats.
 
     The paper calls the score a lower bound on acceptance; a confident wrong drafter
     breaks it, so it is a score here. It is negative above 1/gamma nats, hence the search

@@ -1,4 +1,4 @@
-"""Beta-TS: draft on with a probability drawn from a Beta posterior of acceptance."""
+"""Beta-TS: continue drafting with a probability drawn from a Beta posterior of acceptance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class BetaTS(ChainPolicy):
-    """Draft on if chi = 1: chi ~ Bernoulli(theta), theta ~ Beta(alpha0 + r, beta0 + n - r).
+    """Continue drafting if chi = 1: chi ~ Bernoulli(theta), theta ~ Beta(alpha0 + r, beta0 + n - r).
 
     r and n are sums over rounds, counted as `specsim.policy.estimates.counts` says. The token after
     which chi = 0 is verified, and one token is always drafted.
@@ -78,7 +78,7 @@ class BetaTS(ChainPolicy):
 
     @property
     def keep_probability(self) -> Callable[..., float]:
-        """Chance of drafting on, given the counts; see `specsim.policy.estimates.counts`."""
+        """Chance of continuing to draft, given the counts; see `specsim.policy.estimates.counts`."""
         return keep_probability
 
     @property

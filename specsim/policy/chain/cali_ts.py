@@ -1,4 +1,4 @@
-"""Cali-TS: a predictor's score, calibrated by the acceptance seen so far, decides whether to draft on."""
+"""Cali-TS: a predictor's score, calibrated by the acceptance seen so far, decides whether to continue drafting."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class CaliTS(ChainPolicy):
-    """Draft on if chi = 1: chi ~ Bernoulli(theta), theta ~ N(mu, sigma^2) clamped to [0, 1].
+    """Continue drafting if chi = 1: chi ~ Bernoulli(theta), theta ~ N(mu, sigma^2) clamped to [0, 1].
 
         mu = w theta_M + (1 - w) theta_hat,   sigma^2 = w sigma_M^2,   w = sigma_S^2 / (m sigma_M^2 + sigma_S^2)
 
@@ -115,7 +115,7 @@ class CaliTS(ChainPolicy):
 
     @property
     def keep_probability(self) -> Callable[..., float] | None:
-        """Chance of drafting on, given the counts; None if a round's tokens share their draw."""
+        """Chance of continuing to draft, given the counts; None if a round's tokens share their draw."""
         return keep_probability if self.theta == "per_token" else None
 
     def cost(self, model: CostModel) -> CostModel:

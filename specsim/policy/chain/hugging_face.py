@@ -44,7 +44,7 @@ class HuggingFace(ChainPolicy):
     num_assistant_tokens: int = setting(20, 1, 256, tune=(1, 20), doc="draft length in tokens, at the start")
     schedule: str = setting("constant", choices=SCHEDULES, doc="num_assistant_tokens_schedule")
     assistant_confidence_threshold: float = setting(
-        0.4, 0.0, 1.0, tune=(0.0, 0.95), doc="least probability of a drafted token to draft on; 0 never stops"
+        0.4, 0.0, 1.0, tune=(0.0, 0.95), doc="least probability of a drafted token to continue drafting; 0 never stops"
     )
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
 

@@ -30,7 +30,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class MaxConfidence(ChainPolicy):
-    """Draft on while max_x p_draft(x) >= lambda (Draft & Verify; AdaEDL section 2).
+    """Continue drafting while max_x p_draft(x) >= lambda (Draft & Verify; AdaEDL section 2).
 
     lambda is static, or dynamic by Algorithm 1 of AdaEDL, which is how that paper runs
     its baseline. The token whose test fails is kept and verified.

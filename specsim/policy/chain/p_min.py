@@ -27,7 +27,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class PMin(ChainPolicy):
-    """Draft on while the top candidate's probability is at least p_min, at most max_draft_tokens tokens.
+    """Continue drafting while the top candidate's probability is at least p_min, at most max_draft_tokens tokens.
 
     The rule of static Max-Confidence with the engine's defaults. Departures: the engine takes the
     probability among its ten best candidates, here it is the whole distribution's; the token that

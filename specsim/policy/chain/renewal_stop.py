@@ -1,4 +1,4 @@
-"""RenewalStop: draft on while that is worth more than it costs, a token being worth what it costs on average."""
+"""RenewalStop: continue drafting while the expected gain exceeds the cost, a token's value being its mean cost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RenewalStop(ChainPolicy):
     crosses in few rounds.
 
     With `thresholds` given, nothing is learned. The defaults come from no fit: a rough
-    calibration, and drafting on while the path probability is at least 0.4.
+    calibration, and continuing to draft while the path probability is at least 0.4.
     """
 
     lookahead: bool = setting(True, 0, 1, doc="weigh all that may follow, not just the next token")

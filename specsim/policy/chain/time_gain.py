@@ -1,4 +1,4 @@
-"""TimeGain: draft on while the chain is likelier to be accepted than a draft step is dear."""
+"""TimeGain: continue drafting while the chain's probability exceeds the cost of a draft step in target steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class TimeGain(ChainPolicy):
-    """Draft on while p_j = c_1 ... c_j >= s_d / s_t, c_i the confidence of token i (Eq. 5 on a chain).
+    """Continue drafting while p_j = c_1 ... c_j >= s_d / s_t, c_i the confidence of token i (Eq. 5 on a chain).
 
     The expected extra time of a draft step is s_d - p_j s_t. `fit` reads s_d / s_t from the
     costs unless it is given. As in PCT, the token after which p_j falls short is verified,

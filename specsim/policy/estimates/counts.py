@@ -6,12 +6,12 @@ The paper's Q_v is read as the accepted tokens and the target's own, so r = |Q_v
 - "exact": n = min(a + 1, d), the tokens that the target verified, as the text describes n.
   With independent acceptance p, r / n tends to p.
 - "printed": n = min(|Q_v| + 1, d) = min(a + 2, d), as in Algorithm 2. A rejection that was
-  drafted past counts twice. With theta, the chance of drafting on, r / n tends to
+  drafted past counts twice. With theta, the probability of continuing to draft, r / n tends to
   p / (1 + (1 - p) theta).
 
 A decision depends on the past of its sequence only through counts = (r summed, n summed,
 rounds). A policy of this kind offers `keep_probability(counts, params, step, depth)`, the
-chance that `keep_drafting` says yes after the depth-th token, given the counts and that the
+probability that `keep_drafting` says yes after the depth-th token, given the counts and that the
 round has come this far; None where depths of a round are linked in any other way. From it,
 and a setting `counting` if it has one, `specsim.replaying.expected` computes expectations.
 """

@@ -1,6 +1,6 @@
-"""From what a drafter shows of a tree's nodes to calibrated chances of acceptance: the part that runs while drafting.
+"""Calibrated acceptance probabilities of a tree's nodes, from what the drafter shows: what runs while drafting.
 
-Shared by `HardwarePCT` and by `specsim.fitting.tree_calibration`, which fits the weights and chances.
+Shared by `HardwarePCT` and by `specsim.fitting.tree_calibration`, which fits the weights and probabilities.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from specsim.policy.estimates.token_probability import SMALLEST, log_odds
 
 FEATURES = 5  # of a node, as `features` lists them
-REACH = 8.0  # scores between which chances are given, at even distances; beyond, they are constant
+REACH = 8.0  # scores between which probabilities are given, at even distances; beyond, they are constant
 MEMORY = 0.5  # weight of the past in the running mean of accepted tokens
 
 
@@ -47,28 +47,31 @@ def shared_score(weights, depth, parent_path, recent):  # type: ignore[no-untype
 
 
 @nb.njit
-def chance(shared, weights, chances, prob, rank):  # type: ignore[no-untyped-def]
-    """Calibrated chance of a node given its parent: `chances` at even scores from -REACH to REACH, linear between."""
+def accept_prob(shared, weights, accept_probs, prob, rank):  # type: ignore[no-untyped-def]
+    """Calibrated probability of a node given its parent.
+
+    accept_probs : at even scores from -REACH to REACH; linear between them
+    """
     score = shared + weights[1] * log_odds(prob) + weights[2] / (1.0 + rank)
-    last = len(chances) - 1
+    last = len(accept_probs) - 1
     at = min(max((score + REACH) * (last / (2.0 * REACH)), 0.0), float(last))
     low = min(int(at), last - 1)
-    return chances[low] + (at - low) * (chances[low + 1] - chances[low])
+    return accept_probs[low] + (at - low) * (accept_probs[low + 1] - accept_probs[low])
 
 
 @nb.njit
-def min_draft_prob(shared, weights, chances, rank, wanted):  # type: ignore[no-untyped-def]
-    """Draft probability from which a node of this rank, or a later one, can have a `wanted` chance; above 1: never.
+def min_draft_prob(shared, weights, accept_probs, rank, wanted):  # type: ignore[no-untyped-def]
+    """Draft probability from which a node of this or a later rank can have a `wanted` probability; above 1: never.
 
-    The other way round of `chance`, which rises with the draft probability.
+    The other way round of `accept_prob`, which rises with the draft probability.
     """
-    last = len(chances) - 1
-    if wanted <= chances[0]:
+    last = len(accept_probs) - 1
+    if wanted <= accept_probs[0]:
         return 0.0
-    if wanted > chances[last] or weights[1] <= 0.0:
-        return 2.0 if wanted > chances[last] else 0.0
-    right = np.searchsorted(chances, wanted)
-    share = (wanted - chances[right - 1]) / (chances[right] - chances[right - 1])
+    if wanted > accept_probs[last] or weights[1] <= 0.0:
+        return 2.0 if wanted > accept_probs[last] else 0.0
+    right = np.searchsorted(accept_probs, wanted)
+    share = (wanted - accept_probs[right - 1]) / (accept_probs[right] - accept_probs[right - 1])
     score = (right - 1 + share) * (2.0 * REACH / last) - REACH
     by_rank = max(weights[2], 0.0) / (1.0 + rank)  # where early ranks are worse, no later one is better than this
     odds = (score - shared - by_rank) / weights[1]
@@ -83,7 +86,7 @@ def recent_after(recent, accepted):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def value(parent_value, likely, path, scale, power):  # type: ignore[no-untyped-def]
-    """Calibrated path probability: the parent's times the node's own chance, and at most scale x path^power.
+    """Calibrated path probability: the parent's times the node's own probability, and at most scale x path^power.
 
     The ceiling, which the fit puts above nearly all nodes, makes sure that a node of a small
     draft path probability has a small calibrated one.

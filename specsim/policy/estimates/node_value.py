@@ -19,7 +19,7 @@ LOWEST = -6.0  # log path probability at the first knot
 def gain_s(path, own, edges, gains):  # type: ignore[no-untyped-def]
     """Seconds that the children of a node are expected to be worth beyond their verification.
 
-    Of its path probability and own chance; gains [len(edges) + 1, KNOTS], per unit of path probability.
+    Of its path probability and own probability; gains [len(edges) + 1, KNOTS], per unit of path probability.
     """
     row = np.searchsorted(edges, own, side="right") * KNOTS
     at = min(max((math.log(path) - LOWEST) * ((KNOTS - 1) / -LOWEST), 0.0), KNOTS - 1.0)

@@ -12,7 +12,7 @@ from specsim.errors import InputError
 from specsim.policy.base import Variant, setting
 from specsim.policy.estimates.node_probability import (
     FEATURES,
-    chance,
+    accept_prob,
     min_draft_prob,
     recent_after,
     shared_score,
@@ -30,7 +30,7 @@ from specsim.policy.estimates.node_value import (
 from specsim.policy.tree.base import UNKNOWN, TreePolicy
 from specsim.policy.tree.expansion import nth_best
 
-ODDS_CHANCES = tuple(1 / (1 + math.exp(-i / 4)) for i in range(-32, 33))
+ODDS_ACCEPT_PROBS = tuple(1 / (1 + math.exp(-i / 4)) for i in range(-32, 33))
 MARGIN = 1.0 - 1e-6  # on the floor, for rounding
 
 
@@ -42,7 +42,7 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 @nb.njit
 def set_values(state, params, tree, end):  # type: ignore[no-untyped-def]
     """Calibrated path probabilities of the nodes up to `end` that have none yet."""
-    weights, chances, scale, power = params.weights, params.chances, params.scale, params.power
+    weights, accept_probs, scale, power = params.weights, params.accept_probs, params.scale, params.power
     tree.value[0] = 1.0
     parent, shared = -1, 0.0
     for i in range(max(int(state[1]), 1), end):
@@ -52,7 +52,7 @@ def set_values(state, params, tree, end):  # type: ignore[no-untyped-def]
         if tree.parent[i] != parent:
             parent = tree.parent[i]
             shared = shared_score(weights, tree.depth[i], np.float64(tree.path[parent]), state[0])
-        likely = chance(shared, weights, chances, np.float64(tree.prob[i]), tree.rank[i])
+        likely = accept_prob(shared, weights, accept_probs, np.float64(tree.prob[i]), tree.rank[i])
         tree.value[i] = value(tree.value[parent], likely, np.float64(tree.path[i]), scale, power)
 
 
@@ -130,7 +130,7 @@ def least_unknown_path(state, params, tree, count, small):  # type: ignore[no-un
 
     The least over the first unknown child of every known node: what is below is no likelier.
     """
-    weights, chances = params.weights, params.chances
+    weights, accept_probs = params.weights, params.accept_probs
     ceiling = (small / params.scale) ** (1.0 / params.power)
     least = np.inf
     for i in range(1, count):
@@ -139,7 +139,7 @@ def least_unknown_path(state, params, tree, count, small):  # type: ignore[no-un
         if first and tree.path[parent] >= 0.0 and tree.value[parent] >= small:
             path = np.float64(tree.path[parent])
             shared = shared_score(weights, tree.depth[i], path, state[0])
-            prob = min_draft_prob(shared, weights, chances, tree.rank[i], small / tree.value[parent])
+            prob = min_draft_prob(shared, weights, accept_probs, tree.rank[i], small / tree.value[parent])
             if prob <= 1.0:
                 least = min(least, prob * path)
     return max(least, ceiling)
@@ -154,7 +154,7 @@ def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
 class HardwarePCT(TreePolicy):
     """Expand and keep a node iff it is worth more than it costs here, a token being worth what it costs on average.
 
-    The chance that a node's whole path is accepted is calibrated from the draft probability, its
+    The probability that a node's whole path is accepted is calibrated from the draft probability, its
     rank and depth, the parent's path, and how much was accepted lately. Of the drafted nodes, the
     likeliest n are verified, with the n for which value x tokens - seconds of the pass is the
     largest. A level is expanded where its likely nodes' children are expected to be worth more,
@@ -172,14 +172,16 @@ class HardwarePCT(TreePolicy):
     max_depth: int = setting(10, 1, 64, bounds="depth", doc="most levels of the tree")
     max_nodes: int = setting(64, 1, 255, doc="most nodes verified in a round")
     min_path_prob: float = setting(0.01, 0.001, 1.0, log=True, doc="path probability below which no node is expanded")
-    calibration: str = setting("platt", choices=("platt", "isotonic"), doc="how chances are fitted")
+    calibration: str = setting("platt", choices=("platt", "isotonic"), doc="how probabilities are fitted")
     time_per_token_s: float = setting(0.4, 0.0, 1e6, doc="learned: value of a token in seconds, the time per token")
     weights: tuple[float, ...] = setting((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), -1e9, 1e9, doc="learned: score of a node")
-    chances: tuple[float, ...] = setting(ODDS_CHANCES, 0.0, 1.0, doc="learned: chance of a node, at even scores")
+    accept_probs: tuple[float, ...] = setting(
+        ODDS_ACCEPT_PROBS, 0.0, 1.0, doc="learned: probability of a node, at even scores"
+    )
     scale: float = setting(1.0, 1e-9, 1e9, doc="learned: ceiling of a path probability, scale x draft path ^ power")
     power: float = setting(1.0, 1e-3, 1.0, doc="learned: see scale")
     mean_accepted: float = setting(2.0, 0.0, 1e6, doc="learned: accepted tokens of a round, where a sequence starts")
-    edges: tuple[float, ...] = setting((0.5,), 0.0, 1.0, doc="learned: own chances between rows of gains")
+    edges: tuple[float, ...] = setting((0.5,), 0.0, 1.0, doc="learned: own probabilities between rows of gains")
     gains: tuple[float, ...] = setting((0.3,) * 2 * KNOTS, 0.0, 1e6, doc="learned: value of a node's children")
     min_gain_s: tuple[float, ...] = setting((0.0, 0.05), 0.0, NEVER, doc="learned: least gain of a pass, per depth")
     extra_nodes_s: tuple[float, ...] = setting(
@@ -190,7 +192,9 @@ class HardwarePCT(TreePolicy):
     )
 
     name = "hardware_pct"
-    source = "EDD + PCT (Eq. 5) as renewal reward with calibrated chances and profiled costs, fitting/tree_stopping.py"
+    source = (
+        "EDD + PCT (Eq. 5) as renewal reward with calibrated probabilities and profiled costs, fitting/tree_stopping.py"
+    )
     variants = (Variant("fitted", tuned=False),)
     initial_state = staticmethod(initial_state)
     expand = staticmethod(expand)
@@ -201,7 +205,7 @@ class HardwarePCT(TreePolicy):
         super().__post_init__()
         for name, ok, wanted in (
             ("weights", len(self.weights) == 1 + FEATURES, f"{1 + FEATURES} numbers"),
-            ("chances", len(self.chances) > 1, "at least two numbers"),
+            ("accept_probs", len(self.accept_probs) > 1, "at least two numbers"),
             ("edges", list(self.edges) == sorted(set(self.edges)), "increasing numbers"),
             ("gains", len(self.gains) == (len(self.edges) + 1) * KNOTS, f"{KNOTS} numbers per range of own chances"),
             ("verify_s", len(self.verify_s) > self.max_nodes, "one number more than max_nodes"),

@@ -1,4 +1,4 @@
-"""PCT, the pruned candidate tree: expand what is likelier to be accepted than a draft pass is dear."""
+"""PCT, the pruned candidate tree: expand what is likelier to be accepted than a draft pass costs, in target passes."""
 
 from __future__ import annotations
 
@@ -59,19 +59,21 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class PCT(TreePolicy):
-    """Expand a node while the chance that it is accepted, c_1 ... c_j along its path, is at least s_d / s_t (Eq. 5).
+    """Expand a node while its probability of acceptance, c_1 ... c_j along its path, is at least s_d / s_t (Eq. 5).
 
-    The expected extra time of a draft step is s_d - p_j s_t; the chance of a node bounds that of
-    its children. The root is always expanded. Drafted nodes of a chance below leaf_threshold
-    are then dropped, in one pass, for no path's chance rises. `fit` reads s_d / s_t from the
+    The expected extra time of a draft step is s_d - p_j s_t; the probability of a node bounds that of
+    its children. The root is always expanded. Drafted nodes of a probability below leaf_threshold
+    are then dropped, in one pass, for no path's probability rises. `fit` reads s_d / s_t from the
     costs unless it is given. Not the paper's: a bound on the verified nodes, of which the
     likeliest are kept, and on those of a level that are expanded, the first being taken, which
-    matters only where s_d / s_t is below 1 / max_nodes; and the level test, which sets the chance that
+    matters only where s_d / s_t is below 1 / max_nodes; and the level test, which sets the probability that
     any expanded node of a level is accepted against the cost of the one pass that expands them all.
     """
 
     cost_ratio: float = setting(0.1, 0.0, 10.0, tune=(0.003, 1.0), log=True, doc="s_d / s_t, from the costs if absent")
-    leaf_threshold: float = setting(0.01, 0.0, 1.0, tune=(0.001, 0.3), log=True, doc="least chance of a verified node")
+    leaf_threshold: float = setting(
+        0.01, 0.0, 1.0, tune=(0.001, 0.3), log=True, doc="least probability of a verified node"
+    )
     width: int = setting(5, 1, 32, tune=(1, 8), doc="children of an expanded node")
     max_depth: int = setting(10, 1, 64, tune=(1, 16), bounds="depth", doc="most levels of the tree")
     max_nodes: int = setting(64, 1, 255, doc="most nodes verified, and expanded of a level")
@@ -91,7 +93,7 @@ class PCT(TreePolicy):
 
     @property
     def max_expanded(self) -> int:
-        """Nodes of one level whose chances are at least c are at most 1/c, for only one of them can be accepted."""
+        """At most 1/c nodes of a level have a probability of at least c, for only one of them can be accepted."""
         least = self.leaf_threshold if self.test == "level" else self.cost_ratio
         return max(1, int(min(self.max_nodes, (1 + ROUNDING) / max(least, 1e-9))))
 

@@ -25,11 +25,15 @@ def overconfident_trace(seed: int, length: int = 12_000, depth: int = 4) -> tupl
     """A drafter whose confidence has twice the log odds of the true chance of acceptance."""
     rng = np.random.default_rng(seed)
     odds = 1.5 * rng.normal(size=(length, depth))
-    chance = 1 / (1 + np.exp(-odds))
+    accept_prob = 1 / (1 + np.exp(-odds))
     trace = build_trace(
-        rng, rng.random((length, depth)) < chance, [length], confidence=1 / (1 + np.exp(-2 * odds)), vocabulary=100_000
+        rng,
+        rng.random((length, depth)) < accept_prob,
+        [length],
+        confidence=1 / (1 + np.exp(-2 * odds)),
+        vocabulary=100_000,
     )
-    return trace, chance
+    return trace, accept_prob
 
 
 def test_judged_tokens_by_hand() -> None:
@@ -92,12 +96,12 @@ def test_interpolation_is_numpys() -> None:
 def test_the_true_chance_is_found(method: str) -> None:
     """Logistic with half the log odds of confidence: both methods come within 0.02 on average."""
     train, _ = overconfident_trace(0)
-    holdout, chance = overconfident_trace(1)
+    holdout, accept_prob = overconfident_trace(1)
     learned, tokens = drafted_tokens(train), drafted_tokens(holdout)
     told, accepted = learned.features[learned.verified], learned.accepted[learned.verified]
     model = calibrate(told, accepted, signal="both", method=method)  # `prob` is the square of confidence here
     found = model.prob(tokens.features)[tokens.verified]
-    assert np.abs(found - chance[tokens.verified]).mean() < 0.02
+    assert np.abs(found - accept_prob[tokens.verified]).mean() < 0.02
     if method == "platt":
         assert model.weights[1] == pytest.approx(0.5, abs=0.03)
         assert np.abs(model.weights[[2, 1 + RUN, 1 + PAST]]).max() < 0.05  # the others tell nothing

@@ -73,8 +73,8 @@ class FlatCost(CostModel):
 
 
 def chain_of(first: list[float], accept: list[float], following: list[list[float]]) -> SignalChain:
-    steps, chances = np.array(following), np.array(accept)
-    return SignalChain(np.array(first), chances, steps, steps @ chances)
+    steps, accept_probs = np.array(following), np.array(accept)
+    return SignalChain(np.array(first), accept_probs, steps, steps @ accept_probs)
 
 
 STEADY = chain_of([0.4, 0.4, 0.2], [0.95, 0.7, 0.3], [[0.8, 0.15, 0.05], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]])
@@ -91,9 +91,11 @@ def world(chain: SignalChain, seed: int, *, sequences: int = 40, length: int = 7
     at[:, 0] = rng.choice(len(chain.first), size=rows, p=chain.first)
     for i in range(1, depth):
         at[:, i] = (rng.random(rows)[:, None] > np.cumsum(chain.following[at[:, i - 1]], axis=1)).sum(axis=1)
-    chance = chain.accept[at]
-    hits = rng.random(chance.shape) < chance
-    return build_trace(rng, hits, [length] * sequences, confidence=chance, entropy_nats=1 - chance, vocabulary=100_000)
+    accept_prob = chain.accept[at]
+    hits = rng.random(accept_prob.shape) < accept_prob
+    return build_trace(
+        rng, hits, [length] * sequences, confidence=accept_prob, entropy_nats=1 - accept_prob, vocabulary=100_000
+    )
 
 
 def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, time_per_token_s: float, depth: int) -> float:
@@ -106,17 +108,17 @@ def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, time_per_token_s: 
             return -path * cost.catch_up_s
         asked_s = cost.ask if d + 1 < depth else 0.0
         on_s = -cost.step_s - cost.per_token - asked_s
-        for c, chance in enumerate(chain.following[b].tolist()):
-            if chance:
+        for c, accept_prob in enumerate(chain.following[b].tolist()):
+            if accept_prob:
                 then = path * float(chain.accept[c])
-                on_s += chance * (time_per_token_s * then + beyond_s(d + 1, c, then))
+                on_s += accept_prob * (time_per_token_s * then + beyond_s(d + 1, c, then))
         return max(-path * cost.catch_up_s, on_s)
 
     fixed_s = cost.step_s + cost.pass_s + cost.per_token + cost.overhead + (cost.ask if depth > 1 else 0.0)
     total = time_per_token_s - fixed_s
-    for b, chance in enumerate(chain.first.tolist()):
+    for b, accept_prob in enumerate(chain.first.tolist()):
         right = float(chain.accept[b])
-        total += chance * (time_per_token_s * right + beyond_s(1, b, right))
+        total += accept_prob * (time_per_token_s * right + beyond_s(1, b, right))
     return total
 
 
@@ -213,9 +215,9 @@ def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> No
 
     def stretches() -> Trace:
         easy = rng.random(500) < 0.5
-        chance = np.repeat(np.where(easy, 0.97, 0.3), 60)[:, None] * np.ones(8)
-        hits = rng.random(chance.shape) < chance
-        flat = np.full(chance.shape, 0.5)
+        accept_prob = np.repeat(np.where(easy, 0.97, 0.3), 60)[:, None] * np.ones(8)
+        hits = rng.random(accept_prob.shape) < accept_prob
+        flat = np.full(accept_prob.shape, 0.5)
         return build_trace(rng, hits, [1000] * 30, confidence=flat, entropy_nats=flat, vocabulary=100_000)
 
     train, holdout = stretches(), stretches()
@@ -284,8 +286,8 @@ def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: f
 def test_a_trace_of_rejection_sampling_is_learned_from() -> None:
     """Chances are recorded instead of outcomes; the same world otherwise, and as fast as its exact trace."""
     exact = world(STEADY, 6, sequences=5)
-    chances = {"accept_prob": exact.confidence, "meta": {**exact.meta, "decoding": {"mode": "rejection"}}}
-    drawn = replace(exact, **chances)
+    accept_probs = {"accept_prob": exact.confidence, "meta": {**exact.meta, "decoding": {"mode": "rejection"}}}
+    drawn = replace(exact, **accept_probs)
     assert drawn.approximate
     table = cost_table(drawn, COST)
     found, usual = (

@@ -138,10 +138,10 @@ def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theta", "chances"),
+    ("theta", "accept_probs"),
     [("per_token", [3 / 5] * 4), ("per_round", [3 / 5, 4 / 6, 5 / 7, 6 / 8])],
 )
-def test_depth_of_a_first_round_has_its_distribution(theta: str, chances: list[float]) -> None:
+def test_depth_of_a_first_round_has_its_distribution(theta: str, accept_probs: list[float]) -> None:
     """Beta(3, 2): each further level has the chance of the posterior mean, or of Polya's urn. Chi-square of 20,000."""
     trace = tree_trace(3, sequences=1, tokens=20, depth=5, width=3, nodes=400, vocabulary=6)
     count = 20_000
@@ -154,7 +154,7 @@ def test_depth_of_a_first_round_has_its_distribution(theta: str, chances: list[f
         drafted = Counter(log.drafted[log.t == 0].tolist())
         sizes = [3, 9, 15, 21, 27]  # one node expanded, then two a level
         assert set(drafted) == set(sizes)
-        reached = np.cumprod([1.0, *chances])
+        reached = np.cumprod([1.0, *accept_probs])
         distribution = reached - np.append(reached[1:], 0.0)
         return float(stats.chisquare([drafted[size] for size in sizes], count * distribution).pvalue)
 

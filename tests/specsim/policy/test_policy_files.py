@@ -177,7 +177,7 @@ MISTAKES = {
     ),
     "default out of range": (GOOD.replace("setting(0.4, 0.0", "setting(0.4, 0.5"), r"floor=0\.4 is outside"),
     "old signature": (GOOD.replace("step, depth, u)", "step, depth)"), r"keep_drafting must take \(state, params, "),
-    "no state returned": (GOOD.replace("params.floor, state", "params.floor"), r"must return \(draft on\?, state\)"),
+    "no state returned": (GOOD.replace("params.floor, state", "params.floor"), r"must return \(continue\?, state\)"),
     "state grows": (GOOD.replace("    return state\n", "    return (state[0], 1.0)\n"), "tuples of as many floats"),
     "state changes type": (
         GOOD.replace("return (0.0,)", "return (0,)").replace("    return state\n", "    return (0.5,)\n"),

@@ -59,10 +59,10 @@ def test_three_rounds_of_algorithm_2(counting: str, alpha: float, beta: float) -
     state = policy.initial_state(policy.params)
     for drafted, accepted in ((4, 4), (5, 1), (6, 2)):
         state = policy.update(state, policy.params, drafted, accepted)
-    chance = policy.keep_probability(state, policy.params, NO_STEP, 3)
-    assert chance == alpha / (alpha + beta)
-    assert policy.keep_drafting(state, policy.params, NO_STEP, 3, chance - 1e-9) == (True, state)
-    assert policy.keep_drafting(state, policy.params, NO_STEP, 3, chance + 1e-9) == (False, state)
+    accept_prob = policy.keep_probability(state, policy.params, NO_STEP, 3)
+    assert accept_prob == alpha / (alpha + beta)
+    assert policy.keep_drafting(state, policy.params, NO_STEP, 3, accept_prob - 1e-9) == (True, state)
+    assert policy.keep_drafting(state, policy.params, NO_STEP, 3, accept_prob + 1e-9) == (False, state)
 
 
 @pytest.mark.parametrize(("theta", "mean_draft"), [("per_token", 3.0), ("per_round", 4.0)])
@@ -75,8 +75,8 @@ def test_spread_of_the_posterior_lengthens_drafts_only_if_theta_is_drawn_per_rou
     urn's terms fall like j^-3; the rest is below 1e-7.
     """
     policy = BetaTS(alpha0=6.0, beta0=3.0, theta=theta)
-    chances = (policy.keep_probability((0.0, 0.0, 0.0), policy.params, NO_STEP, j) for j in range(1, 100_001))
-    assert 1 + sum(accumulate(chances, mul)) == pytest.approx(mean_draft, abs=1e-7)
+    accept_probs = (policy.keep_probability((0.0, 0.0, 0.0), policy.params, NO_STEP, j) for j in range(1, 100_001))
+    assert 1 + sum(accumulate(accept_probs, mul)) == pytest.approx(mean_draft, abs=1e-7)
 
 
 def test_the_priors_to_report() -> None:
@@ -148,8 +148,8 @@ class Bandit:
 
     def keep(self, score: float, depth: int, u: float) -> bool:
         fresh = depth == 1 or self.policy.theta == "per_token"
-        chance = self.beta(depth, fresh) if isinstance(self.policy, BetaTS) else self.gauss(score, u, fresh)
-        return (u if self.rng is None else self.rng.random()) < chance
+        accept_prob = self.beta(depth, fresh) if isinstance(self.policy, BetaTS) else self.gauss(score, u, fresh)
+        return (u if self.rng is None else self.rng.random()) < accept_prob
 
     def beta(self, depth: int, fresh: bool) -> float:
         assert isinstance(self.policy, BetaTS)

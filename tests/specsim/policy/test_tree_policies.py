@@ -514,8 +514,8 @@ def recorded_text(nodes: int | None) -> tuple[Trace, dict[tuple[int, int], tuple
     for s, length in enumerate(LENGTHS):
         output: Node = (s,)
         for _ in range(length):
-            chances = drafter.after(output).astype(np.float64)
-            output += (int(rng.choice(VOCABULARY, p=chances / chances.sum())),)
+            accept_probs = drafter.after(output).astype(np.float64)
+            output += (int(rng.choice(VOCABULARY, p=accept_probs / accept_probs.sum())),)
         for t in range(length):
             row = len(parent)
             ahead = output[1 + t : 1 + t + DEPTH]
