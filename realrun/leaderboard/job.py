@@ -31,7 +31,7 @@ from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
-from specsim.files import write_json
+from specsim.files import write_json, write_text
 from specsim.policy.base import Policy, build_policy
 from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
@@ -146,10 +146,10 @@ def run_leaderboard(
         },
     }
     write_json(document, out / "leaderboard.json")
-    from specsim.report.drafters import write_drafters_report, write_drafters_table  # matplotlib is slow to load
+    from specsim.report.drafters import render_drafters, write_drafters_table  # matplotlib is slow to load
 
     write_drafters_table(out / "leaderboard.csv", document)
-    write_drafters_report(out / "report.html", document)
+    write_text(out / "report.html", render_drafters(document))
     return document
 
 

@@ -18,7 +18,7 @@ from realrun.validation.profile_slices import TREE_TOKENS, ProfileSlices
 from realrun.validation.validate import predict_and_measure
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
-from specsim.files import write_json
+from specsim.files import write_json, write_text
 from specsim.policy.base import Policy
 from specsim.progress import Progress
 
@@ -124,7 +124,7 @@ def validate(
     document = as_document(result)
     pq.write_table(rounds_table(result), out / "rounds.parquet")
     write_json(document, out / "validation.json")
-    from specsim.report.validation import write_validation_report  # matplotlib is slow to load
+    from specsim.report.validation import render_validation  # matplotlib is slow to load
 
-    write_validation_report(out / "report.html", document)
+    write_text(out / "report.html", render_validation(document))
     return document

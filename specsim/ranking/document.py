@@ -58,11 +58,11 @@ def as_document(boards: Sequence[Board], options: Mapping[str, Any]) -> dict[str
 
 def write_results(folder: Path, document: Mapping[str, Any]) -> None:
     """leaderboard.json, leaderboard.csv and report.html, each whole or not at all."""
-    from specsim.report.leaderboard import write_leaderboard_report
+    from specsim.report.leaderboard import render_leaderboard
 
     write_json(document, folder / "leaderboard.json", indent=2)
     write_text(folder / "leaderboard.csv", results_csv(document))
-    write_leaderboard_report(folder / "report.html", document)
+    write_text(folder / "report.html", render_leaderboard(document))
 
 
 def results_csv(document: Mapping[str, Any]) -> str:

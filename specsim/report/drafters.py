@@ -76,16 +76,11 @@ def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
     write_text(path, as_csv(CSV_COLUMNS, flat))
 
 
-def write_drafters_report(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the report as one self-contained HTML file, whole or not at all.
-
-    document : what `realrun leaderboard --json` prints. Raises InputError for another document.
-    """
-    write_text(path, render_drafters(document))
-
-
 def render_drafters(document: Mapping[str, Any]) -> str:
-    """The page itself; the same document gives the same bytes."""
+    """The report as one self-contained HTML page; the same document gives the same bytes.
+
+    document : what `realrun leaderboard --json` prints. Raises InputError if it is another one.
+    """
     if document.get("kind") != KIND or not document.get("rows"):
         raise InputError(f"report: the document is no {KIND} with a row; give what `realrun leaderboard` wrote")
     rows = document["rows"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from specsim.errors import InputError
-from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import (
@@ -65,16 +63,11 @@ DEFINITIONS = {
 }
 
 
-def write_leaderboard_report(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the report as one self-contained HTML file, whole or not at all.
-
-    document : what `specsim leaderboard --json` prints. Raises InputError for another document.
-    """
-    write_text(path, render_leaderboard(document))
-
-
 def render_leaderboard(document: Mapping[str, Any]) -> str:
-    """The page itself; the same document gives the same bytes."""
+    """The report as one self-contained HTML page; the same document gives the same bytes.
+
+    document : what `specsim leaderboard --json` prints. Raises InputError if it is another one.
+    """
     if document.get("kind") != KIND or not document.get("boards"):
         raise InputError(f"report: the document is no {KIND} with a board; give a leaderboard's JSON")
     boards = document["boards"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from specsim.errors import InputError
-from specsim.files import write_text
 from specsim.report import validation_figures as figures
 from specsim.report.documents import DOMAIN_COLUMNS, VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import (
@@ -72,24 +70,13 @@ DEFINITIONS = {
 }
 
 
-def write_validation_report(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the report as one self-contained HTML file; a kill leaves the old file or the new one.
+def render_validation(document: Mapping[str, Any]) -> str:
+    """The report as one self-contained HTML page; the same document gives the same bytes.
 
-    Parameters
-    ----------
-    path : where to write; missing parent folders are made
     document : the validation result, JSON-able, its `kind` "specsim-validation"
 
-    Raises
-    ------
-    InputError
-        If the document is of another kind, lacks a key or has no row.
+    Raises InputError if it is of another kind, lacks a key or has no row.
     """
-    write_text(path, render_validation(document))
-
-
-def render_validation(document: Mapping[str, Any]) -> str:
-    """The page itself; the same document gives the same bytes."""
     _check(document)
     rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
     title = escape(f"{document['target']} with {document['drafter']}")

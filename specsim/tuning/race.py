@@ -47,7 +47,7 @@ def race(task: SearchContext, points: Sequence[Settings], seed: int) -> None:
             share = (budget - trials.replayed_rows) / (len(sizes) - rung)
             room = max(FINALISTS, int(share / (rows[size] - rows[seen])))
             kept = in_the_race(field.seconds(alive), room)
-            dropped.append([alive[i] for i in _others(kept, len(alive))])
+            dropped.append([alive[i] for i in sorted(set(range(len(alive))).difference(kept))])
             alive = [alive[i] for i in kept]
         results: list[list[float] | None] = []
         for start in range(0, len(alive), BATCH):
@@ -152,8 +152,3 @@ def shuffled(trace: Trace, seed: int) -> Ints:
         members = rng.permutation(np.flatnonzero(trace.domain == domain))
         place[members] = (np.arange(len(members)) + rng.random()) / len(members)
     return np.argsort(place, kind="stable")
-
-
-def _others(kept: Sequence[int], count: int) -> list[int]:
-    inside = set(kept)
-    return [i for i in range(count) if i not in inside]

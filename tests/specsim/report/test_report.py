@@ -14,8 +14,9 @@ import matplotlib
 import pytest
 
 from specsim.errors import InputError
+from specsim.files import write_text
 from specsim.report import validation_figures as figures
-from specsim.report.validation import KEYS, render_validation, write_validation_report
+from specsim.report.validation import KEYS, render_validation
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 FIGURES = ("k-curve", "scatter", "ladder", "histogram", "reliability")
@@ -218,9 +219,9 @@ def test_writing_is_deterministic_and_leaves_the_input_and_matplotlib_alone(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
     before, settings = copy.deepcopy(document), dict(matplotlib.rcParams)
-    write_validation_report(tmp_path / "a" / "one.html", document)
+    write_text(tmp_path / "a" / "one.html", render_validation(document))
     with matplotlib.rc_context({"font.size": 30, "text.usetex": True, "svg.fonttype": "path"}):
-        write_validation_report(tmp_path / "a" / "two.html", document)
+        write_text(tmp_path / "a" / "two.html", render_validation(document))
     one, two = sorted((tmp_path / "a").iterdir())
     assert (one.name, two.name) == ("one.html", "two.html")
     assert one.read_bytes() == two.read_bytes()
@@ -239,7 +240,7 @@ def test_nothing_is_left_behind_on_failure(
     path.write_text("the old report")
     monkeypatch.setattr(where, fail)
     with pytest.raises(RuntimeError, match="stop here"):
-        write_validation_report(path, document)
+        write_text(path, render_validation(document))
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert path.read_text() == "the old report"
 
@@ -248,7 +249,7 @@ def test_nothing_is_left_behind_on_failure(
 def test_missing_key_is_named(tmp_path: Path, document: dict[str, Any], key: str) -> None:
     del document[key]
     with pytest.raises(InputError, match=rf"lacks {key};"):
-        write_validation_report(tmp_path / "report.html", document)
+        write_text(tmp_path / "report.html", render_validation(document))
     assert list(tmp_path.iterdir()) == []
 
 
