@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
+from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle
-from realrun.drafters.edd import VDMKind, one_layer_model, own_state
-from realrun.drafters.eesd import EarlyExit
-from realrun.drafters.lookup import LookupKind
+from realrun.drafters.edd import one_layer_model, own_state
+from realrun.drafters.eesd import EarlyExit, EarlyExitLM
 from realrun.drafters.medusa import MedusaHeads
 from realrun.drafters.registry import DRAFTERS
+from realrun.drafters.space import MaskedTarget
+from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.lm.cached import CachedLM
+from realrun.lm.llama import FusedLlama
+from realrun.lm.split_target import SplitTarget
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
@@ -31,25 +38,89 @@ from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from tests.support.pairs.inside import pair_of, target_of
-from tests.support.pairs.medusa import CHOICES
-from tests.support.pairs.space import space_pair
-from tests.support.tiny import tiny_pair, tiny_prompts
+from specsim.trace.trace import Trace
+from tests.support.drafting import TOKENS, Case, case_pair, own_output, prompts_of, rounds_of
+from tests.support.pairs.inside import target_of
+from tests.support.pairs.state import PROMPTS
+from tests.support.small_targets import small_target
+from tests.support.split_targets import NAMES, close_to, stacked
+from tests.support.tiny import tiny_pair
+from tests.support.tree_policies import CoinTree, KeepNone, Wide
 
-TOKENS, DEPTH, WIDTH = 20, 3, 3
-PROMPTS = [Prompt("one", [17]), *tiny_prompts(2, seed=7)]  # the first has no state before its pending token
-CHAINS = [make_policy("fixed_k", {"k": DEPTH}), make_policy("adaedl", {"lambda0": 0.2, "max_draft_tokens": DEPTH})]
-TREES = [make_policy("vct", {"width": 2, "depth": DEPTH})]
+DEPTH, WIDTH = 4, 3
 WHOLE_TREE = sum(WIDTH**level for level in range(1, DEPTH + 1))
+LIMIT = {"max_draft_tokens": DEPTH}
+FIXED = ("fixed_k", {"k": DEPTH})
+CHAINS: list[tuple[str, dict[str, Any]]] = [
+    ("fixed_k", {"k": 1}),
+    ("beta_ts", {"alpha0": 3.0, **LIMIT}),
+    ("adaedl", {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, **LIMIT}),
+    ("adaedl", {"lambda0": 0.2, **LIMIT}),
+    ("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, **LIMIT}),
+    ("space_k", {"k": DEPTH}),
+]
+SCORED = [("cali_ts", LIMIT), ("cali_ts", {"theta": "per_round", "sigma_m": 0.3, **LIMIT})]
+TREES: list[tuple[str, dict[str, Any]]] = [  # of trees no wider than WIDTH
+    ("vct", {"width": 2, "depth": DEPTH}),
+    ("cartesian", {"s1": 3, "s2": 2, "s3": 2, "s4": 1}),
+    ("sparse_tree", {"children": (3.0, 3.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)}),
+    ("optimal_tree", {"children": (3.0, 2.0, 2.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)}),
+    ("eagle2", {"nodes": 8, "depth": DEPTH, "top_k": WIDTH}),
+    ("pct", {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": WIDTH, "max_depth": DEPTH}),
+    ("hardware_pct", {"width": WIDTH, "max_depth": DEPTH, "max_nodes": 20, "min_path_prob": 0.02}),
+    ("cape", {"width_30": 3, "width_60": 2, "width_80": 2, "depth": DEPTH}),
+    ("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": WIDTH, "max_depth": DEPTH}),
+]
+VCT = make_policy(*TREES[0])
 
-PAIRS: dict[str, Callable[[], Pair]] = {
-    **{kind: lambda kind=kind: pair_of(kind) for kind in ("model", "eesd", "medusa", "edd", "eagle", "self-sd")},  # type: ignore[misc]
-    "vdm": lambda: replace(tiny_pair(), drafter=VDMKind(one_layer_model(tiny_pair().target))),
-    "space": space_pair,
-    "prompt-lookup": lambda: replace(tiny_pair(), drafter=LookupKind()),
-}
 kinds = pytest.mark.parametrize("kind", DRAFTERS)
-modes = pytest.mark.parametrize("mode", CHOICES)
+MODES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+LOOKUP_MODES = {**MODES, "gumbel": Sampler("gumbel", 0.25, seed=4)}  # texts that repeat themselves
+
+# Fused parts and the library's, early exits of several shapes.
+QUICK = [
+    *[Case(kind) for kind in DRAFTERS],
+    *[Case("eesd", *shape) for shape in (("llama", 2, 2), ("qwen2-sdpa", 1, 1), ("mistral-eager", 2, 1))],
+    *[Case(kind, target) for kind in ("medusa", "self-sd") for target in ("qwen2", "mistral")],
+    Case("edd", "qwen2-sdpa"),
+    Case("eagle", "qwen3"),
+]
+SLOW = [
+    *[Case("eesd", "llama", *shape) for shape in ((1, 0), (1, 2), (2, 1), (3, 1))],
+    Case("eesd", "qwen2-sdpa", 1, 0),
+    *[Case("eesd", target, 2, 1) for target in NAMES if target not in ("llama", "qwen2-sdpa", "mistral-eager")],
+    *[Case("edd", target) for target in ("qwen3", "mistral-sdpa")],
+    *[Case("eagle", target) for target in ("qwen2-sdpa", "mistral-sdpa")],
+]
+
+
+def sampler_of(case: Case, mode: str) -> Sampler:
+    return (LOOKUP_MODES if case.kind == "prompt-lookup" else MODES)[mode]
+
+
+def policies_of(case: Case) -> list[Policy]:
+    drafter = case_pair(case).drafter
+    specs = [*CHAINS, *(SCORED if drafter.has_states else []), *(TREES if drafter.trees else [])]
+    return [*(make_policy(*spec) for spec in specs), *([CoinTree()] if drafter.trees else [])]
+
+
+def share_of(case: Case, mode: str) -> list[Policy]:
+    """Of the quick cases of a kind, in both modes, each policy is tried in one."""
+    together = [(one, other) for one in QUICK if one.kind == case.kind for other in MODES]
+    return policies_of(case)[together.index((case, mode)) :: len(together)]
+
+
+def covering(*, all_policies: bool = False) -> Any:
+    """Quick cases in both modes, ending early in one of them; all else, and all policies, are slow."""
+    pairs = [(case, mode) for case in QUICK for mode in MODES]
+    chosen = [(case, mode, (number // 2 + number) % 2 == 1) for number, (case, mode) in enumerate(pairs)]
+    every = [(case, mode, ends) for case in (*QUICK, *SLOW) for mode in MODES for ends in (False, True)]
+    rest = every if all_policies else [one for one in every if one not in chosen]
+    quick = [pytest.param(*one, *([False] if all_policies else [])) for one in chosen]
+    slow = [pytest.param(*one, *([True] if all_policies else []), marks=pytest.mark.slow) for one in rest]
+    names = ("case", "mode", "ends", *(["everything"] if all_policies else []))
+    return pytest.mark.parametrize(names, [*quick, *slow], ids=str)
+
 
 # Tensors and facts of a drafter file.
 State = tuple[Mapping[str, torch.Tensor], dict[str, Any]]
@@ -65,47 +136,158 @@ FILES: dict[str, Callable[[Any], State]] = {
 
 
 def test_every_drafter_is_here() -> None:
-    assert PAIRS.keys() == DRAFTERS.keys()
+    assert {case.kind for case in QUICK} == DRAFTERS.keys()
     assert FILES.keys() == {name for name, kind in DRAFTERS.items() if kind.origin == "file"}
-    for name, make in PAIRS.items():
-        assert type(make().drafter) is DRAFTERS[name]
+    for case in (*QUICK, *SLOW):
+        assert type(case_pair(case).drafter) is DRAFTERS[case.kind]
+    for kind in DRAFTERS:
+        tried = [policy for case in QUICK if case.kind == kind for mode in MODES for policy in share_of(case, mode)]
+        assert len(tried) == len(policies_of(Case(kind))) and all(policy in tried for policy in policies_of(Case(kind)))
 
 
-def policies_for(pair: Pair) -> list[Policy]:
-    return [*CHAINS, *(TREES if pair.drafter.trees else [])]
+def outputs_of(case: Case, mode: str, ends: bool) -> tuple[tuple[int, ...], list[list[int]]]:
+    """Tokens that end a text, and the target's own outputs, up to these."""
+    sampler, prompts = sampler_of(case, mode), prompts_of(case.kind)
+    outputs = [own_output(case, tuple(prompt.tokens), sampler, number) for number, prompt in enumerate(prompts)]
+    eos: tuple[int, ...] = ()
+    if ends:  # with a token that is drafted and accepted where it first stands
+        _, trace = recorded(case, mode, False)
+        drafted = [
+            text[t]
+            for at, text in zip(trace.offsets.tolist(), outputs, strict=False)
+            for t in range(1, TOKENS - 1)
+            if trace.match_len[at + t] and text[t] not in text[:t]
+        ]
+        eos = (drafted[len(drafted) // 2] if drafted else outputs[1][11],)
+    counts = [min([i + 1 for i, token in enumerate(text) if token in eos], default=TOKENS) for text in outputs]
+    return eos, [text[:count] for text, count in zip(outputs, counts, strict=True)]
 
 
 @cache
-@torch.inference_mode()
-def own_output(kind: str, mode: str) -> list[list[int]]:
-    """The target's own, without a cache and without the loop."""
-    outputs = []
-    for sequence, prompt in enumerate(PROMPTS):
-        tokens = list(prompt.tokens)
-        for position in range(TOKENS):
-            logits = PAIRS[kind]().target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-            tokens.append(int(CHOICES[mode].tokens(logits, sequence, position)))
-        outputs.append(tokens[len(prompt.tokens) :])
-    return outputs
-
-
-@kinds
-@modes
-def test_the_output_is_the_targets_own_and_replay_repeats_every_round(kind: str, mode: str) -> None:
-    pair, sampler = PAIRS[kind](), CHOICES[mode]
+def recorded(case: Case, mode: str, ends: bool) -> tuple[Pair, Trace]:
+    """With whole trees, of every drafter that drafts any; no policy leaves them."""
+    sampler, prompts = sampler_of(case, mode), prompts_of(case.kind)
+    eos, outputs = outputs_of(case, mode, ends)
+    pair = replace(case_pair(case), eos_token_ids=eos)
     nodes = WHOLE_TREE if pair.drafter.trees else 0
-    trace = record(pair, PROMPTS, RecordSettings(DEPTH, TOKENS, sampler, tree_nodes=nodes, tree_width=WIDTH))
+    trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, nodes, WIDTH))
     assert trace.meta["drafter_kind"] == pair.drafter.name and trace.meta["drafter_facts"] == pair.drafter.facts
-    for policy in policies_for(pair):
-        decoder = Decoder(*pair.make_drafter(), (), sampler)
-        runs = [
-            decoder.decode(prompt.tokens, TOKENS, policy, sequence=sequence, seed=9)
-            for sequence, prompt in enumerate(PROMPTS)
-        ]
-        assert [run.tokens for run in runs] == own_output(kind, mode)
-        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
-        assert replayed.truncated is None or not replayed.truncated.any()
-        assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0
+    found = [text.tolist() for text in np.split(trace.token, trace.offsets[1:-1])]
+    assert found == outputs
+    assert (trace.output_tokens < TOKENS).any() == ends
+    if ends:  # drafts end with it, too; those of a lookup repeat what stood before
+        assert case.kind == "prompt-lookup" or np.isin(trace.draft_token, pair.eos_token_ids).any()
+    else:  # a pair that always or never agrees would prove little
+        assert 0.05 < (trace.match_len > 0).mean() < 0.95 and (trace.match_len > 1).sum() > 1
+    return pair, trace
+
+
+@covering(all_policies=True)
+def test_the_output_is_the_targets_own_and_replay_repeats_every_round(
+    case: Case, mode: str, ends: bool, everything: bool
+) -> None:
+    pair, trace = recorded(case, mode, ends)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler_of(case, mode))
+    accepted, beside = Counter[int](), 0
+    for policy in [make_policy(*FIXED), *(policies_of(case) if everything else share_of(case, mode))]:
+        table = cost_table(trace, ConstantCost(1e-3, 1e-2), policy)
+        replayed = replay(trace, policy, table, seed=9, log=True)
+        runs, state = list[Decoded](), None
+        for sequence, prompt in enumerate(prompts_of(case.kind)):
+            runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=sequence, seed=9, state=state))
+            state = runs[-1].state
+        assert replayed.truncated is None or not replayed.truncated.any(), policy
+        assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0, policy
+        assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
+        accepted.update(one.accepted for run in runs for one in run.rounds)
+        beside += sum(one.accepted == 1 < one.last for run in runs for one in run.rounds)
+    assert ends or (accepted[0] and accepted[1])
+    assert beside or not (everything and pair.drafter.trees) or ends
+
+
+@covering()
+def test_decoding_ends_with_the_budget_or_the_end_of_text(case: Case, mode: str, ends: bool) -> None:
+    """Above the draft length and below it, and at once."""
+    sampler, pair = sampler_of(case, mode), case_pair(case)
+    number, prompt = 1, prompts_of(case.kind)[1].tokens
+    plain = own_output(case, tuple(prompt), sampler, number)
+    for policy in (make_policy(*FIXED), *([VCT, KeepNone(2), Wide(0)] if pair.drafter.trees else []), None):
+        for eos in ((plain[0],), (plain[11],)) if ends else ((),):
+            decoder = Decoder(*replace(pair, eos_token_ids=eos).make_drafter(), eos, sampler)
+            for budget in (TOKENS, 1, 3):
+                count = min([plain.index(token) + 1 for token in eos], default=TOKENS)
+                decoded = decoder.decode(prompt, budget, policy, sequence=number)
+                assert decoded.tokens == plain[: min(budget, count)], policy
+
+
+def layers_of(lm: CachedLM, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values [Hkv, length, D] of every layer that this pass has a cache of."""
+    if isinstance(lm, MaskedTarget):
+        return layers_of(lm.inner, length)
+    if isinstance(lm, SplitTarget):
+        return [*stacked(lm.lower, length), *stacked(lm.upper, length)]
+    if isinstance(lm, EarlyExitLM):
+        return stacked(lm.exit, length)
+    if isinstance(lm, StateDrafterLM):
+        return stacked(lm.stack, length)
+    if isinstance(lm, FusedLlama):
+        return [(keys[:, :length], values[:, :length]) for keys, values in zip(lm.keys, lm.values, strict=True)]
+    if type(lm) is CachedLM:
+        return [(layer.keys[0, :, :length], layer.values[0, :, :length]) for layer in lm.cache.layers]
+    return []  # Self-SD's has the target's; others have none
+
+
+def library_layers(model: Any, tokens: list[int], **asked: bool) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Any]:
+    """The same by the library alone, and what else was asked for."""
+    cache = DynamicCache()
+    output = model(input_ids=torch.tensor([tokens]), past_key_values=cache, **asked)
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers], output
+
+
+def fresh_layers(pair: Pair, lm: CachedLM, context: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What the drafter's own layers hold after these tokens, by the library where it has such a model."""
+    if isinstance(lm, StateDrafterLM):
+        target, drafter = pair.make_drafter()
+        target.prefill(context)
+        drafter.lm.prefill(context[: lm.given])
+        return layers_of(drafter.lm, lm.given)
+    model = getattr(pair.drafter, "model", getattr(pair.drafter, "decoder", None))
+    own = len(layers_of(lm, lm.length))
+    return library_layers(model, context[: lm.length])[0][-own:] if own else []
+
+
+@covering()
+@torch.inference_mode()
+def test_after_every_round_the_caches_equal_a_fresh_prefill(case: Case, mode: str, ends: bool) -> None:
+    """Keys and values of all layers, the target's and the drafter's own; also where drafters share the states."""
+    pair, prompt = case_pair(case), prompts_of(case.kind)[2].tokens
+    close = close_to(case.target)
+    rejected, lacking = 0, set()
+    trees = [VCT, CoinTree(), KeepNone(2)] if pair.drafter.trees else []
+    for policy in (make_policy(*FIXED), *trees):
+        loop = Decoder(*pair.make_drafter(), (), sampler_of(case, mode))
+        target, lm = loop.target, getattr(loop.drafter, "lm", None)
+        for tokens, done, draft in rounds_of(loop, prompt, policy, 6):
+            context = tokens[:-1]
+            assert target.length == len(context) and target.nodes == 0
+            assert len(draft.step_s) == (len(draft.level_nodes) if policy in trees else len(draft.tokens))
+            expected, output = library_layers(pair.target, context, output_hidden_states=True)
+            held = [*zip(layers_of(target, len(context)), expected, strict=True)]
+            if isinstance(target, SplitTarget):
+                assert not target.ahead and not target.nodes_ahead
+                own = target.states[: len(context)]
+                own = target.norm(own) if target.split == len(expected) else own  # the library's last are normed
+                torch.testing.assert_close(own, output.hidden_states[target.split][0], **close)
+            if lm is not None and lm is not target and lm.length:
+                assert lm.nodes == 0
+                lacking.add(len(context) - lm.length)
+                held += zip(layers_of(lm, lm.length), fresh_layers(pair, lm, context), strict=True)
+            for own, other in held:
+                torch.testing.assert_close(own, other, **close)
+            rejected += done.accepted < done.drafted
+    assert rejected > (3 if trees else 0)
+    if case.kind in ("model", "eesd", "vdm"):
+        assert lacking >= {0, 1}  # what the drafter never fed, and was accepted, its layers lack
 
 
 def drafts_of(pair: Pair, prompt: list[int], tokens: int, policy: Policy) -> tuple[list[int], list[tuple[int, Draft]]]:
@@ -122,11 +304,11 @@ def drafts_of(pair: Pair, prompt: list[int], tokens: int, policy: Policy) -> tup
     return run.tokens, [*zip((r.t for r in run.rounds), drafts, strict=False)]
 
 
-@kinds
-def test_after_every_round_it_drafts_as_after_a_fresh_prefill(kind: str) -> None:
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_after_every_round_it_drafts_as_after_a_fresh_prefill(case: Case) -> None:
     """Whatever earlier rounds left in its caches and the target's."""
-    pair, policy = PAIRS[kind](), CHAINS[0]
-    for prompt in PROMPTS:
+    pair, policy = case_pair(case), make_policy(*FIXED)
+    for prompt in prompts_of(case.kind):
         output, rounds = drafts_of(pair, prompt.tokens, TOKENS, policy)
         assert len(rounds) > 2
         for t, draft in rounds[1:]:
@@ -139,9 +321,9 @@ def test_after_every_round_it_drafts_as_after_a_fresh_prefill(kind: str) -> None
 
 @kinds
 def test_rejection_sampling_is_recorded_or_refused_in_one_line(kind: str) -> None:
-    pair = PAIRS[kind]()
+    pair = case_pair(Case(kind))
     if kind not in ("self-sd", "edd", "eagle", "prompt-lookup"):
-        trace = record(pair, PROMPTS, RecordSettings(DEPTH, 6, Sampler("rejection", 0.8, seed=2)))
+        trace = record(pair, prompts_of(kind), RecordSettings(DEPTH, 6, Sampler("rejection", 0.8, seed=2)))
         assert trace.approximate and (trace.accept_prob > 0).any()
         return
     with pytest.raises(InputError, match="in greedy and Gumbel mode only; choose one of them$") as caught:
@@ -172,7 +354,7 @@ def test_it_survives_its_file(kind: str, tmp_path: Path) -> None:
     assert all(torch.equal(value, target.state_dict()[name]) for name, value in before.items())
     pair = replace(tiny_pair(), target=its_target, drafter=drafter)
     prompt, plain = PROMPTS[1].tokens, Decoder(*pair.make_drafter(), (), Sampler())
-    assert plain.decode(prompt, 8, CHAINS[0]).tokens == plain.decode(prompt, 8, None).tokens
+    assert plain.decode(prompt, 8, make_policy("fixed_k", {"k": 3})).tokens == plain.decode(prompt, 8, None).tokens
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -183,7 +365,15 @@ def test_another_target_is_refused_in_one_line(kind: str, tmp_path: Path) -> Non
     changed = target_of()
     with torch.no_grad():
         changed.model.layers[2].mlp.up_proj.weight[0, 0] += 1.0
-    for other, says in ((changed, "weights"), (target_of(layers=2), "layers 3")):
+    wide = target_of()
+    wide.config.vocab_size += 1
+    cases = [
+        (changed, "weights"),
+        (target_of(layers=2), "layers 3, this target has 2"),
+        (small_target("qwen3"), "the architecture LlamaForCausalLM, this target has Qwen3ForCausalLM"),
+        (wide, "the vocabulary size 97, this target has 98"),
+    ]
+    for other, says in cases:
         with pytest.raises(
             InputError, match=f"was trained on tiny with {says}.*train one with `realrun train"
         ) as caught:

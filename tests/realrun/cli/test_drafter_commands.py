@@ -28,7 +28,7 @@ from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
 from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
 from specsim.errors import InputError
 from specsim.trace.files import read_trace
-from tests.realrun.drafters.test_predictor import random_predictor, refused
+from tests.realrun.drafters.test_predictor import refused
 from tests.support.pairs.inside import (
     INSIDE,
     SKIPS,
@@ -39,6 +39,7 @@ from tests.support.pairs.inside import (
     skipping_pair,
     target_of,
 )
+from tests.support.pairs.scores import random_predictor
 from tests.support.tiny import POSITIONS, VOCAB, tiny_tokenizer
 
 HEADS = 3
@@ -179,6 +180,10 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
         ("eesd", tensors_of("eesd", bare), {"layers": 1}, ["does not fit its target", "exit_layers"]),
         ("eesd", tensors_of("eesd", bare), {"layers": "1", "exit_layers": 1}, ["does not fit its target"]),
         ("eesd", tensors_of("eesd", bare), {"layers": 3, "exit_layers": 1}, ["after 3 of 3 layers"]),
+        *[
+            ("eesd", tensors_of("eesd", bare), {"layers": 1, "exit_layers": count}, ["does not fit its target"])
+            for count in (0, 2)
+        ],
         ("medusa", tensors_of("medusa", bare), {"heads": 2}, ["does not fit its target"]),
         ("medusa", {f"adapter.{ADAPTED}.A": torch.ones(2, 32)}, {"heads": 2}, ["does not fit its target", "adapter"]),
         ("self-sd", {}, {"mlp": [0]}, ["does not fit its target", "attention"]),

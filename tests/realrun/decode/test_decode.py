@@ -235,31 +235,6 @@ def cached_values(lm: CachedLM) -> list[torch.Tensor]:
     return [torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers])]
 
 
-@mode
-def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler) -> None:
-    (prompt,) = random_prompts(1, seed=9)
-    loop = decoder(sampler)
-    policy = make_policy("fixed_k", {"k": 4})
-    drafter = loop.drafter
-    assert isinstance(drafter, DraftModel)
-    with torch.inference_mode():
-        tokens, rounds = list(prompt), []
-        loop.target.prefill(tokens[:-1])
-        drafter.begin(tokens[:-1])
-        state = policy.initial_state(policy.params)
-        for _ in range(8):
-            t = len(tokens) - len(prompt)
-            state, _ = loop.round(tokens, RoundContext(loop.sampler, 0, t, 4, 0), policy, state, rounds)
-            fully = rounds[-1].accepted == 4
-            assert loop.target.length == len(tokens) - 1
-            assert drafter.lm.length == len(tokens) - 1 - fully
-            for lm in (loop.target, drafter.lm):
-                fresh = CachedLM(lm.model)
-                fresh.prefill(tokens[: lm.length])
-                for kept, expected in zip(cached_values(lm), cached_values(fresh), strict=True):
-                    torch.testing.assert_close(kept, expected, rtol=0, atol=1e-12)
-
-
 def test_a_draft_describes_every_token_it_holds() -> None:
     (prompt,) = random_prompts(1, seed=3)
     drafter = DraftModel(tiny_pair().drafter.model, ())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, get_args
 
-import numba as nb
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,6 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
-from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair
@@ -29,20 +27,15 @@ from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy.base import setting
 from specsim.policy.registry import TREE_POLICIES, make_policy
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
-from specsim.policy.tree.expansion import initial_state, update
-from specsim.policy.tree.static import StaticTree
-from specsim.policy.tree.static import select as keep_all
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.rng import split
 from specsim.trace.trace import Trace
 from tests.realrun.decode import test_decode
-from tests.realrun.decode.test_decode import cached_values
 from tests.support.sampling_distribution import Distribution, add, warped
 from tests.support.tiny import VOCAB, random_prompts, tiny_pair, tiny_prompts
+from tests.support.tree_policies import CoinTree, KeepNone, Wide
 
 DEPTH, WIDTH = 5, 6
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
@@ -66,93 +59,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # of trees that differ from round
         {"alpha0": 2.0, "counting": "printed", "theta": "per_round", "carry": True, "nodes": 6, "max_depth": 4},
     ],
 }
-
-
-@nb.njit
-def counting_state(params):
-    return (0.0,)
-
-
-@nb.njit
-def by_coin(state, params, tree, first, end, u, widths):
-    if first == 0 and u < 0.2:
-        return (state[0] + 1.0,)  # now and then nothing is drafted
-    for i in range(first, end):
-        widths[i] = int(split(u, i + 1) * 3.5) if first > 0 or i > 0 else 3
-    return (state[0] + 1.0,)
-
-
-@nb.njit
-def likely(state, params, tree, count, keep):
-    least = params.least * (1.0 + int(state[0]) % 3)
-    for i in range(1, count):
-        keep[i] = tree.path[i] >= least
-    return least
-
-
-@nb.njit
-def count_rounds(state, params, depth, accepted):
-    return (state[0] + depth + 10.0 * accepted,)
-
-
-@dataclass(frozen=True)
-class CoinTree(TreePolicy):
-    """Expands what a coin says and keeps by a threshold that moves with all that happened before."""
-
-    least: float = setting(0.05, 0.0, 1.0)
-
-    name = "coin_tree"
-    source = "these tests"
-    max_depth: ClassVar[int] = 4
-    max_nodes: ClassVar[int] = 100
-    max_width: ClassVar[int] = 3  # type: ignore[misc, assignment]
-    initial_state = staticmethod(counting_state)
-    expand = staticmethod(by_coin)
-    select = staticmethod(likely)
-    update = staticmethod(count_rounds)
-
-    @property
-    def carries_state(self) -> bool:
-        return True
-
-
-@nb.njit
-def wide(state, params, tree, first, end, u, widths):
-    widths[first:end] = int(params.width)
-    return state
-
-
-@nb.njit
-def keep_none(state, params, tree, count, keep):
-    return np.inf
-
-
-@dataclass(frozen=True)
-class Wide(TreePolicy):
-    """Every node gets `width` children; with a width of 0, none."""
-
-    width: int = setting(2, 0, 2000)
-    max_depth: int = setting(3, 1, 64, bounds="depth")
-
-    name = "wide"
-    source = "these tests"
-    max_nodes: ClassVar[int] = MAX_DRAFTED
-    initial_state = staticmethod(initial_state)
-    expand = staticmethod(wide)
-    select = staticmethod(keep_all)
-    update = staticmethod(update)
-
-    @property
-    def max_width(self) -> int:
-        return self.width
-
-
-@dataclass(frozen=True)
-class KeepNone(Wide):
-    """Drafts, and verifies none of it."""
-
-    name = "keep_none"
-    select = staticmethod(keep_none)
 
 
 def arms() -> list[TreePolicy]:
@@ -302,35 +208,6 @@ def test_drafted_nodes_are_what_plain_passes_say(sampler: Sampler, policy: TreeP
             assert kept == sorted(kept) and len(kept) == rounds[0].verified
             assert draft.tokens == [texts[node][-1] for node in kept]
             assert [kept[p] if p >= 0 else 0 for p in draft.parents] == [int(tree.parent[node]) for node in kept]
-
-
-@mode
-@pytest.mark.parametrize("policy", [make_policy("vct", {"width": 3, "depth": 3}), CoinTree(), KeepNone(2)], ids=str)
-def test_caches_after_every_round_equal_a_fresh_prefill(sampler: Sampler, policy: TreePolicy) -> None:
-    (prompt,) = random_prompts(1, seed=9)
-    loop = decoder(sampler)
-    drafter = loop.drafter
-    assert isinstance(drafter, DraftModel)
-    lacking = set()
-    with torch.inference_mode():
-        tokens, rounds = list(prompt), list[Round]()
-        loop.target.prefill(tokens[:-1])
-        drafter.begin(tokens[:-1])
-        state = policy.initial_state(policy.params)
-        for _ in range(10):
-            t = len(tokens) - len(prompt)
-            state, _ = loop.round(
-                tokens, RoundContext(loop.sampler, 0, t, policy.max_draft_tokens, 0), policy, state, rounds
-            )
-            assert loop.target.length == len(tokens) - 1 and loop.target.nodes == drafter.lm.nodes == 0
-            lacking.add(len(tokens) - 1 - drafter.lm.length)
-            for lm in (loop.target, drafter.lm):
-                fresh = CachedLM(lm.model)
-                fresh.prefill(tokens[: lm.length])
-                for kept, expected in zip(cached_values(lm), cached_values(fresh), strict=True):
-                    torch.testing.assert_close(kept, expected, rtol=0, atol=1e-12)
-    if isinstance(policy, StaticTree):
-        assert lacking == {0, 1}  # a leaf that was accepted is not in the draft cache
 
 
 @mode

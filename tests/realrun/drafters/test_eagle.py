@@ -20,12 +20,12 @@ from realrun.proposals.target_cache import target_cache_columns
 from realrun.proposals.trees import Trees, TreeSize
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from tests.realrun.decode.test_tree_decode import CoinTree, KeepNone
-from tests.realrun.drafters.test_eesd import rounds_of
 from tests.realrun.recording.test_record_trees import as_names, as_record, one_by_one
+from tests.support.drafting import rounds_of
 from tests.support.pairs.medusa import CHOICES
 from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair, watch
 from tests.support.tiny import random_prompts
+from tests.support.tree_policies import CoinTree, KeepNone
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 VCT = make_policy("vct", {"width": 2, "depth": 4})

@@ -16,12 +16,12 @@ from realrun.lm.split_target import SplitTarget
 from realrun.pairs.pair import Pair
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from tests.realrun.decode.test_tree_decode import CoinTree, KeepNone
-from tests.realrun.drafters.test_eesd import rounds_of
+from tests.support.drafting import rounds_of
 from tests.support.pairs.medusa import CHOICES
 from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair, watch
 from tests.support.split_targets import LIBRARY, NAMES, close_to, stacked, target_of
 from tests.support.tiny import random_prompts
+from tests.support.tree_policies import CoinTree, KeepNone
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 VCT = make_policy("vct", {"width": 2, "depth": 4})

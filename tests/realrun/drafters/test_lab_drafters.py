@@ -11,7 +11,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP, Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.validate import output_identical, rounds_identical
@@ -23,7 +23,7 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 
-CHAINS_ONLY = ("space",)
+CHAINS_ONLY = ("space", LOOKUP)
 DEPTH, TOKENS, NODES, WIDTH = 4, 48, 600, 6  # as deep as MEDUSA has heads
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 POLICIES = [
@@ -43,12 +43,13 @@ POLICIES = [
 
 def serves(name: str, policy: Policy) -> bool:
     """Whether this drafter drafts what the policy asks for."""
-    return name not in CHAINS_ONLY or not isinstance(policy, TreePolicy)
+    reads_scores = policy.name == "cali_ts"
+    return not (name in CHAINS_ONLY and isinstance(policy, TreePolicy)) and not (name == LOOKUP and reads_scores)
 
 
 drafters = pytest.mark.parametrize("name", LAB_DRAFTERS)
 PAIRS = [
-    *((name, policy) for name in LAB_DRAFTERS for policy in POLICIES if serves(name, policy)),
+    *((name, policy) for name in (*LAB_DRAFTERS, LOOKUP) for policy in POLICIES if serves(name, policy)),
     ("space", make_policy("space_k", {"k": DEPTH})),
 ]
 choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
@@ -105,7 +106,7 @@ def test_some_have_a_target_of_their_own_near_the_labs(name: str) -> None:
 
 
 @pytest.mark.slow
-@drafters
+@pytest.mark.parametrize("name", [*LAB_DRAFTERS, LOOKUP])
 @choices
 def test_the_output_is_the_targets_own(name: str, sampler: Sampler) -> None:
     pair, prompts, trace = recorded(name, sampler)

@@ -28,31 +28,16 @@ from realrun.pairs.prompts import Prompt
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings, record
 from realrun.training.predictor.train import FactorisedPredictor
-from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
-from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
 from tests.realrun.lm.test_fused_llama import small_model
 from tests.realrun.lm.test_static_llama import recorded as recorded_graphs
+from tests.support.pairs.scores import random_predictor
 from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 CPU = torch.device("cpu")
-
-
-def random_predictor(pair: Pair, matrices: int = 3) -> Predictor:
-    """Scores that spread over (0, 1)."""
-    generator = torch.Generator().manual_seed(9)
-    d_target, d_draft = pair.target.config.hidden_size, pair.draft_config.hidden_size
-
-    def normal(*shape: int) -> torch.Tensor:
-        return 0.3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    facts = {"fingerprint": pair.fingerprint, "target": pair.target_name, "drafter": pair.draft_name}
-    return Predictor(normal(matrices, d_target), normal(d_draft), normal(matrices), facts)
 
 
 def scoring_pair() -> Pair:
@@ -224,20 +209,6 @@ def test_the_real_loop_computes_exactly_the_recorded_scores(kind: type[CachedLM]
         assert scores == trace.score[row, : len(scores)].tolist()
         compared += len(scores)
     assert compared > 100
-
-
-@choices
-def test_replay_equals_the_real_run_of_cali_ts(sampler: Sampler) -> None:
-    pair, prompts = scoring_pair(), tiny_prompts(6)
-    trace = record(pair, prompts, RecordSettings(6, 30, sampler))
-    decoder = Decoder(pair.target, Kept(pair), pair.eos_token_ids, sampler)
-    for policy in (CaliTS(max_draft_tokens=6), CaliTS(max_draft_tokens=6, theta="per_round", sigma_m=0.3)):
-        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
-        assert replayed.rounds is not None
-        for sequence, prompt in enumerate(prompts):
-            decoded = decoder.decode(prompt.tokens, 30, policy, sequence=sequence, seed=2)
-            assert decoded.tree_log() == [row[1:] for row in replayed.rounds.rows() if row[0] == sequence]
-        assert len(set(replayed.rounds.drafted.tolist())) > 2
 
 
 def test_scores_cost_nothing_unless_the_policy_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

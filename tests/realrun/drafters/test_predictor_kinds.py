@@ -27,10 +27,6 @@ from realrun.profiling.profile import WARMUP_ROUNDS, profile
 from realrun.recording.record import RecordSettings, record
 from realrun.training.predictor.data import PredictorSettings, Samples, collect, joined
 from realrun.training.predictor.train import train_predictor
-from specsim.cost.model import ConstantCost
-from specsim.policy.chain.cali_ts import CaliTS
-from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.realrun.drafters.test_predictor import CHOICES, ScoreReader, choices, refused
 from tests.realrun.training.test_train_predictor import quiet
@@ -78,22 +74,6 @@ def test_the_real_loop_computes_the_recorded_scores(
         assert [step.score for step in draft.steps] == recorded
         compared += len(draft.steps)
     assert compared > 150
-
-
-@inside
-@choices
-def test_replay_equals_the_real_run_of_cali_ts(kind: str, sampler: Sampler) -> None:
-    pair, prompts = scoring(kind), tiny_prompts(6)
-    trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler))
-    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
-    for policy in (CaliTS(max_draft_tokens=DEPTH), CaliTS(max_draft_tokens=DEPTH, theta="per_round", sigma_m=0.3)):
-        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), seed=2, log=True)
-        assert replayed.rounds is not None
-        for sequence, prompt in enumerate(prompts):
-            decoded = decoder.decode(prompt.tokens, TOKENS, policy, sequence=sequence, seed=2)
-            assert decoded.tree_log() == [row[1:] for row in replayed.rounds.rows() if row[0] == sequence]
-        assert len(set(replayed.rounds.drafted.tolist())) > 2
-    assert 0.1 < trace.match_len.mean() < DEPTH - 0.1
 
 
 def found(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:

@@ -1,4 +1,4 @@
-"""Self-SD: recorded as it drafts, replayed round for round, loss-free, in a cache that stays the target's own."""
+"""Self-SD: what is skipped, and what it records, by the library's own models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import realrun.proposals.target_cache
 import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Round, RoundContext
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.drafters.self_sd import SelfSDKind, SkippingLM
+from realrun.drafters.self_sd import SkippingLM
 from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.pair import Pair
@@ -27,49 +27,18 @@ from realrun.profiling.profile import profile
 from realrun.proposals.target_cache import target_cache_columns
 from realrun.proposals.trees import Trees, TreeSize
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
-from specsim.cost.model import ConstantCost
-from specsim.policy.base import Policy
-from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
-from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
-from specsim.trace.trace import Trace
-from tests.realrun.decode.test_tree_decode import ARMS, DEPTH, WIDTH, CoinTree, KeepNone
-from tests.realrun.drafters.test_predictor import random_predictor
 from tests.realrun.recording.test_record_trees import as_names, as_record, one_by_one
+from tests.support.drafting import SKIPS, Case, case_pair, self_sd_pair
 from tests.support.small_targets import small_target
-from tests.support.tiny import random_prompts, tiny_prompts, tiny_tokenizer
+from tests.support.tiny import random_prompts, tiny_prompts
 
-SKIPS = SkippedSublayers(frozenset({2}), frozenset({2}))
 UNLIKE = SkippedSublayers(frozenset({1}), frozenset({1, 2}))
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
-CHAINS = [
-    make_policy(name, {**settings, **({} if name == "fixed_k" else {"max_draft_tokens": DEPTH})})
-    for name, settings in [
-        ("fixed_k", {"k": 3}),
-        ("fixed_k", {"k": DEPTH}),
-        ("beta_ts", {"alpha0": 1.0, "beta0": 1.0}),
-        ("cali_ts", {}),
-        ("adaedl", {"lambda0": 0.1}),
-        ("max_confidence", {"lambda0": 0.3, "dynamic": False}),
-        ("max_confidence", {"lambda0": 0.5, "dynamic": True}),
-    ]
-]
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
-every_policy = pytest.mark.parametrize("policy", [*CHAINS, *ARMS], ids=str)
 architectures = pytest.mark.parametrize(
     "architecture", ["llama", "qwen2", "mistral"]
 )  # lean, and the library's modules
-
-
-@cache
-def pair_of(architecture: str = "llama", eos: tuple[int, ...] = (), skips: SkippedSublayers = SKIPS) -> Pair:
-    """A random target whose draft agrees with it about as often as not, and random scores."""
-    target = small_target(architecture, layers=4)
-    pair = Pair(target, SelfSDKind(skips), tiny_tokenizer(), "tiny/target", "tiny/self-sd", eos)
-    return replace(pair, predictor=random_predictor(pair))
 
 
 @cache
@@ -116,14 +85,14 @@ def skipping(pair: Pair) -> SkippingLM:
 @torch.inference_mode()
 def test_a_skipped_sublayer_is_one_whose_output_projection_is_zero(architecture: str, skips: SkippedSublayers) -> None:
     (tokens,) = random_prompts(1, seed=2, lengths=(12, 13))
-    logits = skipping(pair_of(architecture, skips=skips)).forward(tokens)
+    logits = skipping(self_sd_pair(architecture, skips=skips)).forward(tokens)
     expected = zeroed(architecture, skips)(input_ids=torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
 
 
 @torch.inference_mode()
 def test_skipped_sublayers_are_not_run() -> None:
-    pair = pair_of("qwen2", skips=UNLIKE)
+    pair = self_sd_pair("qwen2", skips=UNLIKE)
     pair = replace(pair, target=copy.deepcopy(pair.target))
     ran: list[tuple[str, int]] = []
     for number, layer in enumerate(pair.target.model.layers):
@@ -146,7 +115,7 @@ def test_columns_are_what_the_librarys_models_say(
 ) -> None:
     monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
     monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
-    pair, depth = pair_of(architecture), 4
+    pair, depth = self_sd_pair(architecture), 4
     lm = skipping(pair)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = target_output(pair, prompt, 12, sampler, sequence)
@@ -175,15 +144,15 @@ def test_columns_are_what_the_librarys_models_say(
 def test_ranks_depend_on_where_the_round_began() -> None:
     """Those of an independent model do not, so that a shifted column would be wrong."""
     (prompt,) = random_prompts(1)
-    output = target_output(pair_of(), prompt, 60, Sampler(), 0)
-    lm = skipping(pair_of())
+    output = target_output(self_sd_pair(), prompt, 60, Sampler(), 0)
+    lm = skipping(self_sd_pair())
     ranks = target_cache_columns(lm.target, lm, prompt, output, 2, Sampler(), 0)["true_rank"]
     assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5
 
 
 @mode
 def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> None:
-    pair, depth = pair_of(), 5
+    pair, depth = case_pair(Case("self-sd")), 5
     assert pair.predictor is not None
     target, drafter = pair.make_drafter()
     target.keep_hidden = True
@@ -212,7 +181,7 @@ def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
 ) -> None:
     monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 120)  # of four positions
     monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
-    pair, depth, size = pair_of(architecture), 4, TreeSize(30, 4)
+    pair, depth, size = self_sd_pair(architecture), 4, TreeSize(30, 4)
     (prompt,) = random_prompts(1, seed=8)
     output = target_output(pair, prompt, 6, sampler, 2)
     lm = skipping(pair)
@@ -234,107 +203,10 @@ def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
         np.testing.assert_allclose(trees.horizon[t], horizon, rtol=1e-5)
 
 
-@cache
-def recorded(architecture: str, sampler: Sampler, eos: tuple[int, ...] = ()) -> Trace:
-    size = RecordSettings(DEPTH, 24, sampler, 300, WIDTH)
-    return record(pair_of(architecture, eos), tiny_prompts(3, seed=7), size)
-
-
-def check_replay(
-    pair: Pair, trace: Trace, prompts: Sequence[Any], sampler: Sampler, policy: Policy, tokens: int
-) -> None:
-    """Output and all rounds of really decoding are the recorded and replayed ones."""
-    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=9, log=True)
-    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
-    runs, state = [], None
-    for index, prompt in enumerate(prompts):
-        runs.append(decoder.decode(prompt.tokens, tokens, policy, sequence=index, seed=9, state=state))
-        state = runs[-1].state
-    assert output_identical(trace, runs) == 1.0
-    assert replayed.truncated is None or not replayed.truncated.any()
-    assert rounds_identical(replayed, runs) == 1.0
-    assert sum(len(run.rounds) for run in runs) == replayed.num_rounds.sum()
-
-
-@mode
-@every_policy
-def test_replay_repeats_every_real_round(sampler: Sampler, policy: Policy) -> None:
-    prompts = tiny_prompts(3, seed=7)
-    plain = target_output(pair_of(), prompts[0].tokens, 9, sampler, 0)
-    for eos in [(), (plain[4],)]:
-        check_replay(pair_of(eos=eos), recorded("llama", sampler, eos), prompts, sampler, policy, 24)
-
-
-@mode
-@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
-@pytest.mark.parametrize("policy", [*CHAINS, ARMS[1], ARMS[-1]], ids=str)
-def test_replay_repeats_every_real_round_of_other_targets(sampler: Sampler, architecture: str, policy: Policy) -> None:
-    trace = recorded(architecture, sampler)
-    check_replay(pair_of(architecture), trace, tiny_prompts(3, seed=7), sampler, policy, 24)
-
-
-@mode
-@architectures
-def test_recorded_output_is_the_targets_own(sampler: Sampler, architecture: str) -> None:
-    trace = recorded(architecture, sampler)
-    assert 0.15 < (trace.match_len > 0).mean() < 0.95  # else the claims above would say little
-    assert trace.match_len.max() > 2
-    for number, prompt in enumerate(tiny_prompts(3, seed=7)):
-        output = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
-        with torch.inference_mode():
-            ids = torch.tensor([[*prompt.tokens, *output]])
-            logits = pair_of(architecture).target(input_ids=ids, use_cache=False).logits[0, len(prompt.tokens) - 1 : -1]
-        assert sampler.tokens(logits, number, 0).tolist() == output
-
-
-def cached(target: SplitTarget) -> list[torch.Tensor]:
-    """Keys and values of all cached tokens."""
-    stack: Any = target.upper
-    parts = (
-        [stack.keys, stack.values] if hasattr(stack, "keys") else [x for pair in stack.buffers.values() for x in pair]
-    )
-    return [part[:, :, : target.length] for part in parts]
-
-
-@mode
-@architectures
-@pytest.mark.parametrize(
-    "policy",
-    [make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 3, "depth": 3}), CoinTree(), KeepNone(2)],
-    ids=str,
-)
-def test_the_targets_cache_after_every_round_equals_a_fresh_prefill(
-    sampler: Sampler, architecture: str, policy: ChainPolicy | TreePolicy
-) -> None:
-    pair = pair_of(architecture)
-    target, drafter = pair.make_drafter()
-    assert isinstance(target, SplitTarget)
-    loop = Decoder(target, drafter, (), sampler)
-    (prompt,) = random_prompts(1, seed=9)
-    accepted = 0
-    with torch.inference_mode():
-        tokens, rounds = list(prompt), list[Round]()
-        target.prefill(tokens[:-1])
-        drafter.begin(tokens[:-1])
-        state = policy.initial_state(policy.params)
-        for _ in range(20):
-            t = len(tokens) - len(prompt)
-            state, _ = loop.round(
-                tokens, RoundContext(loop.sampler, 0, t, policy.max_draft_tokens, 0), policy, state, rounds
-            )
-            accepted += rounds[-1].accepted
-            assert target.length == drafter.lm.length == len(tokens) - 1 and target.nodes == drafter.lm.nodes == 0
-            fresh = SplitTarget(pair.target, split=0)
-            fresh.prefill(tokens[:-1])
-            for kept, expected in zip(cached(target), cached(fresh), strict=True):
-                torch.testing.assert_close(kept, expected, rtol=0, atol=1e-10)
-    assert accepted > 0 or isinstance(policy, KeepNone)
-
-
 @mode
 @architectures
 def test_with_nothing_skipped_every_draft_is_accepted(sampler: Sampler, architecture: str) -> None:
-    pair = pair_of(architecture, skips=NOTHING)
+    pair = self_sd_pair(architecture, skips=NOTHING)
     decoder = Decoder(*pair.make_drafter(), (), sampler)
     for policy in (make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 2, "depth": 4})):
         decoded = decoder.decode(random_prompts(1, seed=3)[0], 31, policy)
@@ -346,10 +218,10 @@ def test_with_nothing_skipped_every_draft_is_accepted(sampler: Sampler, architec
 
 
 def test_a_round_starts_with_the_pending_token_alone_and_catching_up_costs_nothing() -> None:
-    document = profile(pair_of(), contexts=[4, 30], depth=3, repeats=2, tree_tokens=0)
+    document = profile(self_sd_pair(), contexts=[4, 30], depth=3, repeats=2, tree_tokens=0)
     for table in ("median_s", "p25_s", "p75_s"):
         assert document[table]["catch_up"] == [0.0, 0.0]
-    target, drafter = pair_of().make_drafter()
+    target, drafter = self_sd_pair().make_drafter()
     fed: list[int] = []
     forward = drafter.lm.forward
     drafter.lm.forward = lambda tokens: fed.append(len(tokens)) or forward(tokens)  # type: ignore[func-returns-value, method-assign]

@@ -19,7 +19,7 @@ from realrun.lm.static_llama import StaticLlama
 from speckernels.ops.space_layout import space_layout
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
-from tests.support.pairs.space import CHOICES, MASKS, masked_target, space_pair, untrained_pair, word_prompts
+from tests.support.pairs.space import MASKS, masked_target, space_pair, untrained_pair, word_prompts
 from tests.support.tiny import POSITIONS, VOCAB, random_prompts, tiny_model
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
@@ -174,38 +174,6 @@ def own_texts(model: Any, sampler: Sampler, prompts: list[list[int]], tokens: in
             text += sampler.tokens(plain(model, text)[-1:], number, position).tolist()
         texts.append(text[len(prompt) :])
     return texts
-
-
-@pytest.mark.parametrize("name", sorted(CHOICES))
-def test_decoding_is_the_tuned_targets_own(name: str) -> None:
-    pair, sampler = space_pair(), CHOICES[name]
-    prompts = [prompt.tokens for prompt in word_prompts()]
-    assert min(map(len, prompts)) == 1  # before whose pending token there is nothing, not even a context
-    expected = own_texts(pair.target, sampler, prompts, 40)
-    decoder, histogram = Decoder(*pair.make_drafter(), (), sampler), np.zeros(MASKS + 1, dtype=int)
-    for settings_of in ({"k": MASKS}, {"k": 2}, {"k": 1}):
-        policy = make_policy("fixed_k", settings_of)
-        for number, prompt in enumerate(prompts):
-            run = decoder.decode(prompt, 40, policy, sequence=number)
-            assert run.tokens == expected[number]
-            histogram += np.bincount([r.accepted for r in run.rounds], minlength=MASKS + 1)
-            assert max(run.tokens) < VOCAB  # C11
-    assert all(decoder.decode(p, 40, None, sequence=i).tokens == expected[i] for i, p in enumerate(prompts))
-    assert histogram[0] > 0 and histogram[1:].sum() > 0.15 * histogram.sum() and (histogram[1:4] > 0).all()
-
-
-def test_an_end_of_text_inside_a_draft_ends_the_output() -> None:
-    ended = 0
-    for prompt in word_prompts():
-        free = Decoder(*space_pair().make_drafter(), (), Sampler()).decode(prompt.tokens, 40, None).tokens
-        for end in dict.fromkeys(free):
-            pair = space_pair((end,))
-            decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
-            run = decoder.decode(prompt.tokens, 40, make_policy("fixed_k", {"k": MASKS}))
-            assert run.tokens == free[: free.index(end) + 1]
-            last = run.rounds[-1]
-            ended += last.accepted == last.drafted > 0 and run.tokens[-1] == end
-    assert ended > 0
 
 
 def test_decoding_reaches_the_models_last_position() -> None:

@@ -17,8 +17,8 @@ from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from tests.realrun.drafters.test_predictor import random_predictor
 from tests.support.pairs.medusa import medusa_pair
+from tests.support.pairs.scores import random_predictor
 from tests.support.pairs.state import fit
 from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 

@@ -18,8 +18,8 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.training.eagle import feature_pass
 from realrun.training.edd import block_logits, states_and_logits
-from tests.realrun.drafters.test_predictor import random_predictor
 from tests.support.pairs.medusa import CHOICES, own_texts
+from tests.support.pairs.scores import random_predictor
 from tests.support.split_targets import target_of
 from tests.support.tiny import tiny_prompts, tiny_tokenizer
 
