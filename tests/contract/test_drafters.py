@@ -150,14 +150,16 @@ def outputs_of(case: Case, mode: str, ends: bool) -> tuple[tuple[int, ...], list
     sampler, prompts = sampler_of(case, mode), prompts_of(case.kind)
     outputs = [own_output(case, tuple(prompt.tokens), sampler, number) for number, prompt in enumerate(prompts)]
     eos: tuple[int, ...] = ()
-    if ends:  # with a token that is drafted and accepted where it first stands
+    if ends:  # with a token that is drafted and accepted where it first stands, or else drafted up to there
         _, trace = recorded(case, mode, False)
-        drafted = [
-            text[t]
+        first = [
+            (at, at + t, text[t])
             for at, text in zip(trace.offsets.tolist(), outputs, strict=False)
             for t in range(1, TOKENS - 1)
-            if trace.match_len[at + t] and text[t] not in text[:t]
+            if text[t] not in text[:t]
         ]
+        drafted = [token for _, row, token in first if trace.match_len[row]]
+        drafted = drafted or [token for at, row, token in first if (trace.draft_token[at : row + 1] == token).any()]
         eos = (drafted[len(drafted) // 2] if drafted else outputs[1][11],)
     counts = [min([i + 1 for i, token in enumerate(text) if token in eos], default=TOKENS) for text in outputs]
     return eos, [text[:count] for text, count in zip(outputs, counts, strict=True)]
