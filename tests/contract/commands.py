@@ -24,7 +24,6 @@ import math
 import re
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -1147,10 +1146,8 @@ def write_golden(documents: dict[str, Document]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the commands' answers with those recorded.")
     parser.add_argument("--write", action="store_true", help="record them anew instead")
-    parser.add_argument("--check", action="store_true", help="compare, the default")
     parser.add_argument("--exact", action="store_true", help="compare floats to the last digit")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="commands whose names begin so")
-    parser.add_argument("--times", action="store_true", help="print what each command took")
     options = parser.parse_args()
     chosen = {
         name: command
@@ -1163,14 +1160,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Workplace(Path(folder))
         for name, command in chosen.items():
-            start = time.perf_counter()
             try:
                 documents[name] = work.run(command)
             except Exception as error:
                 lines.append(f"{name}: {type(error).__name__}: {error}")
                 continue
-            if options.times:
-                print(f"{time.perf_counter() - start:6.2f} s  {name}", flush=True)
             if options.write:
                 continue
             if name not in golden:
