@@ -75,7 +75,8 @@ VCT = make_policy(*TREES[0])
 
 kinds = pytest.mark.parametrize("kind", DRAFTERS)
 MODES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
-LOOKUP_MODES = {**MODES, "gumbel": Sampler("gumbel", 0.25, seed=4)}  # texts that repeat themselves
+# Calmer: a lookup needs texts that repeat themselves, a tiny early exit a target that is sure of its choice.
+CALM = {"prompt-lookup": 0.25, "eesd": 0.3}
 
 # Fused parts and the library's, early exits of several shapes.
 QUICK = [
@@ -95,7 +96,8 @@ SLOW = [
 
 
 def sampler_of(case: Case, mode: str) -> Sampler:
-    return (LOOKUP_MODES if case.kind == "prompt-lookup" else MODES)[mode]
+    sampler = MODES[mode]
+    return replace(sampler, temperature=CALM.get(case.kind, sampler.temperature)) if mode == "gumbel" else sampler
 
 
 def policies_of(case: Case) -> list[Policy]:
@@ -180,7 +182,7 @@ def recorded(case: Case, mode: str, ends: bool) -> tuple[Pair, Trace]:
     if ends:  # drafts end with it, too; those of a lookup repeat what stood before
         assert case.kind == "prompt-lookup" or np.isin(trace.draft_token, pair.eos_token_ids).any()
     else:  # a pair that always or never agrees would prove little
-        assert 0.05 < (trace.match_len > 0).mean() < 0.95 and (trace.match_len > 1).sum() > 1
+        assert 0.05 < (trace.match_len > 0).mean() < 0.95 and (trace.match_len > 1).sum() > 5
     return pair, trace
 
 
