@@ -286,7 +286,7 @@ def test_recording_and_profiling_by_command(kind: str, architecture: str, home: 
     assert document["drafter_facts"] == FACTS[kind] and document["median_s"]["score_step"] == 0
 
 
-@inside
+@pytest.mark.parametrize("kind", marked(INSIDE, ("self-sd", "medusa", "edd", "eagle")))
 def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
     """Train the predictor into the drafter's folder, then validate Cali-TS, twice; then ask for another drafter."""
     bare, folder = load(home, kind, "float32"), tmp_path / "drafter"

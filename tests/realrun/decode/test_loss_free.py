@@ -64,7 +64,7 @@ def size(request: pytest.FixtureRequest) -> tuple[int, int]:
     return request.param
 
 
-@pytest.fixture(scope="module", params=sorted(CHOICES))
+@pytest.fixture(scope="module", params=["gumbel", pytest.param("greedy", marks=pytest.mark.slow)])
 def recorded(request: pytest.FixtureRequest, size: tuple[int, int], lab_pair64: Pair) -> Recorded:
     sampler, (count, new_tokens) = CHOICES[request.param], size
     prompts = lab_prompts(lab_pair64.tokenizer, count)
@@ -115,6 +115,7 @@ def test_the_traces_look_like_real_text(recorded: Recorded) -> None:
         assert meta["distinct_trigram_share"] > 0.6
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_the_target_clearly_beats_its_draft_model(lab_pair32: Pair) -> None:
     from realrun.lab.evaluate import evaluate

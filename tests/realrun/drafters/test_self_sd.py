@@ -109,7 +109,7 @@ def test_skipped_sublayers_are_not_run() -> None:
 
 @mode
 @architectures
-@pytest.mark.parametrize("chunk", [3, 256])
+@pytest.mark.parametrize("chunk", [3, pytest.param(256, marks=pytest.mark.slow)])
 def test_columns_are_what_the_librarys_models_say(
     sampler: Sampler, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +175,7 @@ def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> N
 
 
 @mode
-@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     sampler: Sampler, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,7 +244,8 @@ def test_buffers_that_move_are_recorded_anew() -> None:
         assert recorder.captured == 2 and lm.capacity == 16
 
 
-@pytest.mark.parametrize("norms", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("norms", [False, True])
 @torch.inference_mode()
 def test_compiled_pieces_equal_the_plain_ones(norms: bool) -> None:
     """Of a GPU's pass, this much can be tried without one. Any number of rows uses one compiled variant."""

@@ -217,9 +217,8 @@ def test_trees_are_measured_as_deep_as_the_heads_go(heads: int) -> None:
 KINDS = ("fixed_k", "adaedl", "beta_ts", "eagle2", "cartesian", "sparse_tree")
 
 
-@pytest.mark.parametrize(
-    "names", [pytest.param(KINDS, id="some"), pytest.param(tuple(POLICIES), id="all", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [pytest.param(KINDS, id="some"), pytest.param(tuple(POLICIES), id="all")])
 def test_the_main_job_and_the_leaderboard_stay_within_the_heads(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
 
 @pytest.mark.parametrize(
     ("theta", "accept_probs"),
-    [("per_token", [3 / 5] * 4), ("per_round", [3 / 5, 4 / 6, 5 / 7, 6 / 8])],
+    [pytest.param("per_token", [3 / 5] * 4, marks=pytest.mark.slow), ("per_round", [3 / 5, 4 / 6, 5 / 7, 6 / 8])],
 )
 def test_depth_of_a_first_round_has_its_distribution(theta: str, accept_probs: list[float]) -> None:
     """Beta(3, 2): each further level has the chance of the posterior mean, or of Polya's urn. Chi-square of 20,000."""

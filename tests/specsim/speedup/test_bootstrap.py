@@ -148,7 +148,7 @@ def coverage(seconds: dict[str, np.ndarray], policy: str, sequences: int, repeti
     return hits / repetitions
 
 
-@pytest.mark.parametrize("sequences", [18, 36])
+@pytest.mark.parametrize("sequences", [pytest.param(18, marks=pytest.mark.slow), 36])
 def test_the_speedup_s_interval_covers_the_truth(sequences: int) -> None:
     """Over 500 synthetic repetitions, 92 % to 98 % of the time."""
     for policy in ("k4", "adaedl"):
