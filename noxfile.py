@@ -34,7 +34,9 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """The long tests that the default run leaves out, in two processes."""
     install(session, "real", "dev")
-    session.run("pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD)
+    session.run(
+        "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD
+    )
 
 
 @nox.session
