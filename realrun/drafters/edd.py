@@ -28,6 +28,7 @@ from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.variants.block_expansion import layers_below
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
 from specsim.errors import InputError
@@ -126,6 +127,7 @@ class EDDKind(DrafterKind):
     split: int
 
     name: ClassVar[str] = "edd"
+    paper_policy: ClassVar[str | None] = "pct"
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
@@ -144,7 +146,7 @@ class EDDKind(DrafterKind):
         return target_cache_recorder(*self._passes(target), sampler)
 
     def _passes(self, target: Any) -> tuple[SplitTarget, EffectiveDraftDecoderLM]:
-        split = SplitTarget(target, self.split)
+        split = SplitTarget(target, layers_below(target, self.split))
         return split, EffectiveDraftDecoderLM(split, self.decoder)
 
     @property

@@ -24,7 +24,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm
-from realrun.lm.tuned_weights import ADAPTER, tuned_target
+from realrun.lm.variants.tuned_weights import ADAPTER, tuned_target
 from realrun.proposals.positionwise import positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder
 from realrun.proposals.trees import TreeSize
@@ -173,12 +173,13 @@ class MedusaKind(DrafterKind):
     """Heads on a target, which MEDUSA-2 has tuned.
 
     Its file holds the state of `MedusaHeads`, fact "heads" (K), and MEDUSA-2's low-rank updates of its target as
-    `realrun.lm.tuned_weights` reads them.
+    `realrun.lm.variants.tuned_weights` reads them.
     """
 
     heads: MedusaHeads
 
     name: ClassVar[str] = "medusa"
+    paper_policy: ClassVar[str | None] = "sparse_tree"
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

@@ -17,10 +17,12 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
+from specsim.errors import InputError
 
 
 class SkippingLM(CachedLM):
@@ -117,6 +119,11 @@ class SelfSDKind(DrafterKind):
         return target_cache_recorder(*self._passes(target), sampler)
 
     def _passes(self, target: Any) -> tuple[SplitTarget, SkippingLM]:
+        if self.skips != NOTHING and expansion_of(target) is not None:
+            raise InputError(
+                "Self-SD skips identity blocks for nothing, so that its speedup on a deepened target means nothing; "
+                "choose another drafter, or the target as it was trained"
+            )
         split = SplitTarget(target, 0)
         return split, SkippingLM(split, self.skips)
 

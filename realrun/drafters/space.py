@@ -27,7 +27,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm
-from realrun.lm.tuned_weights import tuned_target
+from realrun.lm.variants.tuned_weights import tuned_target
 from realrun.proposals.chain import CHUNK
 from realrun.proposals.positionwise import positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder
@@ -287,12 +287,13 @@ class SpaceKind(DrafterKind):
     """How many masks a target that has a mask token was trained with.
 
     Its file holds `mask` [d], the mask token's embedding, and what was tuned of the target
-    (`realrun.lm.tuned_weights`); fact "masks" (k).
+    (`realrun.lm.variants.tuned_weights`); fact "masks" (k).
     """
 
     masks: int
 
     name: ClassVar[str] = "space"
+    paper_policy: ClassVar[str | None] = "space_k"
     trees: ClassVar[bool] = False
     mask_groups: ClassVar[bool] = True
 

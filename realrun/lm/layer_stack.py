@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from realrun.lm.cached import MASKED_ATTENTION
 from realrun.lm.llama import FusedParts, supported
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from specsim.errors import InputError
 
 FIRST_ROOM = 256  # slots that the buffers hold at first

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 FIRST_ROOM = 256  # cached tokens that the buffers hold at first

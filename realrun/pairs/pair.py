@@ -19,11 +19,15 @@ from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.pairs.drafter_files import load_drafter, weights_digest
 from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 
 LAB = "lab"
+LAB_DEEP = "lab-deep"  # the lab's target under identity blocks; lab-deep:24 has 24 layers
+LAB_DEEP_LAYERS = 40
+LAB_DEEP_AFTER = 4  # layers below the blocks: above EESD's exit, below the states that EDD reads
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
@@ -72,9 +76,13 @@ class Pair:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash that tells this pair's weights from others: of a few rows of each model."""
+        """A short hash that tells this pair's weights from others: of a few rows of each model.
+
+        Identity blocks do not count, as nothing that is said depends on them.
+        """
         facts = [str(self.drafter.facts)] if self.drafter.facts else []
-        return weights_digest(self.target, *self.drafter.weights(self.target), *facts)
+        core = core_of(self.target)
+        return weights_digest(core, *self.drafter.weights(core), *facts)
 
 
 def load_pair(
@@ -93,7 +101,9 @@ def load_pair(
     Parameters
     ----------
     target, draft_model : str
-        Folder or hub id of the target and of an independent draft model; "lab" names the embedded pair.
+        Folder or hub id of the target and of an independent draft model; "lab" names the embedded pair. Target
+        "lab-deep" is the lab's, deepened to 40 layers by blocks that pass their input on, and "lab-deep:24" to 24: it
+        says what the lab's says and takes as long as a model so deep.
     device : str
         cpu, cuda, cuda:1, ...
     dtype : {"float32", "float64", "bfloat16", "float16"}
@@ -135,7 +145,8 @@ def load_pair(
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    paths = [_resolve(target, "target"), _resolve(draft_model, "draft")]
+    path, deep_layers = _find_target(target)
+    paths = [path, _resolve_draft(draft_model)]
     tokenizers = [_load(AutoTokenizer, path) for path in paths]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise InputError(
@@ -144,7 +155,7 @@ def load_pair(
     try:
         wanted = paths if beside is None else paths[1:]
         models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in wanted]
-        models = models if beside is None else [beside.target, *models]
+        models = [_deepened(models[0], deep_layers), models[1]] if beside is None else [beside.target, *models]
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     pair = Pair(
@@ -156,7 +167,8 @@ def load_pair(
         eos_token_ids=_eos_token_ids(models[0]),
     )
     if predictor == "auto":  # only the embedded pair has one of its own; another number type may be another pair
-        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if target == draft_model == LAB else pair
+        own = is_lab(target) and draft_model == LAB
+        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if own else pair
     if predictor is None or predictor == "none":
         return pair
     return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
@@ -171,9 +183,9 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    folder = _resolve(target, "target")
+    folder, deep_layers = _find_target(target)
     try:
-        model = _load(AutoModelForCausalLM, folder, dtype=number_type).to(device).eval()
+        model = _deepened(_load(AutoModelForCausalLM, folder, dtype=number_type).to(device).eval(), deep_layers)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     name = _public_name(target, "target")
@@ -207,7 +219,9 @@ def _load_inside(
         model, loaded = kind.load(alone.target, {}, {})
         pair = replace(alone, target=model, drafter=loaded, draft_name=drafter)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
-    model, loaded = load_drafter(path, alone.target)
+    core = core_of(alone.target)  # which it was trained for, if blocks were added since
+    tuned, loaded = load_drafter(path, core)
+    model = alone.target if tuned is core else expanded_like(tuned, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
     name = f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name
     pair = replace(alone, target=model, drafter=loaded, draft_name=name)
@@ -247,14 +261,35 @@ def find_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _resolve(name: str, role: str) -> str:
-    return str(LAB_WEIGHTS / role) if name == LAB else name
+def is_lab(target: str) -> bool:
+    """Whether this names the embedded target, as it is or deepened."""
+    return target == LAB or target.partition(":")[0] == LAB_DEEP
+
+
+def _find_target(name: str) -> tuple[str, int | None]:
+    """Its folder or hub id, and the layers that it is to be deepened to, None for as it is."""
+    kind, colon, layers = name.partition(":")
+    if kind != LAB_DEEP:
+        return str(LAB_WEIGHTS / "target") if name == LAB else name, None
+    if colon and not layers.isdecimal():
+        raise InputError(f"target {name}: write {LAB_DEEP} or, with its layers, {LAB_DEEP}:{LAB_DEEP_LAYERS}")
+    return str(LAB_WEIGHTS / "target"), int(layers) if colon else LAB_DEEP_LAYERS
+
+
+def _resolve_draft(name: str) -> str:
+    return str(LAB_WEIGHTS / "draft") if name == LAB else name
+
+
+def _deepened(model: PreTrainedModel, layers: int | None) -> PreTrainedModel:
+    return model if layers is None else expand(model, layers, LAB_DEEP_AFTER)
 
 
 def _public_name(name: str, role: str) -> str:
     """A model's name for result files: never an absolute path."""
     if name == LAB:
         return f"{LAB}/{role}"
+    if name == LAB_DEEP:
+        return f"{LAB_DEEP}:{LAB_DEEP_LAYERS}"
     return Path(name).name if Path(name).is_absolute() else name
 
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.space import MAX_MASKS
-from realrun.lm.tuned_weights import TUNED
+from realrun.lm.variants.tuned_weights import TUNED
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors
 from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats

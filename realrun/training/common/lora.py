@@ -1,6 +1,6 @@
 """A low-rank adapter on a target's linear layers (LoRA, Hu et al. 2021), as MEDUSA-2 trains one (MEDUSA 4.0.1).
 
-`peft` puts it there; `Adapter.tensors` takes its values out in the format of `realrun.lm.tuned_weights`,
+`peft` puts it there; `Adapter.tensors` takes its values out in the format of `realrun.lm.variants.tuned_weights`,
 which merges them without peft. Departure from the paper: a head that is tied to the embedding gets
 none, since its update would change the embedding too.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from realrun.lm.tuned_weights import ADAPTER
+from realrun.lm.variants.tuned_weights import ADAPTER
 from realrun.training.common.folder import Tensors
 from realrun.training.common.settings import Settings, setting
 from specsim.errors import InputError

@@ -24,8 +24,8 @@ import numpy as np
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest

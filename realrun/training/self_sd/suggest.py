@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from specsim.errors import InputError
 
 if TYPE_CHECKING:

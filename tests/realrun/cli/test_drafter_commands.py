@@ -23,7 +23,7 @@ from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
-from realrun.lm.skipped_layers import SkippedSublayers
+from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
 from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
 from specsim.errors import InputError

@@ -20,8 +20,8 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
-from realrun.lm.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.proposals.target_cache import target_cache_columns

@@ -29,8 +29,8 @@ from transformers import (
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import LibraryPieces, model_parts
 from realrun.lm.llama import FusedParts
-from realrun.lm.skipped_layers import SkippedSublayers
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.variants.skipped_layers import SkippedSublayers
 from specsim.errors import InputError
 from tests.realrun.lm.test_tree_pass import make_tree
 from tests.support.split_targets import LAYERS, LEAN, LIBRARY, NAMES, close_to, stacked, target_of

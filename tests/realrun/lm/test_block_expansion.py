@@ -1,0 +1,104 @@
+"""A target deepened by identity blocks says what it said, and every drafter of it drafts what it drafted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import realrun.recording.record as recording
+from realrun.drafters.registry import DRAFTERS
+from realrun.drafters.self_sd import SelfSDKind
+from realrun.lm.open import make_lm
+from realrun.lm.variants.block_expansion import core_of, expand, expansion_of, layers_below
+from realrun.pairs.drafter_files import weights_digest
+from realrun.pairs.pair import LAB_DEEP, LAB_DEEP_LAYERS, LAB_DRAFTERS, load_pair
+from realrun.pairs.prompts import lab_prompts
+from realrun.recording.record import RecordSettings, record
+from specsim.errors import InputError
+from specsim.trace.trace import Trace
+from tests.support.drafting import Case, case_pair, prompts_of
+from tests.support.small_targets import ARCHITECTURES, small_target
+
+TOKENS = torch.tensor([[5, 9, 3, 44, 17, 2, 60, 8]])
+
+
+def differing(one: Trace, other: Trace) -> list[str]:
+    arrays = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
+    return [name for name in arrays if not np.array_equal(getattr(one, name), getattr(other, name))]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.inference_mode()
+def test_logits_and_states_are_equal_to_the_last_bit(architecture: str) -> None:
+    core = small_target(architecture)
+    deep = expand(core, 9, 2)
+    assert expansion_of(deep) == (2, 6) and expansion_of(core) is None
+    assert len(deep.model.layers) == deep.config.num_hidden_layers == 9 and core.config.num_hidden_layers == 3
+    said, repeated = (model(input_ids=TOKENS, output_hidden_states=True) for model in (core, deep))
+    assert (said.logits - repeated.logits).abs().max() == 0.0
+    for layers in range(4):
+        after = repeated.hidden_states[layers_below(deep, layers)]
+        assert (said.hidden_states[layers] - after).abs().max() == 0.0
+    assert sum(p.numel() for p in deep.parameters()) > 1.5 * sum(p.numel() for p in core.parameters())
+    back = core_of(deep)
+    assert weights_digest(back) == weights_digest(core) and back.config.num_hidden_layers == 3
+    assert (back(input_ids=TOKENS).logits - said.logits).abs().max() == 0.0
+
+
+@torch.inference_mode()
+def test_caches_of_core_and_deep_target_do_not_mix() -> None:
+    core = small_target("llama")
+    deep, plain = make_lm(expand(core, 9, 2)), make_lm(core)
+    for lm in (deep, plain):
+        lm.prefill([5, 9, 3])
+    for token in (44, 17):
+        torch.testing.assert_close(deep.forward([token]), plain.forward([token]), rtol=0, atol=1e-12)
+
+
+@pytest.fixture
+def recorded_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording leaves the identity blocks out, which the following is to justify."""
+    monkeypatch.setattr(recording, "core_of", lambda target: target)
+
+
+@pytest.mark.parametrize("kind", [name for name in DRAFTERS if name not in ("self-sd", "prompt-lookup")])
+def test_drafters_draft_as_they_did(kind: str, recorded_deep: None) -> None:
+    pair = case_pair(Case(kind))
+    deep = replace(pair, target=expand(pair.target, int(pair.target.config.num_hidden_layers) + 3, 1))
+    settings = RecordSettings(max_draft_tokens=3, max_new_tokens=10)
+    traces = [record(one, prompts_of(kind)[:2], settings) for one in (pair, deep)]
+    assert differing(*traces) == [] and (traces[0].match_len > 0).any()
+    assert deep.fingerprint == pair.fingerprint  # a predictor of the one serves the other
+
+
+def test_self_sd_is_refused_and_so_are_layers_that_are_no_more() -> None:
+    pair = case_pair(Case("self-sd"))
+    deep = expand(pair.target, 8, 1)
+    assert isinstance(pair.drafter, SelfSDKind)
+    with pytest.raises(InputError, match="skips identity blocks for nothing"):
+        pair.drafter.make_drafter(deep, (), None)
+    SelfSDKind().make_drafter(deep, (), None)  # which skips nothing
+    with pytest.raises(InputError, match="4 layers are no more than the 4"):
+        expand(pair.target, 4, 1)
+
+
+def test_targets_of_the_lab_are_named_by_their_depth() -> None:
+    deep, less = load_pair(LAB_DEEP), load_pair(f"{LAB_DEEP}:10", drafter="medusa-2")
+    assert deep.target_name == f"{LAB_DEEP}:{LAB_DEEP_LAYERS}" and less.target_name == f"{LAB_DEEP}:10"
+    assert expansion_of(deep.target) == (4, LAB_DEEP_LAYERS - 8) and expansion_of(less.target) == (4, 2)
+    assert deep.predictor is not None
+    for wrong in (f"{LAB_DEEP}:", f"{LAB_DEEP}:deep", f"{LAB_DEEP}:8"):
+        with pytest.raises(InputError, match="lab-deep:40|no more than the 8"):
+            load_pair(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["model", "prompt-lookup", *(name for name in LAB_DRAFTERS if name != "self-sd")])
+def test_traces_of_the_lab_and_of_lab_deep_are_identical(drafter: str, recorded_deep: None) -> None:
+    pairs = [load_pair(target, drafter=drafter, dtype="float64") for target in ("lab", LAB_DEEP)]
+    settings = RecordSettings(max_draft_tokens=4, max_new_tokens=32)
+    traces = [record(pair, lab_prompts(pair.tokenizer, 4), settings) for pair in pairs]
+    assert differing(*traces) == []
