@@ -86,20 +86,21 @@ def leaderboard(
     overwrite: Annotated[bool, typer.Option(help="Start anew, replacing what an earlier start left there.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Rank all drafters, each with its best fixed K, adaptive chain and tree.
+    """Rank all drafters, each with its best fixed K, adaptive chain and tree, and with its paper's own policy.
 
-    All get the same prompts, half of them to tune on and half to be ranked on. Costs are measured in slices
-    that take turns, against one autoregressive time, the plain target's, so that drift of the machine
-    hits all alike. Then every row is really decoded, in turn with the others.
+    All get the same prompts, half of them to tune on and half to be ranked on. All rows and two plain baselines decode
+    every prompt at once, in turns of a round, so that drift of the machine hits all alike. Predictions are priced by
+    what those very rounds cost, against one autoregressive time, the plain target's.
 
-    Columns: predicted speedup with its 95 % interval; "behind", the leader's speedup less the row's, and "=" where
-    the two do not differ significantly (95 %); measured speedup and the prediction's error; tau, output tokens per
-    target pass; v_d, accepted over drafted tokens; HM, the harmonic mean of v_d and accepted over output tokens. A
-    star marks the row of each drafter that was best on the tuning prompts. MEDUSA-2 and SPACE come with a target
-    of their own, of the same architecture, whose text differs: speed is compared, not what they write.
+    Columns: measured and predicted speedup with 95 % intervals and the prediction's error; "behind", the leader's
+    speedup less the row's, and "=" where the two do not differ significantly (95 %); "without loops", the speedup over
+    prompts whose text does not repeat itself; tau, output tokens per target pass; v_d, accepted over drafted tokens;
+    HM, the harmonic mean of v_d and accepted over output tokens. A star marks the row of each drafter that was best on
+    the tuning prompts. MEDUSA-2 and SPACE come with a target of their own, of the same architecture, whose text
+    differs: speed is compared, not what they write.
 
     Started again, the command goes on where it ended. Writes a folder per drafter (trace/, profile.json,
-    tuned.json), decoded/, leaderboard.json, leaderboard.csv and report.html.
+    tuning_profile.json, tuned.json), decoded/, leaderboard.json, leaderboard.csv and report.html.
 
     Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
@@ -147,4 +148,9 @@ def print_board(document: Mapping[str, Any]) -> None:
     )
     print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)))
     if measured:
+        best = document["best"]
+        print(f"noise floor: {document['noise_floor_percent']:.2f} %")
         print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
+        print(f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below {best['measured']}")
+    if document["looping_prompts"]:
+        print(f"prompts whose text repeats itself: {document['looping_prompts']} of {sequences['holdout']}")

@@ -110,14 +110,30 @@ def validate(
 def _print_validation(document: dict[str, Any], out: Path) -> None:
     from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
     from specsim.report.table import as_text
+    from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text
 
+    floor, null = document["noise_floor_percent"], interval_text(document["null_arm"])
+    too_noisy = f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy to tell policies apart"
+    print(f"noise floor: {floor:.2f} %{too_noisy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
     if document["skipped"]:
         print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
     best = document["best"]
-    print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
     print(
-        f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below the measured best {best['measured']}"
+        f"absolute error: median {document['median_abs_error_percent']:.2f} %, "
+        f"90th percentile {document['p90_abs_error_percent']:.2f} %"
     )
+    print(
+        "the same with a policy's own rounds left out of the costs that it is predicted from: median "
+        f"{document['median_abs_unseen_error_percent']:.2f} %"
+    )
+    if best["predicted"] == best["measured"]:
+        print(f"predicted best: {best['predicted']}, which is the measured best")
+    else:
+        how = "" if best["resolved"] else ", which the noise does not resolve"
+        print(
+            f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below the measured best "
+            f"{best['measured']}{how}"
+        )
     print(f"report: {out / 'report.html'}")

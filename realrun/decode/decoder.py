@@ -103,7 +103,6 @@ class Decoder:
         self.tree_verifier = tree_verifier or tree_verifier_for(sampler)
         self.clock = device_clock(self.target.device)
 
-    @torch.inference_mode()
     def decode(
         self,
         prompt: Sequence[int],
@@ -139,28 +138,24 @@ class Decoder:
         InputError
             If the prompt is empty or leaves no room for the output.
         """
+        decoding = self.start(prompt, max_new_tokens, policy, sequence=sequence, seed=seed, state=state)
+        while not decoding.done:
+            decoding.advance()
+        return decoding.result
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        policy: Policy | None,
+        *,
+        sequence: int = 0,
+        seed: int = 0,
+        state: Any = None,
+    ) -> Decoding:
+        """`decode`, to be done round by round, so that several decoders can take turns; one sequence at a time each."""
         self._check(prompt, max_new_tokens)
-        self._prepare(len(prompt) + max_new_tokens, max_new_tokens, policy, sequence)
-        start = self.clock()
-        tokens = list(prompt)
-        self.target.reset()
-        self.target.prefill(tokens[:-1])
-        if policy is not None:
-            self.drafter.begin(tokens[:-1], self.produced_by(-1))
-        prefill_s = self.clock() - start
-        if policy is not None and (state is None or not policy.carries_state):
-            state = policy.initial_state(policy.params)
-        rounds: list[Round] = []
-        end = len(prompt) + max_new_tokens
-        longest = 0 if policy is None else policy.max_draft_tokens
-        while len(tokens) < end:
-            t = len(tokens) - len(prompt)
-            limit = min(longest, end - len(tokens) - 1)
-            context = RoundContext(self.sampler, sequence, t, limit, seed)
-            state, _ = self.round(tokens, context, policy, state, rounds)
-            if tokens[-1] in self.eos_token_ids:
-                break
-        return Decoded(tokens[len(prompt) :], rounds, prefill_s, state)
+        return Decoding(self, prompt, max_new_tokens, policy, sequence, seed, state)
 
     def round(
         self,
@@ -213,6 +208,10 @@ class Decoder:
                 policy_s=draft.policy_s,
                 verify_s=verified - proposed,
                 other_s=self.clock() - verified,
+                step_s=tuple(draft.step_s),
+                level_nodes=tuple(draft.level_nodes),
+                fed=draft.fed,
+                asked=draft.asked,
             )
         )
         return state, draft
@@ -272,6 +271,10 @@ class Decoder:
                 policy_s=draft.policy_s,
                 verify_s=verified - proposed,
                 other_s=self.clock() - verified,
+                step_s=tuple(draft.step_s),
+                level_nodes=tuple(draft.level_nodes),
+                fed=draft.fed,
+                asked=draft.asked,
             )
         )
         return state, draft
@@ -309,3 +312,58 @@ class Decoder:
                 f"prompt of {len(prompt)} and output of {max_new_tokens} tokens exceed the model's "
                 f"{self.target.max_positions} positions; shorten one of them"
             )
+
+
+class Decoding:
+    """A sequence that one decoder is decoding, prefilled when it is made.
+
+    position : output tokens so far
+    done : whether the budget or the end of the text is reached
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        policy: Policy | None,
+        sequence: int,
+        seed: int,
+        state: Any,
+    ):
+        self.decoder, self.policy, self.sequence, self.seed = decoder, policy, sequence, seed
+        self.tokens, self.prompt_tokens = list(prompt), len(prompt)
+        self.end = len(prompt) + max_new_tokens
+        self.longest = 0 if policy is None else policy.max_draft_tokens
+        self.rounds: list[Round] = []
+        self.done = False
+        decoder._prepare(self.end, max_new_tokens, policy, sequence)
+        start = decoder.clock()
+        decoder.target.reset()
+        decoder.target.prefill(self.tokens[:-1])
+        if policy is not None:
+            decoder.drafter.begin(self.tokens[:-1], decoder.produced_by(-1))
+        self.prefill_s = decoder.clock() - start
+        if policy is not None and (state is None or not policy.carries_state):
+            state = policy.initial_state(policy.params)
+        self.state = state
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @torch.inference_mode()
+    def advance(self) -> Draft:
+        """One round; what it drafted."""
+        decoder = self.decoder
+        limit = min(self.longest, self.end - len(self.tokens) - 1)
+        context = RoundContext(decoder.sampler, self.sequence, self.position, limit, self.seed)
+        self.state, draft = decoder.round(self.tokens, context, self.policy, self.state, self.rounds)
+        self.done = len(self.tokens) >= self.end or self.tokens[-1] in decoder.eos_token_ids
+        return draft
+
+    @property
+    def result(self) -> Decoded:
+        """What was decoded so far."""
+        return Decoded(self.tokens[self.prompt_tokens :], self.rounds, self.prefill_s, self.state)

@@ -30,6 +30,8 @@ class Draft:
     drafted : nodes drafted, of which a tree's tokens are those to verify
     nodes : [k], each token's index in the drafted tree, the root being 0; of a tree only
     level_nodes : nodes that each draft pass ingested; of a tree only
+    fed : tokens that the first draft step ingested
+    asked : decisions of the policy
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -42,6 +44,8 @@ class Draft:
     drafted: int = 0
     nodes: list[int] = field(default_factory=list)
     level_nodes: list[int] = field(default_factory=list)
+    fed: int = 0
+    asked: int = 0
 
 
 @lru_cache(maxsize=64)

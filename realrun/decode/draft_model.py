@@ -89,8 +89,8 @@ class DraftModel:
 
         Stops at the limit, at an end-of-text token, or when `keep` says so.
         """
-        draft = Draft()
         feed = tokens[self.lm.length :]
+        draft = Draft(fed=len(feed))
         while True:
             start = time.perf_counter()
             logits = self.lm.forward(feed)[-1:]
@@ -114,6 +114,7 @@ class DraftModel:
             if len(draft.tokens) == context.limit or draft.tokens[-1] in self.eos_token_ids:
                 return draft
             proceed = keep(step, len(draft.tokens))
+            draft.asked += 1
             draft.policy_s += time.perf_counter() - drafted
             if not proceed:
                 return draft

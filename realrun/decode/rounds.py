@@ -35,6 +35,10 @@ class Round:
 
     verified : tokens in the target's pass beside the pending one; all those drafted, of a chain
     last : place of the last accepted token among the verified ones, from 1 on; 0 if none was accepted
+    step_s : seconds of each draft step, or pass of a tree; part of draft_s
+    level_nodes : nodes that each draft pass of a tree ingested
+    fed : tokens that the first draft step ingested
+    asked : decisions of the policy
     """
 
     t: int
@@ -46,6 +50,10 @@ class Round:
     policy_s: float
     verify_s: float
     other_s: float
+    step_s: tuple[float, ...] = ()
+    level_nodes: tuple[int, ...] = ()
+    fed: int = 0
+    asked: int = 0
 
     @property
     def seconds(self) -> float:

@@ -56,7 +56,7 @@ class TreeGrower:
         """
         sampler, sequence, position, limit, _ = context
         tree, widths, params = self.tree, self.widths, params_of(policy)
-        draft = Draft(siblings=siblings)
+        draft = Draft(siblings=siblings, fed=len(tokens) - self.lm.length)
         drawn_from: dict[int, torch.Tensor] = {}
         first, count = 0, 1
         widths[0] = 0
@@ -68,6 +68,7 @@ class TreeGrower:
                 raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")
             start = time.perf_counter()
             draft.policy_s += start - asked
+            draft.asked += 1
             if not drafted:
                 break
             parents = expanded_nodes(widths, first, end, expanded)

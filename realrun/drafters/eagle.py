@@ -155,6 +155,7 @@ class EagleKind(DrafterKind):
     eagle: Eagle
 
     name: ClassVar[str] = "eagle"
+    paper_policy: ClassVar[str | None] = "eagle2"
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

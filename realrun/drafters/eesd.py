@@ -155,6 +155,7 @@ class EESDKind(DrafterKind):
     split: int
 
     name: ClassVar[str] = "eesd"
+    paper_policy: ClassVar[str | None] = "cali_ts"
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

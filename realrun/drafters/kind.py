@@ -34,6 +34,8 @@ class DrafterKind(ABC):
         Whether it can draft trees.
     has_states : bool
         Whether there are states behind its tokens that an acceptance predictor can read.
+    paper_policy : str or None
+        The policy that its paper drafts with, if it has one of its own.
     mask_groups : bool
         Whether each verified token brings mask tokens into the target's pass, which then are profiled as well.
     """
@@ -42,6 +44,7 @@ class DrafterKind(ABC):
     origin: ClassVar[Origin] = "file"
     trees: ClassVar[bool] = True
     has_states: ClassVar[bool] = True
+    paper_policy: ClassVar[str | None] = None
     mask_groups: ClassVar[bool] = False
 
     @classmethod

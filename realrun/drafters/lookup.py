@@ -138,6 +138,7 @@ class LookupDrafter(DraftModel):
                 return draft
             proceed = keep(step, depth)
             start = time.perf_counter()
+            draft.asked += 1
             draft.policy_s += start - drafted
             if not proceed:
                 return draft

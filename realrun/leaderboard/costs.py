@@ -1,4 +1,4 @@
-"""What every drafter of a leaderboard costs, measured in turn on one machine, and the plain target beside them.
+"""What every drafter of a leaderboard costs before any is decoded with: what policies are tuned under.
 
 A slice is a short profile. Slices of the drafters alternate, in an order shuffled anew each time, so
 that a machine that drifts drifts for all of them alike. All share one autoregressive time, that
@@ -9,7 +9,6 @@ slice. So do drafters whose target was tuned, as the tuned one has the plain one
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,20 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.profiling.trees import Samples
-from realrun.validation.profile_slices import SLICE_REPEATS, TREE_TOKENS
+from realrun.profiling.stream import Stream
+from realrun.validation.profile_slices import TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
 from specsim.progress import Counter
 
+SLICE_REPEATS = 5  # of every round
+PROFILE = "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
-QUANTILES = ("median_s", "p25_s", "p75_s")
+STATISTICS = ("mean_s", "median_s", "p25_s", "p75_s")
 
 
 class Costs:
-    """Profiles that grow by slices, kept in FOLDER/NAME as profile.json and samples.json, where a second start goes on.
+    """Profiles that grow by slices, kept in FOLDER/NAME, where a second start goes on.
 
     pairs : by the drafter's name
     plain : the plain target with a drafter that leaves its pass alone
@@ -52,16 +53,14 @@ class Costs:
         self.folder, self.contexts, self.depth, self.trees = folder, contexts, depth, trees
         self.sampler, self.seed = sampler, seed
         self.slices: dict[str, int] = {}
-        self.samples: dict[str, Samples] = {}
-        for name in (PLAIN, *pairs):
+        self.streams: dict[str, Stream] = {}
+        for name, pair in {PLAIN: plain, **pairs}.items():
             path = folder / name / "samples.json"
-            kept: dict[str, Any] = {"slices": 0, "samples": []}
+            self.slices[name], self.streams[name] = 0, stream_of(pair)
             if path.is_file():
                 kept = json.loads(path.read_text())
-            self.slices[name] = kept["slices"]
-            self.samples[name] = defaultdict(list)
-            for key, seconds in kept["samples"]:
-                self.samples[name][tuple(key) if isinstance(key, list) else key] = seconds
+                self.slices[name] = kept["slices"]
+                self.streams[name].merge(kept)
 
     def measure(self, wanted: int, progress: Counter) -> None:
         """Measure until there are so many slices of every drafter."""
@@ -92,24 +91,30 @@ class Costs:
             sampler=self.sampler,
             seed=self.seed,
             tree_tokens=tree_tokens,
-            samples=self.samples[name],
+            stream=self.streams[name],
         )
         self.slices[name] += 1
-        write_json(document, self.folder / name / "profile.json")
-        kept = [[key, seconds] for key, seconds in self.samples[name].items() if seconds]
-        write_json({"slices": self.slices[name], "samples": kept}, self.folder / name / "samples.json")
+        write_json(document, self.folder / name / PROFILE)
+        kept = {"slices": self.slices[name], **self.streams[name].as_dict()}
+        write_json(kept, self.folder / name / "samples.json")
 
     def documents(self) -> dict[str, dict[str, Any]]:
         """The profiles as they stand, by the drafter's name, all with the plain target's autoregressive time."""
-        plain, *others = (
-            json.loads((self.folder / name / "profile.json").read_text()) for name in (PLAIN, *self.pairs)
-        )
-        found = dict(zip(self.pairs, others, strict=True))
-        for document in found.values():
-            for quantile in QUANTILES:
-                document[quantile]["autoregressive"] = plain[quantile]["autoregressive"]
-        return found
+        plain, *others = (json.loads((self.folder / name / PROFILE).read_text()) for name in (PLAIN, *self.pairs))
+        return {name: with_baseline(document, plain) for name, document in zip(self.pairs, others, strict=True)}
 
-    def models(self) -> dict[str, ProfileCost]:
-        """`documents` as cost models."""
-        return {name: profile_from_json(document, f"of {name}") for name, document in self.documents().items()}
+
+def with_baseline(document: dict[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A profile with the autoregressive time of another."""
+    changed = {name: {**document[name], "autoregressive": plain[name]["autoregressive"]} for name in STATISTICS}
+    return {**document, **changed}
+
+
+def models(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, ProfileCost]:
+    """Profiles as cost models, by the drafter's name."""
+    return {name: profile_from_json(document, f"of {name}") for name, document in documents.items()}
+
+
+def stream_of(pair: Pair) -> Stream:
+    """An empty stream for this pair's samples."""
+    return Stream(target_states=pair.make_drafter(())[1].lm.reads_target_states)

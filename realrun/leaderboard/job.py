@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +19,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from realrun.leaderboard.costs import PLAIN, Costs
-from realrun.leaderboard.measure import Contender, Measured, measure
-from realrun.leaderboard.rows import ADAPTIVE, FIXED, TREE, Entry, about, median_error, replays, role_of, rows
+from realrun.drafters.self_sd import SelfSDKind
+from realrun.leaderboard.costs import PLAIN, Costs, models
+from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
+from realrun.leaderboard.rows import (
+    ADAPTIVE,
+    FIXED,
+    LOOPS,
+    PAPER,
+    TREE,
+    Entry,
+    about,
+    best_of,
+    median_error,
+    replays,
+    role_of,
+    rows,
+    trigram_shares,
+)
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
-from realrun.validation.profile_slices import profile_contexts
+from realrun.validation.measured_costs import MeasuredCosts
+from realrun.validation.profile_slices import TREE_TOKENS, profile_contexts
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
@@ -35,11 +52,13 @@ from specsim.files import write_json, write_text
 from specsim.policy.base import Policy, build_policy
 from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
+from specsim.speedup.intervals import noise_floor_percent, ratio_interval
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
-SLICES = 2  # of the costs before policies are tuned; another follows every repeat of decoding
+SLICES, SLICES_ALONE = 1, 4  # of the costs that policies are tuned under; more where nothing else is measured
 SETTINGS, DECODED = "settings.json", "decoded"
+NULL = "null arm"  # the plain target a second time
 RESERVED = (PLAIN, DECODED)  # names of folders that no drafter can have
 
 
@@ -99,13 +118,19 @@ def run_leaderboard(
         sampler=settings.record.sampler,
         seed=settings.seed,
     )
-
-    def slice_of_costs(repeats: int) -> None:
-        costs.measure(SLICES + repeats, lambda done, total: progress("costs", done, total))
-
-    slice_of_costs(0)
+    slices = SLICES if settings.repeats else SLICES_ALONE
+    costs.measure(slices, lambda done, total: progress("costs", done, total))
+    documents = costs.documents()
     tuned = {
-        name: _tuned(name, trace, costs.models()[name], settings, out / name / "tuned.json", progress)
+        name: _tuned(
+            name,
+            trace,
+            models(documents)[name],
+            pairs[name].drafter.paper_policy,
+            settings,
+            out / name / "tuned.json",
+            progress,
+        )
         for name, trace in traces.items()
     }
     entries = [entry for name in traces for entry in tuned[name][0]]
@@ -113,28 +138,56 @@ def run_leaderboard(
     holdouts = {name: trace.select(held) for name, trace in traces.items()}
     measured: list[Measured] | None = None
     if settings.repeats:
-        expected = replays(entries, holdouts, costs.models(), settings.seed)
+        texts = [prompts[sequence] for sequence in held.tolist()]
+        expected = replays(entries, holdouts, models(documents), settings.seed)
         contenders = [Contender(PLAIN, PLAIN)]
         for one, replayed in zip(entries, expected, strict=True):
             contenders.append(Contender(one.key, one.drafter, one.policy, replayed, holdouts[one.drafter]))
+        contenders.append(Contender(NULL, PLAIN))
+        meanwhile = {
+            name: MeasuredCosts(
+                pair,
+                holdouts[name],
+                tree_tokens=TREE_TOKENS if pair.drafter.trees and settings.record.tree is not None else 0,
+                sampler=settings.record.sampler,
+                seed=settings.seed,
+                texts=math.ceil(settings.repeats * len(texts) / len(pairs)),
+                own_baseline=False,
+            )
+            for name, pair in pairs.items()
+        }
         measured = measure(
             {PLAIN: plain, **pairs},
             contenders,
-            [prompts[sequence] for sequence in held.tolist()],
+            texts,
             next(iter(holdouts.values())),
+            meanwhile,
             out / DECODED,
             repeats=settings.repeats,
             seed=settings.seed,
-            after=slice_of_costs,
             progress=lambda done, total: progress("decode", done, total),
         )
-    slice_of_costs(settings.repeats)  # there already, unless a start before this one ended in between
-    board = rows(entries, pairs, plain, holdouts, costs.models(), measured, settings.seed)
+        baseline = [*runs_of(PLAIN, contenders, measured, texts)]
+        documents = {
+            name: own.document([*baseline, *runs_of(name, contenders, measured, texts)], settings.repeats)
+            for name, own in meanwhile.items()
+        }
+        for name, profile in documents.items():
+            write_json(profile, out / name / "profile.json")
+    null_arm = None
+    if measured is not None:
+        wanted = measured[0].tokens
+        null_arm = ratio_interval(measured[0].seconds_for(wanted), measured[-1].seconds_for(wanted))
+    board = rows(entries, pairs, plain, holdouts, models(documents), measured, settings.seed)
     document = {
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
-        **about(pairs, plain, holdouts, costs),
+        **about(pairs, plain, holdouts, documents),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},
+        "null_arm": None if null_arm is None else null_arm.as_dict(),
+        "noise_floor_percent": None if null_arm is None else noise_floor_percent(null_arm),
+        "best": best_of(board, 0.0 if null_arm is None else noise_floor_percent(null_arm)),
+        "looping_prompts": sum(share <= LOOPS for share in trigram_shares(next(iter(holdouts.values())))),
         "rows": board,
         "skipped": [{"drafter": name, **one} for name in traces for one in tuned[name][1]],
         "median_abs_error_percent": median_error(board),
@@ -201,9 +254,18 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
 
 
 def _tuned(
-    name: str, trace: Trace, cost: ProfileCost, settings: Settings, path: Path, progress: Progress
+    name: str,
+    trace: Trace,
+    cost: ProfileCost,
+    paper_policy: str | None,
+    settings: Settings,
+    path: Path,
+    progress: Progress,
 ) -> tuple[list[Entry], list[dict[str, str]]]:
-    """The best policy of each role on the tuning prompts, and (policy, reason) of those that do not fit."""
+    """The best policy of each role on the tuning prompts, and (policy, reason) of those that do not fit.
+
+    paper_policy : name of the one that the drafter's paper drafts with
+    """
     if not path.is_file():
         (board,) = leaderboard(
             {f"{name}: tune": trace},
@@ -219,29 +281,32 @@ def _tuned(
         write_json(board.as_dict(), path)
     document, kinds = json.loads(path.read_text()), {kind.name: kind for kind in settings.kinds}
     best: dict[str, Entry] = {}
-    for row in document["rows"]:
+    for row in sorted(document["rows"], key=lambda row: -float(row["train_speedup"])):
         kind = kinds[row["policy"]]
-        role = role_of(kind)
-        if role not in best or row["train_speedup"] > best[role].train_speedup:
-            policy = build_policy(kind, row["params"])
-            best[role] = Entry(name, role, row["label"], policy, row["train_speedup"])
-    return [best[role] for role in (FIXED, ADAPTIVE, TREE) if role in best], document["skipped"]
+        roles = [role_of(kind), *([PAPER] if kind.name == paper_policy else [])]
+        for role in roles:
+            entry = Entry(name, role, row["label"], build_policy(kind, row["params"]), row["train_speedup"])
+            best.setdefault(role, entry)
+    policies = [one.policy for role, one in best.items() if role != PAPER]
+    found = [best[role] for role in (FIXED, ADAPTIVE, TREE, PAPER) if role in best]
+    return [one for one in found if one.role != PAPER or one.policy not in policies], document["skipped"]
 
 
 def named(drafters: str | None, target: str) -> dict[str, str]:
     """Names, in the leaderboard, of the drafters that were asked for: a folder's own name, else the drafter's."""
-    from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP
+    from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP, is_lab
     from specsim.errors import InputError
 
     if drafters is None:
-        if target != LAB:
+        if not is_lab(target):
             raise InputError(
                 f"name the drafters of {target}: --drafters model,{LOOKUP},FOLDER,... with folders of `realrun train`"
             )
         return {
             name: name
             for name in ("model", *LAB_DRAFTERS, LOOKUP)
-            if name not in LAB_DRAFTERS or (LAB_WEIGHTS / name).exists()
+            if name not in LAB_DRAFTERS
+            or ((LAB_WEIGHTS / name).exists() and (target == LAB or name != SelfSDKind.name))
         }
     found: dict[str, str] = {}
     for given in (part.strip() for part in drafters.split(",") if part.strip()):

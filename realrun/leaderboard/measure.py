@@ -1,21 +1,21 @@
-"""Decode a leaderboard's held-out prompts for real, with every drafter's policies and without, in turn."""
+"""Decode a leaderboard's held-out prompts for real, with every drafter's policies and without, in turns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from realrun.decode.decoder import Decoder
-from realrun.decode.rounds import Decoded
+from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.validation.timing import Arm, Timings, decoding, take_turns
+from realrun.validation.measured_costs import MeasuredCosts, Run
+from realrun.validation.timing import Runner, Timings, decode_in_turns, make_arm, warm_up
 from realrun.validation.validate import output_identical, rounds_identical
 from specsim.arrays import Floats, Ints
 from specsim.files import write_json
@@ -27,7 +27,7 @@ from specsim.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Contender:
-    """One policy of one drafter, with its replay and the trace that this is of; of the baseline neither."""
+    """One policy of one drafter, with its replay and the trace that this is of; of a baseline neither."""
 
     label: str
     drafter: str
@@ -38,16 +38,18 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one contender: seconds and output tokens [repeats, S]; shares of the last repeat, None for the baseline."""
+    """Of one contender: seconds and output tokens [S]; rounds of each sequence, at the median of their repeats; shares
+    of the last repeat that are as replayed and as recorded, None for a baseline."""
 
     seconds: Floats
     tokens: Ints
+    rounds: list[list[Round]]
     rounds_identical: float | None
     output_identical: float | None
 
     def seconds_for(self, wanted: Ints) -> Floats:
-        """Seconds per sequence [S], the median of the repeats, for as many tokens as wanted [S]."""
-        return np.asarray(np.median(self.seconds / self.tokens, axis=0) * wanted)
+        """Seconds per sequence [S] for as many tokens as wanted [S]."""
+        return np.asarray(self.seconds / self.tokens * wanted)
 
 
 def measure(
@@ -55,58 +57,110 @@ def measure(
     contenders: Sequence[Contender],
     prompts: Sequence[Prompt],
     held: Trace,
+    costs: Mapping[str, MeasuredCosts],
     folder: Path,
     *,
     repeats: int,
     seed: int,
-    after: Callable[[int], None],
     progress: Counter,
 ) -> list[Measured]:
     """What every contender took, in their order; a repeat that is in the folder is read.
 
-    pairs : by the name that contenders give, the baseline's among them
+    Parameters
+    ----------
+    pairs : by the name that contenders give, the baselines' among them
     prompts : of the held-out sequences, in the order of `held`, whose numbers and budgets they take
-    after : called with the number of repeats so far after each that is measured
+    costs : of every drafter, whose probes take turns with the contenders, one drafter's on each prompt
     """
-    done = [folder / f"{repeat}.json" for repeat in range(repeats)]
-    if not all(path.is_file() for path in done):
-        sampler = Sampler(**held.meta["decoding"])
-        decoders = {
-            name: Decoder(*pairs[name].make_drafter(), pairs[name].eos_token_ids, sampler)
-            for name in dict.fromkeys(one.drafter for one in contenders)
-        }
-        arms = [Arm(one.label, one.policy, decoders[one.drafter]) for one in contenders]
-        step, turns = decoding(arms, prompts, held, seed), len(prompts) * len(arms)
-        for repeat, path in enumerate(done):
-            if path.is_file():
-                continue
-            timings, order = Timings(len(arms)), np.random.default_rng((seed, repeat))
+    sampler, names = Sampler(**held.meta["decoding"]), list(costs)
+    arms = [make_arm(one.label, one.policy, pairs[one.drafter], sampler) for one in contenders]
+    timings, warm = Timings(), False
 
-            def report(done: int, before: int = repeat * turns) -> None:
-                progress(before + done, repeats * turns)
+    def saw(index: int) -> None:
+        for arm, one in enumerate(contenders):
+            if one.drafter in costs:
+                rounds = timings.runs[arm, index][-1].rounds
+                costs[one.drafter].saw([(one.policy, len(prompts[index].tokens), rounds)])
 
-            take_turns(len(arms), range(len(prompts)), step, order, timings, report)
-            runs = [timings.last_runs(arm, range(len(prompts))) for arm in range(len(arms))]
-            write_json({one.label: _entry(one, own) for one, own in zip(contenders, runs, strict=True)}, path)
-            after(repeat + 1)
-    documents = [json.loads(path.read_text()) for path in done]
-    return [
-        Measured(
-            seconds=np.array([document[one.label]["seconds"] for document in documents]),
-            tokens=np.array([document[one.label]["tokens"] for document in documents]),
-            rounds_identical=documents[-1][one.label]["rounds_identical"],
-            output_identical=documents[-1][one.label]["output_identical"],
+    for repeat in range(repeats):
+        path = folder / f"{repeat}.json"
+        if path.is_file():
+            found = json.loads(path.read_text())
+            for arm, one in enumerate(contenders):
+                for index, run in enumerate(found["runs"][one.label]):
+                    timings.add(arm, index, _run_from(run))
+            for index in range(len(prompts)):
+                saw(index)
+            for name in names:
+                costs[name].resume(found["probes"][name])
+            continue
+        if not warm:
+            warm_up(arms, prompts, held)
+            warm = True
+
+        def probing(index: int, repeat: int = repeat) -> Runner:
+            name = names[(repeat * len(prompts) + index) % len(names)]
+            return costs[name].probing(prompts[index], index)
+
+        def report(done: int, total: int, repeat: int = repeat) -> None:
+            saw(done - 1)
+            progress(repeat * total + done, repeats * total)
+
+        decode_in_turns(
+            arms,
+            prompts,
+            held,
+            timings,
+            seed=seed,
+            order=np.random.default_rng((seed, repeat)),
+            beside=probing,
+            progress=report,
         )
-        for one in contenders
-    ]
+        if repeat == repeats - 1:
+            for name in names:
+                costs[name].finish(prompts[-1], len(prompts) - 1)
+        write_json(
+            {
+                "runs": {
+                    one.label: [_run_json(run) for run in timings.last_runs(arm, range(len(prompts)))]
+                    for arm, one in enumerate(contenders)
+                },
+                "probes": {name: costs[name].probed.as_dict() for name in names},
+            },
+            path,
+        )
+    return [_measured(one, arm, timings, len(prompts)) for arm, one in enumerate(contenders)]
 
 
-def _entry(contender: Contender, runs: list[Decoded]) -> dict[str, Any]:
-    """Seconds and tokens of a repeat's runs, and the shares of what was done as replayed and recorded."""
-    replayed, trace = contender.replayed, contender.trace
-    return {
-        "seconds": [run.seconds for run in runs],
-        "tokens": [len(run.tokens) for run in runs],
-        "rounds_identical": None if replayed is None else rounds_identical(replayed, runs),
-        "output_identical": None if trace is None else output_identical(trace, runs),
-    }
+def runs_of(
+    drafter: str, contenders: Sequence[Contender], measured: Sequence[Measured], prompts: Sequence[Prompt]
+) -> Iterator[Run]:
+    """All runs of one drafter's policies."""
+    for one, own in zip(contenders, measured, strict=True):
+        if one.drafter == drafter:
+            for prompt, rounds in zip(prompts, own.rounds, strict=True):
+                yield one.policy, len(prompt.tokens), rounds
+
+
+def _measured(one: Contender, arm: int, timings: Timings, sequences: int) -> Measured:
+    everything = range(sequences)
+    last = timings.last_runs(arm, everything)
+    return Measured(
+        seconds=timings.seconds(arm, everything),
+        tokens=np.array([len(run.tokens) for run in last]),
+        rounds=[timings.rounds(arm, index) for index in everything],
+        rounds_identical=None if one.replayed is None else rounds_identical(one.replayed, last),
+        output_identical=None if one.trace is None else output_identical(one.trace, last),
+    )
+
+
+def _run_json(run: Decoded) -> dict[str, Any]:
+    return {"tokens": run.tokens, "rounds": [astuple(one) for one in run.rounds]}
+
+
+def _run_from(document: Mapping[str, Any]) -> Decoded:
+    def round_of(values: Sequence[Any]) -> Round:
+        fields: Any = [tuple(value) if isinstance(value, list) else value for value in values]
+        return Round(*fields)
+
+    return Decoded(document["tokens"], [round_of(values) for values in document["rounds"]], 0.0)

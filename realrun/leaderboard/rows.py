@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from realrun.leaderboard.costs import Costs
+from realrun.leaderboard.costs import models
 from realrun.leaderboard.measure import Measured
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
@@ -20,19 +21,24 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
-from specsim.ranking.leaderboard import PARTS
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.replaying.sums import PARTS
+from specsim.speedup.formulas import distinct_trigrams
 from specsim.speedup.intervals import paired_difference, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace
 
-FIXED, ADAPTIVE, TREE = "fixed K", "adaptive chain", "tree"
+FIXED, ADAPTIVE, TREE, PAPER = "fixed K", "adaptive chain", "tree", "its paper's"
+LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The best policy of one role with one drafter, as tuned; train_speedup : on the tuning prompts."""
+    """The best policy of one role with one drafter, as tuned; train_speedup : on the tuning prompts.
+
+    Roles are the best fixed K, adaptive chain and tree, and the policy that the drafter's paper drafts with.
+    """
 
     drafter: str
     role: str
@@ -70,22 +76,29 @@ def rows(
     measured: Sequence[Measured] | None,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """The board's rows, by predicted speedup.
+    """The board's rows, by measured speedup, or by the predicted one where nothing was measured.
 
     A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write
     more or less than the plain one, and in low precision another pass of the same target may, too.
+
+    measured : the baseline, the entries in their order, and the null arm
     """
     found = replays(entries, holdouts, costs, seed)
     own = next((name for name in holdouts if not has_own_target(pairs[name], plain)), next(iter(holdouts)))
     baseline_s = next(r.autoregressive_s for e, r in zip(entries, found, strict=True) if e.drafter == own)
     seconds = [r.speculative_s * baseline_s / r.autoregressive_s for r in found]
-    leader = int(np.argmin([s.sum() for s in seconds]))
+    ranked_by, against = seconds, baseline_s
+    if measured is not None:
+        wanted = measured[0].tokens
+        against, *ranked_by = (one.seconds_for(wanted) for one in measured[:-1])
+    leader = int(np.argmin([s.sum() for s in ranked_by]))
     most = {name: max(e.train_speedup for e in entries if e.drafter == name) for name in holdouts}
+    flows = np.array([share > LOOPS for share in trigram_shares(holdouts[own])])
     board = []
-    for at in np.argsort([s.sum() for s in seconds], kind="stable").tolist():
+    for at in np.argsort([s.sum() for s in ranked_by], kind="stable").tolist():
         entry, replayed = entries[at], found[at]
         predicted = summarise(replayed)
-        behind = None if at == leader else paired_difference(baseline_s, seconds[leader], seconds[at])
+        behind = None if at == leader else paired_difference(against, ranked_by[leader], ranked_by[at])
         spent = replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
         board.append(
             {
@@ -101,6 +114,7 @@ def rows(
                 "speedup": ratio_interval(baseline_s, seconds[at]).as_dict(),
                 "leader_minus_this": None if behind is None else behind.as_dict(),
                 "tied_with_leader": behind is not None and not behind.separated,
+                "without_loops": _over(flows, against, ranked_by[at]),
                 "train_speedup": entry.train_speedup,
                 **{key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm")},
                 "token_seconds": dict(zip(PARTS, spent.tolist(), strict=True)),
@@ -111,13 +125,39 @@ def rows(
     return board
 
 
+def trigram_shares(trace: Trace) -> list[float]:
+    """Share of distinct trigrams in every output."""
+    return [distinct_trigrams([text]) for text in np.split(trace.token, trace.offsets[1:-1])]
+
+
+def _over(which: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> dict[str, float] | None:
+    """The speedup over some of the prompts; None where there are fewer than two of them."""
+    return ratio_interval(baseline_s[which], own_s[which]).as_dict() if which.sum() > 1 else None
+
+
+def best_of(board: Sequence[Mapping[str, Any]], noise_percent: float) -> dict[str, Any] | None:
+    """What trusting the prediction costs, of measured rows; None of others.
+
+    noise_percent : the noise floor, below which a difference is not resolved
+    """
+    if not board or board[0]["measured"] is None:
+        return None
+    predicted, fastest = max(board, key=lambda row: row["speedup"]["estimate"]), board[0]
+    loss = 100 * (1 - predicted["measured"]["estimate"] / fastest["measured"]["estimate"])
+    return {
+        "predicted": predicted["label"],
+        "measured": fastest["label"],
+        "loss_percent": loss,
+        "resolved": predicted is not fastest and loss > noise_percent and not predicted["tied_with_leader"],
+    }
+
+
 def _measured(seconds: Floats, baseline_s: Floats, measured: Sequence[Measured] | None, at: int) -> dict[str, Any]:
     """What really decoding the entry of this number gave; the baseline is the first that was measured."""
     if measured is None:
         return dict.fromkeys(("measured", "error_percent", "rounds_identical_percent", "output_identical_percent"))
     baseline, own = measured[0], measured[1 + at]
-    wanted = baseline.tokens[-1]
-    found = ratio_interval(baseline.seconds_for(wanted), own.seconds_for(wanted))
+    found = ratio_interval(baseline.seconds_for(baseline.tokens), own.seconds_for(baseline.tokens))
     assert own.rounds_identical is not None and own.output_identical is not None
     return {
         "measured": found.as_dict(),
@@ -132,10 +172,15 @@ def has_own_target(pair: Pair, plain: Pair) -> bool:
     return pair.target is not plain.target and weights_digest(pair.target) != weights_digest(plain.target)
 
 
-def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace], costs: Costs) -> dict[str, Any]:
-    """What was compared, and how fast the plain target is alone."""
-    models, documents = costs.models(), costs.documents()
-    tables = {name: PricedTrace(trace, models[name]).table() for name, trace in holdouts.items()}
+def about(
+    pairs: Mapping[str, Pair],
+    plain: Pair,
+    holdouts: Mapping[str, Trace],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What was compared, and how fast the plain target is alone. documents : profiles by the drafter's name"""
+    costs = models(documents)
+    tables = {name: PricedTrace(trace, costs[name]).table() for name, trace in holdouts.items()}
     first, table = next(iter(holdouts.values())), next(iter(tables.values()))
     return {
         "target": plain.target_name,
@@ -145,7 +190,6 @@ def about(pairs: Mapping[str, Pair], plain: Pair, holdouts: Mapping[str, Trace],
         "environment": {**provenance(plain.device, plain.dtype), "kernels": backend_for(plain.device)},
         "output_tokens": int(first.output_tokens.sum()),
         "autoregressive_token_seconds": float(table.autoregressive_s.mean()),
-        "slices": costs.least,
         "drafters": [
             {
                 "name": name,

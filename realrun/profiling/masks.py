@@ -6,14 +6,8 @@ once. All full drafts of every k are measured, and all shorter ones of the large
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
 from realrun.drafters.space import MaskedTarget
 from realrun.lm.cached import CachedLM
-from realrun.profiling.trees import Samples
 
 
 def masked_passes(depth: int) -> list[tuple[int, int]]:
@@ -34,20 +28,3 @@ def set_masks(target: CachedLM, masks: int) -> None:
     target.masks = target.most
     target.ask()
     target.masks = masks
-
-
-def masked_table(samples: Samples, contexts: Sequence[int], depth: int, q: float) -> dict[str, Any]:
-    """The q-quantiles, as `specsim.cost.profile` reads those of trees; no draft pass is wider than another."""
-    sizes = sorted({1, *(pass_tokens(*each) for each in masked_passes(depth))})
-
-    def verify(size: int, context: int) -> float:
-        key = ("verify", 1, context) if size == 1 else ("tree verify", size, context)
-        return float(np.quantile(samples[key], q))
-
-    return {
-        "sizes": sizes,
-        "wider": [[0.0] * len(contexts) for _ in sizes],
-        "verify": [[verify(size, context) for context in contexts] for size in sizes],
-        "policy_step": float(np.quantile(samples["policy"], q)) if depth > 1 else 0.0,
-        "round_overhead": float(np.quantile(samples["overhead"], q)),
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numba as nb
 import numpy as np
@@ -24,7 +24,6 @@ from specsim.errors import InputError
 from specsim.policy.base import setting
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 
-Samples = dict[Any, list[float]]
 PASSES, WIDE_PASSES = 5, 3  # of a measured tree; what a few nodes add falls from pass to pass, what many add does not
 WIDE = 16  # nodes of a pass
 MAX_TREE_TOKENS = MAX_DRAFTED // 2  # so that two levels fit into a tree
@@ -150,15 +149,14 @@ def warm_trees(decoder: Decoder, sizes: Sequence[int], chain_tokens: Sequence[in
         drafter.lm.warm({1, 2, *sizes}, length + nodes, nodes)
 
 
-def measure_tree_round(
+def scripted_tree_round(
     decoder: Decoder,
     tokens: list[int],
     context: int,
     level_nodes: int,
     size: int,
     rng: np.random.Generator,
-    samples: Samples,
-) -> None:
+) -> Round:
     """One round of draft passes over level_nodes nodes each, with `size` tokens verified; both caches are put back."""
     drafter, verifier = decoder.drafter, decoder.tree_verifier
     assert isinstance(drafter, DraftModel) and isinstance(verifier, ScriptedTreeVerifier)
@@ -168,15 +166,10 @@ def measure_tree_round(
     if drafter.lm.reads_target_states:
         fall_behind(decoder, context, levels, rng)
     rounds: list[Round] = []
-    _, draft = decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, levels), policy, (0.0,), rounds)
-    (measured,) = rounds
-    for place, (nodes, step_s) in enumerate(zip(draft.level_nodes, draft.step_s, strict=True), start=1):
-        samples["tree draft", nodes, place, context].append(step_s)
-    samples["tree policy"].append(draft.policy_s / levels)
-    samples["tree overhead"].append(measured.other_s + measured.draft_s - sum(draft.step_s))
-    samples["tree verify", size, context].append(measured.verify_s)
+    decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, levels), policy, (0.0,), rounds)
     decoder.target.truncate(context)
     drafter.commit(context)
+    return rounds[0]
 
 
 def fall_behind(decoder: Decoder, context: int, drafted: int, rng: np.random.Generator) -> None:
@@ -185,39 +178,3 @@ def fall_behind(decoder: Decoder, context: int, drafted: int, rng: np.random.Gen
     assert isinstance(drafter, DraftModel)
     lacking = int(rng.integers(1, drafted + 2)) - drafter.lm.caches_pending_token
     drafter.commit(max(context - lacking, 0), decoder.produced_by(-1))
-
-
-def tree_table(
-    samples: Samples,
-    contexts: Sequence[int],
-    sizes: Sequence[int],
-    depth: int,
-    q: float,
-    max_depth: int | None = None,
-) -> dict[str, Any]:
-    """The q-quantiles, as `specsim.cost.profile` reads them.
-
-    depth : places at which chains' steps were measured; max_depth : as in `passes`
-    """
-
-    def wider(nodes: int, context: int) -> float:
-        """Mean over places of a pass's time less the median of a chain's step; 0 where there is no such pass."""
-        extra = [
-            np.quantile(samples["tree draft", nodes, place, context], q)
-            - np.median(samples["draft", 0, min(place, depth), context])
-            for place in range(1 if nodes == 1 else 2, passes(nodes, max_depth) + 1)
-        ]
-        return max(0.0, float(np.mean(extra))) if extra else 0.0  # by noise it may be negative, a time may not
-
-    def verify(size: int, context: int) -> float:
-        """The pending token alone is what a round verifies that drafts nothing, all layers of it."""
-        key = ("verify", 1, context) if size == 1 else ("tree verify", size, context)
-        return float(np.quantile(samples[key], q))
-
-    return {
-        "sizes": list(sizes),
-        "wider": [[wider(size, context) for context in contexts] for size in sizes],
-        "verify": [[verify(size, context) for context in contexts] for size in sizes],
-        "policy_step": float(np.quantile(samples["tree policy"], q)),
-        "round_overhead": float(np.quantile(samples["tree overhead"], q)),
-    }

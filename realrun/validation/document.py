@@ -21,7 +21,7 @@ from specsim.speedup.prediction import predict_policy
 def as_document(validation: Validation) -> dict[str, Any]:
     """The JSON form of a validation; also everything that its report shows."""
     rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
-    holdout, profile = validation.holdout, validation.profile
+    holdout, profile = validation.holdout, validation.cost
     by_prediction = max(rows, key=lambda row: row.predicted.speedup.estimate)
     best = rows[0]
     lengths = range(1, holdout.depth + 1)
@@ -40,6 +40,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "drafter": holdout.meta["drafter"],
         "drafter_kind": holdout.meta.get("drafter_kind", "model"),
         "drafter_facts": holdout.meta.get("drafter_facts", {}),
+        "block_expansion": validation.profile["block_expansion"],
         "device": validation.environment["device"],
         "dtype": validation.environment["dtype"],
         "decoding": holdout.meta["decoding"],
@@ -50,13 +51,20 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
         "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
         "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
-        "rows": [row_document(row) for row in rows],
+        "null_arm": validation.null_arm.as_dict(),
+        "noise_floor_percent": validation.noise_floor_percent,
+        "rows": [
+            {**row_document(row), "resolved": None if row is best else validation.resolved(row, best)} for row in rows
+        ],
         "skipped": [{"policy": name, "reason": reason} for name, reason in validation.skipped],
         "median_abs_error_percent": validation.median_abs_error_percent,
+        "p90_abs_error_percent": validation.p90_abs_error_percent,
+        "median_abs_unseen_error_percent": float(np.median([abs(row.unseen_error_percent) for row in rows])),
         "best": {
             "predicted": str(by_prediction.candidate.policy),
             "measured": str(best.candidate.policy),
             "loss_percent": (1 - by_prediction.measured.estimate / best.measured.estimate) * 100,
+            "resolved": by_prediction is not best and validation.resolved(by_prediction, best),
         },
         "k_curve": {
             "k": list(lengths),
@@ -96,6 +104,9 @@ def row_document(row: Row) -> dict[str, Any]:
             "profile": row.ladder.profile,
             "measured": row.measured.estimate,
         },
+        "unseen": row.unseen,
+        "unseen_error_percent": row.unseen_error_percent,
+        "error_parts": row.error_parts,
         "v_d": predicted.v_d,
         "r_d": predicted.r_d,
         "hm": predicted.hm,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.profiling.trees import Samples
+from realrun.profiling.stream import Stream
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.progress import Counter
 
@@ -42,7 +41,7 @@ class ProfileSlices:
         self.contexts = profile_contexts(*context_range)
         self.pair, self.depth, self.sampler, self.seed, self.tree_tokens = pair, depth, sampler, seed, tree_tokens
         self.progress, self.total, self.done = progress, slices * len(self.contexts), 0
-        self.samples: Samples = defaultdict(list)
+        self.stream = Stream(target_states=pair.make_drafter(())[1].lm.reads_target_states)
         self.document: dict[str, Any] = {}
         self.longest_s = 0.0
 
@@ -57,7 +56,7 @@ class ProfileSlices:
             sampler=self.sampler,
             seed=self.seed,
             tree_tokens=self.tree_tokens,
-            samples=self.samples,
+            stream=self.stream,
             progress=lambda done, _: self.progress(before + done, self.total),
         )
         self.done += len(self.contexts)

@@ -11,16 +11,19 @@ import pyarrow.parquet as pq
 
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.document import as_document, rounds_table
-from realrun.validation.profile_slices import TREE_TOKENS, ProfileSlices
+from realrun.validation.profile_slices import TREE_TOKENS
 from realrun.validation.validate import predict_and_measure
 from specsim.cost.contexts import context_range
-from specsim.cost.profile import ProfileCost
+from specsim.cost.profile import profile_from_json
 from specsim.files import write_json, write_text
 from specsim.policy.base import Policy
 from specsim.progress import Progress
+
+TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under; predictions have costs of their own
 
 
 @dataclass(frozen=True)
@@ -92,35 +95,29 @@ def validate(
         lambda done, total: progress("record", done, total),
         overwrite=settings.overwrite,
     )
-    slices = ProfileSlices(
+    tuning_costs = profile(
         pair,
-        context_range(trace),
-        depth=settings.record.max_draft_tokens,
+        contexts=[*dict.fromkeys(context_range(trace))],
+        depth=trace.depth,
+        repeats=TUNING_REPEATS,
         sampler=settings.record.sampler,
         seed=settings.seed,
         tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
-        slices=1 + settings.repeats,
         progress=lambda done, total: progress("profile", done, total),
     )
-
-    def profile_slice() -> ProfileCost:
-        cost = slices.measure()
-        write_json(slices.document, out / "profile.json")
-        return cost
-
     result = predict_and_measure(
         pair,
         trace,
         prompts,
-        profile_slice(),
+        profile_from_json(tuning_costs, "just measured"),
         kinds=settings.kinds,
         trials=settings.trials,
         repeats=settings.repeats,
         tuning_share=settings.tuning_share,
         seed=settings.seed,
-        reprofile=profile_slice,
         progress=progress,
     )
+    write_json(result.profile, out / "profile.json")
     document = as_document(result)
     pq.write_table(rounds_table(result), out / "rounds.parquet")
     write_json(document, out / "validation.json")

@@ -9,22 +9,22 @@ validates predicted time at the size of models whose weights are not at hand.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from realrun.decode.rounds import Decoded
+from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair, vocabulary
 from realrun.pairs.shapes import describe
 from realrun.provenance import provenance
 from realrun.validation.document import row_document
+from realrun.validation.error_parts import error_parts
 from realrun.validation.profile_slices import ProfileSlices
 from realrun.validation.scripted_decoder import ScriptedDecoder, with_prefix
-from realrun.validation.timing import Timings, Turn, take_turns
+from realrun.validation.timing import Timings
 from realrun.validation.validate import Candidate, Row, candidates, rounds_identical
 from specsim.arrays import Floats
 from specsim.cost.contexts import context_range
@@ -33,8 +33,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.progress import Progress
 from specsim.replaying.checks import check_replayable
-from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
+from specsim.replaying.priced import PricedTrace
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, summarise
@@ -43,6 +42,7 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-scripted", 1
+BASELINE = -1  # its number among the arms
 MIN_SEQUENCES = 2  # run whatever the time, since an interval needs them
 
 
@@ -70,7 +70,7 @@ def scripted_validation(
     begun : on time.monotonic(), when the minutes begin, default now
 
     Every sequence is run by every policy in shuffled order, with a burst of the autoregressive
-    baseline before each; together the bursts cover the sequence once. A sequence's time is the
+    baseline before each; together the bursts cover the sequence once. Every round is taken at the
     median of its repeats. The profile is taken in slices between the repeats, since machines drift.
     """
     begun = time.monotonic() if begun is None else begun
@@ -106,26 +106,24 @@ def scripted_validation(
     arms = [candidate.policy for candidate in chosen if isinstance(candidate.policy, ChainPolicy)]
     runner.warm_up(arms)
     pace = _Pace(deadline, slices)
-    baseline = _Baseline(runner)
-    timings, order = Timings(len(arms)), np.random.default_rng(seed)
+    timings, order = Timings(), np.random.default_rng(seed)
+    baseline = _Baseline(runner, timings)
     index_order = order.permutation(holdout.sequences).tolist()
     total, complete = repeats * holdout.sequences, 0
 
-    def step(turn: Turn) -> Decoded:
-        """A burst of the baseline, then the policy; together the bursts cover the sequence once."""
-        baseline.burst(turn.sequence, turn.place, len(arms))
-        return Decoded([], runner.speculative(turn.sequence, arms[turn.arm]), 0.0)
-
     for _ in range(repeats):
         before = pace.done
-        take_turns(len(arms), pace.within(index_order, lambda done: report("run", done, total)), step, order, timings)
+        for index in pace.within(index_order, lambda done: report("run", done, total)):
+            for place, arm in enumerate(order.permutation(len(arms)).tolist()):
+                baseline.burst(index, place, len(arms))  # together they cover the sequence once
+                timings.add(arm, index, Decoded([], runner.speculative(index, arms[arm]), 0.0))
         if pace.done > before:
             cost = slices.measure()
         if pace.done < before + holdout.sequences:
             break
         complete += 1
-    done = np.array(sorted(baseline.seconds))
-    autoregressive_s = np.array([np.median(baseline.seconds[index]) for index in done.tolist()])
+    done = np.array(sorted(index for arm, index in timings.runs if arm == BASELINE))
+    autoregressive_s = timings.seconds(BASELINE, done.tolist())
     rows = _rows(holdout.select(done), chosen, cost, timings, done.tolist(), autoregressive_s, seed)
     return {
         "kind": KIND,
@@ -180,20 +178,21 @@ class _Pace:
 
 
 class _Baseline:
-    """The autoregressive runs, each cut into as many bursts as there are turns; seconds of each, by sequence."""
+    """The autoregressive runs, each cut into as many bursts as there are turns."""
 
-    def __init__(self, runner: ScriptedDecoder):
-        self.runner = runner
-        self.seconds: dict[int, list[float]] = defaultdict(list)
+    def __init__(self, runner: ScriptedDecoder, timings: Timings):
+        self.runner, self.timings = runner, timings
+        self.rounds: list[Round] = []
 
     def burst(self, sequence: int, place: int, places: int) -> None:
         length = int(self.runner.trace.output_tokens[sequence])
         cuts = np.linspace(0, length, places + 1).round().astype(int).tolist()
         if place == 0:
-            self.seconds[sequence].append(0.0)
+            self.rounds = []
         if cuts[place] < cuts[place + 1]:
-            rounds = self.runner.autoregressive(sequence, cuts[place], cuts[place + 1])
-            self.seconds[sequence][-1] += sum(r.seconds for r in rounds)
+            self.rounds += self.runner.autoregressive(sequence, cuts[place], cuts[place + 1])
+        if place == places - 1:
+            self.timings.add(BASELINE, sequence, Decoded([], self.rounds, 0.0))
 
 
 def _rows(
@@ -206,19 +205,21 @@ def _rows(
     seed: int,
 ) -> list[Row]:
     """Predicted beside measured, over the sequences that were run."""
-    table = cost_table(trace, cost)
-    oracle_s = chain_oracle_seconds(trace, table)
+    priced = PricedTrace(trace, cost)
+    oracle_s = chain_oracle_seconds(trace, priced.table())
     rows = []
     for arm, candidate in enumerate(chosen):
-        replayed = replay(trace, candidate.policy, table, seed=seed, log=True)
-        decoded, spent_s = timings.last_runs(arm, done), timings.median_s(arm, done)
+        replayed = priced.replay(candidate.policy, seed=seed, log=True)
+        decoded, spent_s = timings.last_runs(arm, done), timings.seconds(arm, done)
         rows.append(
             Row(
                 candidate=candidate,
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
+                unseen=replayed.speedup,  # whose costs come from probes alone
                 measured=ratio_interval(baseline_s, spent_s),
                 ladder=ladder(trace, candidate.policy, cost, seed=seed),
+                error_parts=error_parts(priced, replayed, [timings.rounds(arm, index) for index in done]),
                 speculative_s=spent_s,
                 runs=decoded,
                 measured_tau=float("nan"),

@@ -1,118 +1,144 @@
-"""Time arms that really decode, in turns, so that a machine that drifts does so for all of them alike."""
+"""Time arms that really decode, in turns of a few rounds, so that all of them see the same machine.
+
+A shared machine drifts within seconds. Arms that take turns by sequence are therefore timed on different machines;
+arms that take turns by round are not (`studies/measurement`).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.rounds import Decoded
+from realrun.decode.rounds import Decoded, Round
+from realrun.decode.sampling import Sampler
+from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.arrays import Floats
 from specsim.policy.base import Policy
+from specsim.progress import Counter
 from specsim.trace.trace import Trace
 
 WARM_UP_TOKENS = 24
+TURN_ROUNDS = 1  # of an arm before the next may go on; studies/measurement says why
 
 
 class Arm(NamedTuple):
-    """A policy as one decoder runs it; policy None is the autoregressive baseline."""
+    """A policy on a decoder of its own; policy None is the autoregressive baseline."""
 
     name: str
     policy: Policy | None
     decoder: Decoder
 
 
-class Turn(NamedTuple):
-    """Whose turn it is: an arm and a sequence, both by number; place : among the sequence's turns, from 0."""
-
-    arm: int
-    sequence: int
-    place: int
-    state: Any  # the arm's policy's, after its turn before; None in the first
+def make_arm(name: str, policy: Policy | None, pair: Pair, sampler: Sampler) -> Arm:
+    """An arm with its own caches, over weights that all arms of the pair share."""
+    return Arm(name, policy, Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler))
 
 
-Step = Callable[[Turn], Decoded]  # what is done, and timed, in one turn
+class Runner(Protocol):
+    """Something that goes through a sequence by rounds, as `realrun.decode.decoder.Decoding` does."""
+
+    @property
+    def position(self) -> int:
+        """Output tokens so far."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def advance(self) -> Any: ...
+
+
+def take_turns(runners: Iterable[Runner], order: np.random.Generator, turn_rounds: int = TURN_ROUNDS) -> None:
+    """Take all to their end: whoever is furthest behind does the next few rounds, one of them by lot."""
+    waiting = [runner for runner in runners if not runner.done]
+    while waiting:
+        least = min(runner.position for runner in waiting)
+        last = [runner for runner in waiting if runner.position == least]
+        chosen = last[int(order.integers(len(last)))]
+        for _ in range(turn_rounds):
+            chosen.advance()
+            if chosen.done:
+                waiting.remove(chosen)
+                break
 
 
 class Timings:
-    """What every arm took.
+    """What every arm did: its runs [repeats] by (arm, sequence)."""
 
-    seconds : of each run, by (arm, sequence)
-    runs : the last run, by (arm, sequence)
-    rounds, drafted, accepted, emitted : of all runs, int64 [arms]; the last three in tokens
-    """
-
-    def __init__(self, arms: int):
-        self.seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self.runs: dict[tuple[int, int], Decoded] = {}
-        self.rounds, self.drafted, self.accepted, self.emitted = np.zeros((4, arms), dtype=np.int64)
+    def __init__(self) -> None:
+        self.runs: dict[tuple[int, int], list[Decoded]] = defaultdict(list)
 
     def add(self, arm: int, sequence: int, run: Decoded) -> None:
-        self.seconds[arm, sequence].append(run.seconds)
-        self.runs[arm, sequence] = run
-        self.rounds[arm] += len(run.rounds)
-        self.drafted[arm] += sum(r.drafted for r in run.rounds)
-        self.accepted[arm] += sum(r.accepted for r in run.rounds)
-        self.emitted[arm] += len(run.tokens)
-
-    def median_s(self, arm: int, sequences: Iterable[int]) -> npt.NDArray[np.float64]:
-        """Each sequence's seconds, the median of its runs."""
-        return np.array([np.median(self.seconds[arm, sequence]) for sequence in sequences])
+        self.runs[arm, sequence].append(run)
 
     def last_runs(self, arm: int, sequences: Iterable[int]) -> list[Decoded]:
         """Each sequence's last run."""
-        return [self.runs[arm, sequence] for sequence in sequences]
+        return [self.runs[arm, sequence][-1] for sequence in sequences]
+
+    def rounds(self, arm: int, sequence: int) -> list[Round]:
+        """The sequence's rounds, each at the median of its repeats: as `typical_rounds`."""
+        return typical_rounds(self.runs[arm, sequence])
+
+    def seconds(self, arm: int, sequences: Iterable[int]) -> Floats:
+        """Of each sequence, the sum of `rounds` [S]."""
+        return np.array([sum(one.seconds for one in self.rounds(arm, sequence)) for sequence in sequences])
 
 
-def take_turns(
-    arms: int,
-    sequences: Iterable[int],
-    step: Step,
-    order: np.random.Generator,
+def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
+    """Of repeats that did the same rounds, each round as the repeat of median seconds did it (of two, the faster).
+
+    So an interruption that one repeat met does not count. Where repeats differ (rejection sampling draws anew in
+    each), the rounds of the repeat of median seconds.
+    """
+    middle = (len(runs) - 1) // 2
+    if len({tuple(run.tree_log()) for run in runs}) > 1:
+        return sorted(runs, key=lambda run: run.seconds)[middle].rounds
+    together = zip(*(run.rounds for run in runs), strict=True)
+    return [sorted(same, key=lambda one: one.seconds)[middle] for same in together]
+
+
+def decode_in_turns(
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    trace: Trace,
     timings: Timings,
-    progress: Callable[[int], None] = lambda done: None,
+    *,
+    seed: int,
+    order: np.random.Generator,
+    beside: Callable[[int], Runner] | None = None,
+    turn_rounds: int = TURN_ROUNDS,
+    progress: Counter = lambda done, total: None,
 ) -> None:
-    """One repeat: every sequence by every arm, in an order of the arms shuffled anew for each sequence.
+    """One repeat: every sequence by all arms at once.
 
-    A policy's state goes from an arm's turn to its next and starts anew with every call.
+    A policy's state goes on from sequence to sequence where it is carried, and starts anew with every call.
 
     Parameters
     ----------
-    sequences : taken one by one, so that an iterator may end when time is up
+    prompts : of the trace's sequences, whose budgets and numbers they take
     timings : where the runs are added
-    progress : called with the number of turns done
+    beside : what else takes turns on a sequence, such as probes of costs
+    progress : called with the sequences done and their number
     """
-    states: dict[int, Any] = {}
-    done = 0
-    for sequence in sequences:
-        for place, arm in enumerate(order.permutation(arms).tolist()):
-            run = step(Turn(arm, sequence, place, states.get(arm)))
-            states[arm] = run.state
-            timings.add(arm, sequence, run)
-            progress(done := done + 1)
+    states: list[Any] = [None] * len(arms)
+    for index, prompt in enumerate(prompts):
+        budget, number = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
+        decodings = [
+            arm.decoder.start(prompt.tokens, budget, arm.policy, sequence=number, seed=seed, state=state)
+            for arm, state in zip(arms, states, strict=True)
+        ]
+        take_turns([*decodings, *([] if beside is None else [beside(index)])], order, turn_rounds)
+        for arm, decoding in enumerate(decodings):
+            timings.add(arm, index, decoding.result)
+        states = [decoding.state for decoding in decodings]
+        progress(index + 1, len(prompts))
 
 
-def decoding(arms: Sequence[Arm], prompts: Sequence[Prompt], trace: Trace, seed: int) -> Step:
-    """A turn that decodes the whole sequence, within the budget and under the number that the trace gives it.
-
-    prompts[i] : of the trace's sequence i. Every arm is warmed up before the clock counts.
-    """
+def warm_up(arms: Sequence[Arm], prompts: Sequence[Prompt], trace: Trace) -> None:
+    """Let every arm decode a little before the clock counts."""
     for arm in arms:
         arm.decoder.decode(prompts[0].tokens, min(WARM_UP_TOKENS, int(trace.budget_tokens[0])), arm.policy)
-
-    def step(turn: Turn) -> Decoded:
-        arm, index = arms[turn.arm], turn.sequence
-        return arm.decoder.decode(
-            prompts[index].tokens,
-            int(trace.budget_tokens[index]),
-            arm.policy,
-            sequence=int(trace.sequence_id[index]),
-            seed=seed,
-            state=turn.state,
-        )
-
-    return step

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from realrun.decode.decoder import Decoder
-from realrun.decode.rounds import Decoded
+from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
-from realrun.validation.timing import Arm, Timings, decoding, take_turns
+from realrun.validation.error_parts import error_parts
+from realrun.validation.measured_costs import MeasuredCosts, Run
+from realrun.validation.timing import Timings, decode_in_turns, make_arm, warm_up
 from speckernels import backend_for
 from specsim.arrays import Floats
-from specsim.cost.profile import ProfileCost
+from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.fitting.fit import needs_fitting
 from specsim.policy.base import Policy
@@ -28,7 +30,7 @@ from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup import formulas as metrics
-from specsim.speedup.intervals import Estimate, ratio_interval
+from specsim.speedup.intervals import Estimate, noise_floor_percent, paired_difference, ratio_interval
 from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -51,8 +53,10 @@ class Row:
     candidate: Candidate
     replayed: Replay
     predicted: Prediction
+    unseen: float  # the speedup predicted from what the others' rounds cost, as if this policy had not been run
     measured: Estimate
     ladder: Ladder
+    error_parts: dict[str, Any]  # as `realrun.validation.error_parts` gives them
     speculative_s: Floats  # measured, per sequence
     runs: list[Decoded]  # the last run of every sequence
     measured_tau: float
@@ -76,6 +80,10 @@ class Row:
     def error_percent(self) -> float:
         return (self.predicted.speedup.estimate / self.measured.estimate - 1) * 100
 
+    @property
+    def unseen_error_percent(self) -> float:
+        return (self.unseen / self.measured.estimate - 1) * 100
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -84,8 +92,10 @@ class Validation:
     rows: list[Row]
     train: Trace
     holdout: Trace
-    profile: ProfileCost
+    profile: dict[str, Any]  # the document of what rounds cost meanwhile, from the arms' own rounds and probes
+    cost: ProfileCost  # the same as a cost model
     autoregressive_s: Floats
+    null_arm: Estimate  # the baseline's seconds over those of a second baseline among the arms
     environment: dict[str, Any]
     seed: int
     skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
@@ -93,6 +103,22 @@ class Validation:
     @property
     def median_abs_error_percent(self) -> float:
         return float(np.median([abs(row.error_percent) for row in self.rows]))
+
+    @property
+    def p90_abs_error_percent(self) -> float:
+        return float(np.quantile([abs(row.error_percent) for row in self.rows], 0.9))
+
+    @property
+    def noise_floor_percent(self) -> float:
+        return noise_floor_percent(self.null_arm)
+
+    def resolved(self, row: Row, best: Row) -> bool:
+        """Whether two rows' measured speedups differ: by more than the noise floor, and significantly."""
+        ratio = row.measured.estimate / best.measured.estimate
+        return (
+            100 * abs(ratio - 1) > self.noise_floor_percent
+            and paired_difference(self.autoregressive_s, best.speculative_s, row.speculative_s).separated
+        )
 
 
 def candidates(
@@ -148,17 +174,14 @@ def predict_and_measure(
     repeats: int = 3,
     tuning_share: float = 0.5,
     seed: int = 0,
-    reprofile: Callable[[], ProfileCost] | None = None,
     progress: Progress | None = None,
 ) -> Validation:
     """Tune on one part of the trace, then decode the hold-out prompts for real.
 
-    Every prompt is decoded by the baseline and by every policy, in an order shuffled
-    anew each time. Policies are tuned under `cost`; `reprofile`, if given, is called after
-    every repeat and returns the profile refined by what it measured, and predictions use its
-    last answer, since a shared machine drifts. A sequence's time is the median of its
-    repeats. prompts[i] must be the prompt of the trace's sequence i. kinds : policies to
-    compare, default all.
+    Every prompt is decoded at once by the baseline, by a second baseline that shows what differs by chance (the null
+    arm), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
+    is taken at the median of its repeats. Policies are tuned under `cost`; predictions use what rounds cost during the
+    decoding itself. prompts[i] must be the prompt of the trace's sequence i. kinds : policies to compare, default all.
     """
     if repeats < 1:
         raise InputError(f"repeats={repeats}; give at least 1")
@@ -166,23 +189,47 @@ def predict_and_measure(
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
     chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
-    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
-    arms = [Arm("autoregressive", None, decoder), *(Arm(str(c.policy), c.policy, decoder) for c in chosen)]
-    step = decoding(arms, [prompts[sequence] for sequence in held.tolist()], holdout, seed)
-    timings, order, turns = Timings(len(arms)), np.random.default_rng(seed), len(held) * len(arms)
+    policies: list[Policy | None] = [None, *(candidate.policy for candidate in chosen), None]
+    arms = [make_arm(str(policy), policy, pair, sampler) for policy in policies]
+    texts = [prompts[sequence] for sequence in held.tolist()]
+    costs = MeasuredCosts(
+        pair, holdout, tree_tokens=cost.max_tree_tokens, sampler=sampler, seed=seed, texts=repeats * len(texts)
+    )
+    warm_up(arms, texts, holdout)
+    timings, order, everything = Timings(), np.random.default_rng(seed), range(len(texts))
+
+    def runs(arm: int, index: int, rounds: list[Round]) -> Run:
+        return policies[arm], len(texts[index].tokens), rounds
+
     for repeat in range(repeats):
         if trace.approximate:  # one text says little of a replay that averages over outcomes
-            decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
+            for arm in arms:
+                arm.decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
 
-        def report(done: int, before: int = repeat * turns) -> None:
+        def report(done: int, total: int, before: int = repeat * len(texts)) -> None:
+            costs.saw(runs(arm, done - 1, timings.runs[arm, done - 1][-1].rounds) for arm in range(len(arms)))
             if progress:
-                progress("decode", before + done, repeats * turns)
+                progress("decode", before + done, repeats * total)
 
-        take_turns(len(arms), range(len(held)), step, order, timings, report)
-        if reprofile is not None:
-            cost = reprofile()
+        decode_in_turns(
+            arms,
+            texts,
+            holdout,
+            timings,
+            seed=seed,
+            order=order,
+            beside=lambda index: costs.probing(texts[index], index),
+            progress=report,
+        )
+    typical = [[runs(arm, index, timings.rounds(arm, index)) for index in everything] for arm in range(len(arms))]
+    document = costs.document(chain.from_iterable(typical), repeats)
+    cost = profile_from_json(document, "just measured")
 
-    everything = range(len(held))
+    def cost_of(left_out: int) -> ProfileCost:
+        """What rounds cost by all arms but one, and by the probes."""
+        others = chain.from_iterable(own for arm, own in enumerate(typical) if arm != left_out)
+        return profile_from_json(costs.document(others, repeats), "just measured")
+
     wanted = np.array([len(run.tokens) for run in timings.last_runs(0, everything)])
 
     def arm_seconds(arm: int) -> Floats:
@@ -191,39 +238,48 @@ def predict_and_measure(
         In low precision an output may differ from the baseline's, in length too.
         """
         emitted = np.array([len(run.tokens) for run in timings.last_runs(arm, everything)])
-        return np.asarray(timings.median_s(arm, everything) * wanted / emitted)
+        return np.asarray(timings.seconds(arm, everything) * wanted / emitted)
 
-    def round_seconds(arm: int) -> float:
-        """Mean over the rounds of all repeats."""
-        return float(np.sum([timings.seconds[arm, i] for i in everything]) / timings.rounds[arm])
-
-    baseline_s = arm_seconds(0)
+    baseline_s, null_s = arm_seconds(0), arm_seconds(len(arms) - 1)
     kinds_run = [type(candidate.policy) for candidate in chosen]
     priced = PricedTrace(holdout, cost)
     oracle_s = oracle_seconds(priced, kinds_run, seed=seed)
+    round_s = [mean_round_s(timings, arm) for arm in range(len(arms))]
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
         own_s = arm_seconds(number)
         own_runs = timings.last_runs(number, everything)
+        done = [one for index in everything for run in timings.runs[number, index] for one in run.rounds]
+        accepted, drafted = (sum(getattr(one, what) for one in done) for what in ("accepted", "drafted"))
+        emitted = sum(len(run.tokens) for index in everything for run in timings.runs[number, index])
         rows.append(
             Row(
                 candidate=candidate,
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
+                unseen=PricedTrace(holdout, cost_of(number)).replay(candidate.policy, seed=seed).speedup,
                 measured=ratio_interval(baseline_s, own_s),
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
+                error_parts=error_parts(priced, replayed, [timings.rounds(number, index) for index in everything]),
                 speculative_s=own_s,
                 runs=own_runs,
-                measured_tau=float(timings.emitted[number] / timings.rounds[number]),
-                overhead=round_seconds(number) / round_seconds(0),
-                measured_v_d=float(metrics.draft_precision(timings.accepted[number], timings.drafted[number])),
+                measured_tau=emitted / len(done),
+                overhead=round_s[number] / round_s[0],
+                measured_v_d=float(metrics.draft_precision(accepted, drafted)),
                 rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
                 output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
             )
         )
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
-    return Validation(rows, train, holdout, cost, baseline_s, environment, seed, skipped)
+    null_arm = ratio_interval(baseline_s, null_s)
+    return Validation(rows, train, holdout, document, cost, baseline_s, null_arm, environment, seed, skipped)
+
+
+def mean_round_s(timings: Timings, arm: int) -> float:
+    """Mean seconds of an arm's rounds, all repeats."""
+    runs = [run for (number, _), found in timings.runs.items() if number == arm for run in found]
+    return sum(run.seconds for run in runs) / sum(len(run.rounds) for run in runs)
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:

@@ -35,7 +35,7 @@ class TreeProfile:
     round_overhead_s: float
 
     def at(self, values: Seconds, size: int) -> Seconds:
-        """[C], of [S, C]; rising with the size, since noise must not make more work look cheaper."""
+        """[C], of [S, C]."""
         if not 1 <= size <= self.sizes[-1]:
             raise InputError(
                 f"cost profile covers trees of up to {self.sizes[-1]} tokens, asked for {size}; "
@@ -44,18 +44,17 @@ class TreeProfile:
         right = int(np.searchsorted(self.sizes, size))
         left = max(right - 1, 0)
         share = (size - self.sizes[left]) / max(self.sizes[right] - self.sizes[left], 1)
-        rising = np.maximum.accumulate(values[: right + 1], axis=0)
-        return np.asarray(rising[left] + (rising[right] - rising[left]) * share)
+        return np.asarray(values[left] + (values[right] - values[left]) * share)
 
 
 @dataclass(frozen=True)
 class ProfileCost(CostModel):
-    """A measured grid: medians per context, linear in context between grid points.
+    """A measured grid: means per context, linear in context between grid points.
 
     A draft step is priced by its place in the draft: the target's pass may have thrown the
-    drafter's weights out of a cache, into which they come back step by step. Verification is made
-    monotone in n_tokens (running maximum), since noise must not make a longer pass look
-    cheaper. A context or a size that was not measured is an error.
+    drafter's weights out of a cache, into which they come back step by step. Costs are as they were measured, also
+    where a longer pass is cheaper: products of an even number of rows often are. A context or a size that was not
+    measured is an error.
 
     contexts : int [C], increasing
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
@@ -103,7 +102,7 @@ class ProfileCost(CostModel):
                 f"cost profile covers verification of 1 to {len(self.verify_s)} tokens, asked for "
                 f"{n_tokens}; profile again with a larger `--max-draft-tokens`"
             )
-        return self._along_context(self.verify_s[:n_tokens].max(axis=0), context)
+        return self._along_context(self.verify_s[n_tokens - 1], context)
 
     def policy_step(self) -> float:
         return self.policy_step_s
@@ -207,17 +206,17 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
 
     try:
         contexts = np.asarray(data["contexts"], dtype=np.int64)
-        median = data["median_s"]
-        trees = median.get("tree")
+        mean = data.get("mean_s") or data["median_s"]  # older files have no means
+        trees = mean.get("tree")
         profile = ProfileCost(
             contexts=contexts,
-            draft_step_s=array(median["draft_step"]),
-            catch_up_s=array(median["catch_up"]),
-            verify_s=array(median["verify"]),
-            autoregressive_s=array(median["autoregressive"]),
-            policy_step_s=float(median["policy_step"]),
-            round_overhead_s=float(median["round_overhead"]),
-            score_step_s=float(median.get("score_step", 0.0)),
+            draft_step_s=array(mean["draft_step"]),
+            catch_up_s=array(mean["catch_up"]),
+            verify_s=array(mean["verify"]),
+            autoregressive_s=array(mean["autoregressive"]),
+            policy_step_s=float(mean["policy_step"]),
+            round_overhead_s=float(mean["round_overhead"]),
+            score_step_s=float(mean.get("score_step", 0.0)),
             tree=trees
             and TreeProfile(
                 sizes=np.asarray(trees["sizes"], dtype=np.int64),

@@ -124,7 +124,8 @@ def myopic_thresholds(chain: SignalChain, cost: RoundCost, time_per_token_s: flo
     Continue drafting iff path x next_accept x value > draft step + policy step + longer verification.
     """
     margin_s = np.array([cost.margin_s(depth) + cost.policy_step_s for depth in range(1, max_tokens)])
-    return np.minimum(margin_s[:, None] / (time_per_token_s * chain.next_accept[None]), NEVER)
+    # A longer pass may be cheaper: then one more token always pays.
+    return np.clip(margin_s[:, None] / (time_per_token_s * chain.next_accept[None]), 0.0, NEVER)
 
 
 def optimal_thresholds(

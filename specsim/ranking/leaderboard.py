@@ -27,6 +27,7 @@ from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.rounds import RoundLog
+from specsim.replaying.sums import PARTS
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.outcomes import DRAWS
@@ -38,8 +39,6 @@ from specsim.tuning.variants import Form, applicable_variants, fit_variant, labe
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-PARTS = ("draft", "policy", "verify", "other")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Replay:
     verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones
     truncated : int64 [S], rounds in which a tree policy asked for nodes that the trace does not hold and that might
         have been verified; the replay goes on as if they had not been drafted; None of a chain
-    seconds : float64 [S, 4], in draft, policy, verify, other
+    seconds : float64 [S, 4], in `PARTS`
     autoregressive_s : float64 [S], the baseline on the same sequences
     rounds : every round, of the first outcome; None where not asked for
     draws : outcomes of every sequence that all but the rounds sum over; 1 on an exact trace

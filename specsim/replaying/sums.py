@@ -8,6 +8,8 @@ import numpy as np
 
 from specsim.arrays import Ints, Seconds
 
+PARTS = ("draft", "policy", "verify", "other")  # of a round's seconds
+
 
 class Sums(NamedTuple):
     """One array per fact, over sequences; a kernel adds to them.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from specsim.replaying.sums import PARTS
 from specsim.report.page import percent, range_text, value_text
 from specsim.report.table import (
     DIFFERENCE,
@@ -101,8 +102,10 @@ def drafters_columns(*, measured: bool) -> list[Column]:
     """Columns of the ranking. measured : whether the rows were really decoded, too"""
     own = plain(lambda row: row["drafter"] + (" (own target)" if row.get("own_target") else ""))
     policy = Format(lambda row: row["form"] + (" *" if row["best_of_drafter"] else ""), _drafter_policy)
+    predicted = Column("predicted speedup", "speedup", SPEEDUP, PREDICTED)
     real = [
         Column("measured speedup", "measured", SPEEDUP, MEASURED),
+        predicted,
         Column("error %", "error_percent", ERROR, "error"),
         Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds<br>identical"),
     ]
@@ -110,10 +113,10 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         Column("", "place", only=PAGE),
         Column("drafter", None, own),
         Column("policy", lambda row: row if "form" in row else None, policy),
-        Column("predicted speedup", "speedup", SPEEDUP, PREDICTED),
+        *(real if measured else [predicted]),
         Column("behind", behind_leader, DIFFERENCE, "to the leader"),
         Column("", lambda row: "=" if row.get("tied_with_leader") else None, only=TERMINAL),
-        *(real if measured else []),
+        Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, "without<br>loops"),
         Column("tau", "tau", TWO),
         Column("v_d", "v_d", THREE),
         Column("r_d", "r_d", THREE, only=PAGE),
@@ -125,7 +128,8 @@ def drafters_columns(*, measured: bool) -> list[Column]:
 def drafters_rows(document: Mapping[str, Any]) -> list[Row]:
     """Rows of `drafters_columns`, the baseline among them."""
     baseline = {"drafter": "autoregressive", "speedup": 1.0, "measured": 1.0, "tau": 1.0}
-    return ranked(document["rows"], baseline, "speedup")
+    measured = document["rows"][0]["measured"] is not None
+    return ranked(document["rows"], baseline, "measured" if measured else "speedup")
 
 
 DRAFTER_COLUMNS = (
@@ -156,6 +160,7 @@ VALIDATION_COLUMNS = (
     Column("predicted speedup", "predicted", SPEEDUP, PREDICTED),
     Column("measured speedup", "measured", SPEEDUP, MEASURED),
     Column("error %", "error_percent", ERROR, "error"),
+    Column("error without own rounds %", "unseen_error_percent", ERROR, "without<br>own rounds", only=PAGE),
     Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds<br>identical"),
     Column("output identical %", "output_identical_percent", IDENTICAL, "output<br>identical", only=PAGE),
     Column("v_d", "v_d", THREE, only=PAGE),
@@ -164,6 +169,11 @@ VALIDATION_COLUMNS = (
     Column("tau", "tau", TWO),
     Column("overhead", "overhead", TWO, only=PAGE),  # older results lack it
     Column("regret", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share))),
+)
+PART_ERROR = plain(lambda percent: f"{percent:+.2f}")
+ERROR_PART_COLUMNS = (
+    Column("policy", "label"),
+    *(Column(part, part, PART_ERROR) for part in PARTS),
 )
 DOMAIN_COLUMNS = (
     Column("domain", "name"),

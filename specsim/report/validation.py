@@ -8,7 +8,7 @@ from typing import Any
 
 from specsim.errors import InputError
 from specsim.report import validation_figures as figures
-from specsim.report.documents import DOMAIN_COLUMNS, VALIDATION_COLUMNS, validation_rows
+from specsim.report.documents import DOMAIN_COLUMNS, ERROR_PART_COLUMNS, VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import (
     MINUS,
     decoding_text,
@@ -21,6 +21,7 @@ from specsim.report.page import (
 )
 from specsim.report.table import as_html
 from specsim.report.validation_figures import Row
+from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT
 
 KIND = "specsim-validation"
 KEYS = (
@@ -43,13 +44,24 @@ KEYS = (
     "domains",
 )
 
+DEEPENED = (
+    "The target was deepened by blocks that pass their input on: acceptance is the trained model's, costs are those of "
+    "a model so deep."
+)
 DEFINITIONS = {
     "Speedup": "Total baseline seconds over total speculative seconds, both over the hold-out sequences. "
     "Decode time only: the prompt's pass is in neither. Both run on the same machine by the same code path.",
     "Interval": "95 % expanded percentile bootstrap over sequences, the independent units; tokens are not. "
     "Below a dozen sequences, Student's t.",
-    "Predicted": "The policy, replayed on the recorded trace and priced with the measured cost profile.",
+    "Predicted": "The policy, replayed on the recorded trace and priced with what rounds cost while all policies, both "
+    "baselines and probes of rarer rounds took turns: each round of theirs is a sample of its parts' costs.",
+    "Noise floor": "How far from 1 the ratio of the two baselines, which differ by chance alone, may lie by its "
+    "interval. Speedups that differ by less are not resolved, nor are those whose difference has 0 in its interval.",
+    "Error by part": "Seconds predicted less seconds measured, in percent of the policy's measured seconds, so that "
+    "the parts sum to the error of its time: positive is a part predicted to take longer than it did.",
     "Error": f"Predicted / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
+    "Without own rounds": "The error of a prediction from costs that leave out the policy's own rounds: as if it had "
+    "not been run.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
     "drafted and same accepted length.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",
@@ -87,6 +99,7 @@ def render_validation(document: Mapping[str, Any]) -> str:
         "<h2>Policies, by measured speedup</h2>",
         as_html("policies", VALIDATION_COLUMNS, validation_rows(rows)),
         *_left_out(document),
+        *_error_parts(rows),
         "<h2>Figures</h2>",
         f'<div class="grid figures">{_figures(document, rows)}</div>',
         "<h2>Domains, under the best policy</h2>",
@@ -128,6 +141,11 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
         f"(95 % interval {measured['low']:.3f} to {measured['high']:.3f}), "
         f"and the predictions miss the measured speedups by {error} in the median."
     )
+    if document.get("block_expansion"):
+        lead += f" {DEEPENED}"
+    if document.get("noise_floor_percent", 0.0) > LARGEST_FLOOR_PERCENT:
+        floor = f"{document['noise_floor_percent']:.1f} %"
+        lead = f"The machine was too busy to tell policies apart: two like baselines may differ by {floor}. {lead}"
     named = "the measured best" if best["predicted"] == best["measured"] else best["predicted"]
     if document.get("approximate"):
         lead += (
@@ -139,11 +157,29 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
         (f"{measured['estimate']:.2f}", f"best measured speedup, {top['label']}"),
         (error, f"median absolute error of {len(rows)} predicted speedups"),
         (f"{best['loss_percent']:.1f} %", f"lost by trusting the prediction: it names {named}"),
+        *_floor_box(document),
         (percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
         else ("approximate", "replay, as always with rejection sampling"),
     )
     return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+
+
+def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The noise floor; nothing for results of before there was a null arm."""
+    if "noise_floor_percent" not in document:
+        return []
+    return [(f"{document['noise_floor_percent']:.1f} %", "noise floor: what two like baselines may differ by")]
+
+
+def _error_parts(rows: Sequence[Row]) -> list[str]:
+    """Where predicted times are off; nothing for results of before it was noted."""
+    if any("error_parts" not in row for row in rows):
+        return []
+    return [
+        "<h3>Error of the predicted time by part, %</h3>",
+        as_html("parts", ERROR_PART_COLUMNS, ({"label": row["label"], **row["error_parts"]} for row in rows)),
+    ]
 
 
 def _left_out(document: Mapping[str, Any]) -> list[str]:

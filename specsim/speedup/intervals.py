@@ -12,6 +12,7 @@ import numpy.typing as npt
 from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 
+LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a measurement says so first
 FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
 
@@ -33,6 +34,11 @@ class Estimate:
 def interval_text(value: Mapping[str, float]) -> str:
     """An estimate and its interval, of keys estimate, low, high: "1.234 [1.100, 1.350]"."""
     return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+def noise_floor_percent(null_arm: Estimate) -> float:
+    """How far from 1 the ratio of two like arms may lie: ratios that differ by less are not resolved."""
+    return 100 * max(null_arm.high - 1, 1 - null_arm.low)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ import realrun.cli.main
 # IMPORTS of the project: all that this file takes from it.
 import realrun.leaderboard.costs as board_costs
 import realrun.validation.profile_slices as profile_slices
+import realrun.validation.run as validation_run
 import specsim.cli.main
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
@@ -54,12 +55,13 @@ from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import load_pair
+from realrun.validation.measured_costs import MeasuredCosts
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 
 # Where `realrun validate` and `realrun leaderboard` look up the function `profile`, which measures.
-PROFILE_USERS = (profile_slices, board_costs)
+PROFILE_USERS = (profile_slices, validation_run, board_costs)
 MAINS: dict[str, Callable[[], None]] = {"specsim": specsim.cli.main.main, "realrun": realrun.cli.main.main}
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
@@ -88,6 +90,13 @@ DROPPED: dict[str, dict[str, str]] = {
         "measured": CLOCK,
         "error_percent": CLOCK,
         "median_abs_error_percent": CLOCK,
+        "p90_abs_error_percent": CLOCK,
+        "unseen_error_percent": CLOCK,
+        "median_abs_unseen_error_percent": CLOCK,
+        "error_parts": CLOCK,
+        "null_arm": CLOCK,
+        "noise_floor_percent": CLOCK,
+        "resolved": CLOCK,
         "overhead": CLOCK,
         "acceleration_over_overhead": CLOCK,
         "acceleration_over_overhead_off_percent": CLOCK,
@@ -527,6 +536,7 @@ class Workplace:
             stack.enter_context(settings_put_back())
             for module in PROFILE_USERS:
                 stack.enter_context(mock.patch.object(module, "profile", fixed_profile))
+            stack.enter_context(mock.patch.object(MeasuredCosts, "document", fixed_document))
             return command.read(printed(self.words(command.line, out)), out)
 
     def words(self, line: str, out: Path) -> list[str]:
@@ -812,12 +822,13 @@ def profile_of(contexts: Sequence[int], depth: int, tree_tokens: int) -> dict[st
         "score_step": 1e-4,
         **({"tree": tree} if tree_tokens else {}),
     }
-    quartiles = {"median_s": median, "p25_s": median, "p75_s": median}
+    statistics = {"mean_s": median, "median_s": median, "p25_s": median, "p75_s": median}
     return {
         "kind": "specsim-profile",
         "version": 2,
         "contexts": [int(context) for context in contexts],
-        **quartiles,
+        "block_expansion": None,
+        **statistics,
         "provenance": {"device": "none", "dtype": "float64"},
     }
 
@@ -827,6 +838,11 @@ def fixed_profile(
 ) -> dict[str, Any]:
     """What `realrun validate` is told that it measured: the same seconds in every run."""
     return profile_of(contexts, min(depth, pair.drafter.max_depth or depth), tree_tokens if pair.drafter.trees else 0)
+
+
+def fixed_document(costs: MeasuredCosts, runs: Any, repeats: int) -> dict[str, Any]:
+    """What `realrun validate` and `realrun leaderboard` are told that decoding cost: the same seconds in every run."""
+    return profile_of(costs.contexts, costs.prober.depth, max(costs.prober.sizes, default=0))
 
 
 def grid_of(model: str, scale: float) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def test_validate_prints_one_object_and_can_fail_its_check(files: Files, tmp_pat
     for row in document["rows"]:
         assert row["rounds_identical_percent"] == 100.0
     failed = call("realrun", *args, "--max-error", -1)
-    assert failed.code == 1 and failed.err == "" and "median absolute error" in failed.out
+    assert failed.code == 1 and failed.err == "" and "absolute error: median" in failed.out
     assert_refused(call("realrun", *args, "--seed", 1), "decoding", "--overwrite")
 
 
@@ -430,7 +430,7 @@ def test_a_profile_that_does_not_cover_the_trace_is_refused(
 ) -> None:
     document = json.loads(files.profile.read_text())
     document["contexts"] = [int(c) for c in contexts.split(",")]
-    document["median_s"]["verify"] = document["median_s"]["verify"][: depth + 1]
+    document["mean_s"]["verify"] = document["mean_s"]["verify"][: depth + 1]
     (tmp_path / "profile.json").write_text(json.dumps(document))
     args = [files.trace, "--policy", "fixed_k", "--cost", tmp_path / "profile.json"]
     assert_refused(call("specsim", "replay", *args), says)

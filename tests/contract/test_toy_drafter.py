@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import pytest
 import torch
 
-import realrun.validation.profile_slices as profile_slices
+import realrun.validation.run as validation_run
 from realrun.decode.acceptance_predictor import Predictor, Scorer
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
@@ -128,7 +128,7 @@ def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> N
 
 
 def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_slices, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
     kinds = tuple(CHAIN_POLICIES[name] for name in ("fixed_k", "max_confidence"))
     settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=1)
     document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)

@@ -7,7 +7,6 @@ would differ by what else ran; so all are run in turn, in shuffled order, within
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,12 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
-from realrun.lm.skipped_layers import SkippedSublayers
+from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.pairs.pair import Pair
+from realrun.profiling.curve import along_contexts
 from realrun.profiling.profile import AUTOREGRESSIVE_BURST, WARMUP_ROUNDS
-from realrun.profiling.rounds import ScriptedVerifier, _measure_round
-from realrun.profiling.trees import Samples
+from realrun.profiling.rounds import ScriptedVerifier, scripted_round
+from realrun.profiling.stream import Stream
 from specsim.progress import Progress
 
 Line = dict[str, Any]
@@ -31,7 +31,7 @@ Line = dict[str, Any]
 def measure_costs(
     pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, sampler: Sampler, seed: int, progress: Progress
 ) -> Line:
-    """Medians at the least and the largest context, in cached tokens.
+    """Means, as a profile's, at the least and the largest context, in cached tokens.
 
     draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention
         is skipped, second: all MLPs; rounds : all other costs, as in a cost profile
@@ -44,7 +44,7 @@ def measure_costs(
     measured = [max(2, contexts[0]), max(3, contexts[0] + 1, contexts[1])]
     drafter.prepare(measured[1] + depth + 2, sampler, 0, depth + 2)
     rng = np.random.default_rng(seed)
-    kept: list[Samples] = [defaultdict(list) for _ in sets]
+    streams = [Stream() for _ in sets]
     for done, context in enumerate(measured):
         tokens = rng.integers(1, min(int(pair.target.config.vocab_size), len(pair.tokenizer)), context + 1).tolist()
         target.reset()
@@ -56,25 +56,21 @@ def measure_costs(
             for job in rng.permutation(len(jobs)).tolist():
                 number, size = jobs[job]
                 drafter.lm.skips = sets[number]
-                into: Samples = kept[number] if repeat >= WARMUP_ROUNDS else defaultdict(list)
-                _measure_round(decoder, tokens, context, size, 0, rng, defaultdict(list))  # for warmth
+                scripted_round(decoder, tokens, context, size, 0, rng)  # for warmth
                 for _ in range(1 if size else AUTOREGRESSIVE_BURST):
-                    _measure_round(decoder, tokens, context, size, 0, rng, into)
+                    one = scripted_round(decoder, tokens, context, size, 0, rng)
+                    if repeat >= WARMUP_ROUNDS and size:
+                        streams[number].add(one, context)
+                    elif repeat >= WARMUP_ROUNDS:
+                        streams[number].add_baseline(one, context)
             progress("costs", done * (WARMUP_ROUNDS + repeats) + repeat + 1, 2 * (WARMUP_ROUNDS + repeats))
 
-    def median(samples: Samples, *key: Any) -> list[float]:
-        return [float(np.median(samples[(*key, context)])) for context in measured]
-
-    steps = [[median(samples, "draft", 0, place) for place in range(1, depth + 1)] for samples in kept]
-    rest = kept[3]
+    steps = [
+        [along_contexts(stream.points["draft", place], measured).tolist() for place in range(1, depth + 1)]
+        for stream in streams
+    ]
     return {
         "contexts": [contexts[0], measured[1]],
         "draft_step": [steps[:2], steps[2:]],
-        "rounds": {
-            "catch_up": [0.0, 0.0],
-            "verify": [median(rest, "verify", tokens) for tokens in range(1, depth + 2)],
-            "autoregressive": median(rest, "autoregressive"),
-            "policy_step": float(np.median(rest["policy"])) if depth > 1 else 0.0,
-            "round_overhead": float(np.median(rest["overhead"])),
-        },
+        "rounds": streams[3].tables(measured, depth, [], masks=False)["mean_s"],
     }

@@ -6,7 +6,8 @@ import copy
 import csv
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ import torch
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
 import realrun.leaderboard.measure as measure_module
+import realrun.profiling.probes as probes_module
 import realrun.profiling.profile as profile_module
 from realrun.cli.leaderboard import print_board
+from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.leaderboard.job import Settings, named, run_leaderboard
 from realrun.pairs.pair import LAB_DRAFTERS, LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
+from realrun.profiling.probes import Prober
 from realrun.recording.record import RecordSettings
 from specsim.cost.profile import read_cost
 from specsim.errors import InputError
@@ -45,6 +49,21 @@ KINDS = tuple(POLICIES[name] for name in ("fixed_k", "max_confidence", "vct"))
 SETTINGS = Settings(RecordSettings(3, 20, CHOICE, tree_nodes=8, tree_width=3), KINDS, trials=4, repeats=1)
 ENDS = (3, 17, 40, 66)  # so many that outputs differ in length
 NAMES = ["exit", "tuned", LOOKUP]
+CLOCKS = {  # in documents, what is measured by a clock or follows from that
+    *("speedup", "leader_minus_this", "tied_with_leader", "measured", "error_percent", "token_seconds"),
+    *("sequence_seconds", "null_arm", "noise_floor_percent", "median_abs_error_percent", "step_ratio"),
+    *(
+        "autoregressive_token_seconds",
+        "best",
+        "without_loops",
+        "mean_s",
+        "median_s",
+        "p25_s",
+        "p75_s",
+        "provenance",
+        "environment",
+    ),
+}
 Job = tuple[dict[str, Any], Path]
 
 
@@ -66,12 +85,15 @@ def tiny_pairs() -> tuple[dict[str, Pair], Pair]:
 
 @pytest.fixture(scope="module")
 def quick() -> Any:
-    """Short slices of the costs, over small trees."""
+    """Short slices of the costs, over small trees, and few probes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs_module, "SLICE_REPEATS", 2)
         patch.setattr(costs_module, "TREE_TOKENS", 7)
+        patch.setattr(job_module, "TREE_TOKENS", 7)
+        patch.setattr(probes_module, "ENOUGH", 3)
         patch.setattr(profile_module, "WARMUP_ROUNDS", 1)
         patch.setattr(job_module, "SLICES", 1)
+        patch.setattr(job_module, "SLICES_ALONE", 1)
         yield
 
 
@@ -97,7 +119,9 @@ def test_it_writes_what_it_promises(job: Job) -> None:
         *("leaderboard.json", "leaderboard.csv", "report.html"),
     }
     for name in NAMES:
-        assert {path.name for path in (out / name).iterdir()} == {"trace", "profile.json", "samples.json", "tuned.json"}
+        assert {path.name for path in (out / name).iterdir()} == {
+            *("trace", "profile.json", "samples.json", "tuned.json", "tuning_profile.json")
+        }
     assert json.loads((out / "leaderboard.json").read_text()) == json.loads(json.dumps(document))
     with (out / "leaderboard.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -105,7 +129,7 @@ def test_it_writes_what_it_promises(job: Job) -> None:
     assert [float(line["speedup"]) for line in lines] == [row["speedup"]["estimate"] for row in document["rows"]]
     page = (out / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "src=" not in page and page.count("<svg") == 2
-    assert all(name in page for name in NAMES) and all(term in page for term in DEFINITIONS)
+    assert all(name in page for name in NAMES) and all(escape(term) in page for term in DEFINITIONS)
     assert render_drafters(document) == page
 
 
@@ -124,17 +148,19 @@ def test_every_drafter_has_the_best_of_each_role_that_it_can_have(job: Job) -> N
 
 
 def test_all_share_one_baseline_and_one_split(job: Job) -> None:
+    """Predictions are made under what was measured while decoding; the baseline is the plain target's for all."""
     document, out = job
-    plain = json.loads((out / "autoregressive" / "profile.json").read_text())["median_s"]["autoregressive"]
     _, held = split_sequences(read_trace(out / "exit" / "trace"), tuning_share=0.5, seed=0)
     assert document["sequences"] == {"tuning": 12 - len(held), "holdout": len(held)}
     baseline = None
     for row in document["rows"]:
         trace = read_trace(out / row["drafter"] / "trace").select(held)
-        cost = replace(read_cost(out / row["drafter"] / "profile.json"), autoregressive_s=np.array(plain))
+        cost = read_cost(out / row["drafter"] / "profile.json")
         policy = build_policy(POLICIES[row["policy"]], row["params"])
         replayed = replay(trace, policy, cost_table(trace, cost, policy), seed=0)
         if not row["own_target"]:
+            same = baseline is None or np.array_equal(baseline, replayed.autoregressive_s)
+            assert same
             baseline = replayed.autoregressive_s
             assert row["sequence_seconds"] == pytest.approx(replayed.speculative_s)
             assert row["speedup"]["estimate"] == pytest.approx(replayed.speedup)
@@ -145,6 +171,21 @@ def test_all_share_one_baseline_and_one_split(job: Job) -> None:
         assert row["speedup"]["estimate"] == pytest.approx(baseline.sum() / sum(row["sequence_seconds"]))
 
 
+def test_all_are_tuned_against_one_baseline(job: Job) -> None:
+    _, out = job
+    pairs, plain = tiny_pairs()
+    contexts = json.loads((out / "exit" / "tuning_profile.json").read_text())["contexts"]
+    how: dict[str, Any] = {"contexts": contexts, "depth": 3, "trees": True, "sampler": CHOICE, "seed": 0}
+    documents = costs_module.Costs(pairs, plain, out, **how).documents()
+    baseline = json.loads((out / "autoregressive" / "tuning_profile.json").read_text())
+    for name, document in documents.items():
+        own = json.loads((out / name / "tuning_profile.json").read_text())
+        for table in ("mean_s", "median_s", "p25_s", "p75_s"):
+            assert document[table].pop("autoregressive") == baseline[table]["autoregressive"]
+            del own[table]["autoregressive"]
+        assert document == own
+
+
 def test_a_target_of_its_own_is_charged_for_as_much_text(job: Job) -> None:
     """Its outputs may be shorter or longer than the baseline's; seconds are for the baseline's length."""
     document, out = job
@@ -152,44 +193,103 @@ def test_a_target_of_its_own_is_charged_for_as_much_text(job: Job) -> None:
     _, held = split_sequences(own, tuning_share=0.5, seed=0)
     assert not np.array_equal(own.output_tokens[held], plain.output_tokens[held])
     row = by_drafter(document, "tuned")[0]
-    cost = json.loads((out / "autoregressive" / "profile.json").read_text())["median_s"]["autoregressive"]
-    model = replace(read_cost(out / "tuned" / "profile.json"), autoregressive_s=np.array(cost))
     policy = build_policy(POLICIES[row["policy"]], row["params"])
-    runs = [replay(t, policy, cost_table(t, model, policy), seed=0) for t in (own.select(held), plain.select(held))]
+    runs = [
+        replay(trace, policy, cost_table(trace, read_cost(out / name / "profile.json"), policy), seed=0)
+        for name, trace in (("tuned", own.select(held)), ("exit", plain.select(held)))
+    ]
     expected = runs[0].speculative_s * runs[1].autoregressive_s / runs[0].autoregressive_s
     assert row["sequence_seconds"] == pytest.approx(expected)
 
 
+def measured_seconds(out: Path, document: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Of one repeat, for as much text as the baseline's: the baseline's seconds, and those of every row."""
+    runs = json.loads((out / "decoded" / "0.json").read_text())["runs"]
+    base_s, wanted = seconds_and_tokens(runs["autoregressive"])
+    found = [seconds_and_tokens(runs[f"{row['drafter']}: {row['role']}"]) for row in document["rows"]]
+    return base_s, [own_s / tokens * wanted for own_s, tokens in found]
+
+
 def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
-    document, _ = job
+    document, out = job
     rows = document["rows"]
-    speedups = [row["speedup"]["estimate"] for row in rows]
+    speedups = [row["measured"]["estimate"] for row in rows]
     assert speedups == sorted(speedups, reverse=True)
     assert rows[0]["leader_minus_this"] is None and not rows[0]["tied_with_leader"]
-    baseline = np.array(rows[0]["sequence_seconds"]) * 0 + 1.0
-    for row in rows[1:]:
+    base_s, seconds = measured_seconds(out, document)
+    for row, own_s in zip(rows[1:], seconds[1:], strict=True):
         behind = row["leader_minus_this"]
-        assert behind["difference"]["estimate"] == pytest.approx(speedups[0] - row["speedup"]["estimate"])
+        assert behind["difference"]["estimate"] == pytest.approx(speedups[0] - row["measured"]["estimate"])
         low, high = behind["difference"]["low"], behind["difference"]["high"]
         assert row["tied_with_leader"] == (low <= 0 <= high)
+        expected = paired_difference(base_s, seconds[0], own_s).difference
+        assert (low, high) == pytest.approx((expected.low, expected.high))
+    best = document["best"]
+    trusted = max(rows, key=lambda row: row["speedup"]["estimate"])
+    assert (best["predicted"], best["measured"]) == (trusted["label"], rows[0]["label"])
+    loss = 100 * (1 - trusted["measured"]["estimate"] / speedups[0])
+    assert best["loss_percent"] == pytest.approx(loss)
+    assert best["resolved"] == (loss > document["noise_floor_percent"] and not trusted["tied_with_leader"])
+    baseline = np.ones(len(rows[0]["sequence_seconds"]))
     same = paired_difference(baseline, rows[0]["sequence_seconds"], rows[0]["sequence_seconds"])
     assert not same.separated
+
+
+def test_prompts_that_loop_are_counted_and_left_out_once_more(job: Job) -> None:
+    document, out = job
+    trace = read_trace(out / "exit" / "trace")
+    _, held = split_sequences(trace, tuning_share=0.5, seed=0)
+    trace = trace.select(held)
+    texts = [trace.token[start:end].tolist() for start, end in zip(trace.offsets, trace.offsets[1:], strict=False)]
+    shares = [len(set(found)) / len(found) if (found := [*zip(t, t[1:], t[2:], strict=False)]) else 1.0 for t in texts]
+    flows = np.array([share > 0.5 for share in shares])
+    assert document["looping_prompts"] == (~flows).sum()
+    base_s, seconds = measured_seconds(out, document)
+    for row, own_s in zip(document["rows"], seconds, strict=True):
+        if flows.sum() < 2:
+            assert row["without_loops"] is None
+        else:
+            assert row["without_loops"]["estimate"] == pytest.approx(base_s[flows].sum() / own_s[flows].sum())
+
+
+def test_a_board_that_is_only_predicted_is_ranked_by_that_and_claims_no_more(job: Job, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(job[1], again)
+    document = start(again, replace(SETTINGS, repeats=0))
+    speedups = [row["speedup"]["estimate"] for row in document["rows"]]
+    assert speedups == sorted(speedups, reverse=True) and document["best"] is None
+    assert "by predicted speedup" in (again / "report.html").read_text()
+
+
+def seconds_and_tokens(runs: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Of the runs that a file holds: seconds and output tokens of each."""
+    names = [field.name for field in fields(Round)]
+    parts = [names.index(f"{part}_s") for part in ("draft", "policy", "verify", "other")]
+    seconds = [sum(one[part] for one in run["rounds"] for part in parts) for run in runs]
+    return np.array(seconds), np.array([len(run["tokens"]) for run in runs])
 
 
 def test_every_row_was_really_decoded_as_replayed(job: Job) -> None:
     document, out = job
     (repeat,) = (out / "decoded").iterdir()
     decoded = json.loads(repeat.read_text())
-    assert len(decoded) == len(document["rows"]) + 1
-    base = decoded["autoregressive"]
+    assert set(decoded["probes"]) == {*NAMES}
+    runs = decoded["runs"]
+    assert len(runs) == len(document["rows"]) + 2  # with two baselines
+    base_s, wanted = seconds_and_tokens(runs["autoregressive"])
     for row in document["rows"]:
-        own = decoded[f"{row['drafter']}: {row['role']}"]
+        own_s, tokens = seconds_and_tokens(runs[f"{row['drafter']}: {row['role']}"])
         assert row["rounds_identical_percent"] == row["output_identical_percent"] == 100.0
-        per_token = np.array(own["seconds"]) / own["tokens"]
-        expected = sum(base["seconds"]) / (per_token * base["tokens"]).sum()
+        expected = base_s.sum() / (own_s / tokens * wanted).sum()
         assert row["measured"]["estimate"] == pytest.approx(expected)
         assert row["error_percent"] == pytest.approx((row["speedup"]["estimate"] / expected - 1) * 100)
     assert document["median_abs_error_percent"] == np.median([abs(row["error_percent"]) for row in document["rows"]])
+    null_s, tokens = seconds_and_tokens(runs["null arm"])
+    assert np.array_equal(tokens, wanted)
+    null = document["null_arm"]
+    assert null["estimate"] == pytest.approx(base_s.sum() / null_s.sum())
+    assert document["noise_floor_percent"] == pytest.approx(100 * max(null["high"] - 1, 1 - null["low"]))
+    assert f"{document['noise_floor_percent']:.2f} %" in (out / "report.html").read_text()
 
 
 def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,18 +300,75 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
         for module, name in (
             (costs_module, "profile"),
             (job_module, "leaderboard"),
-            (measure_module, "take_turns"),
+            (measure_module, "decode_in_turns"),
+            (measure_module, "warm_up"),
+            (Prober, "begin"),
         ):
             patch.setattr(module, name, None)  # calling it would raise
         second = start(again)
-        assert json.loads(json.dumps(second["rows"])) == json.loads(json.dumps(document["rows"]))
+        second["environment"]["date"] = document["environment"]["date"]
+        assert json.loads(json.dumps(second)) == json.loads(json.dumps(document))
         predicted = start(again, replace(SETTINGS, repeats=0))
     assert all(row["measured"] is row["error_percent"] is None for row in predicted["rows"])
-    assert [row["label"] for row in predicted["rows"]] == [row["label"] for row in document["rows"]]
+    assert predicted["null_arm"] is predicted["noise_floor_percent"] is None
+    assert {row["label"] for row in predicted["rows"]} == {row["label"] for row in document["rows"]}
     kept = (again / "decoded" / "0.json").read_text()
-    more = start(again, replace(SETTINGS, repeats=2))
+    start(again, replace(SETTINGS, repeats=2))
     assert (again / "decoded" / "0.json").read_text() == kept and (again / "decoded" / "1.json").is_file()
-    assert more["slices"] == document["slices"] + 1
+
+
+def without_clocks(value: Any) -> Any:
+    """A document without what follows from seconds; places and orders are those of what stays."""
+    if isinstance(value, dict):
+        return {key: without_clocks(one) for key, one in value.items() if key not in CLOCKS}
+    return [without_clocks(one) for one in value] if isinstance(value, list) else value
+
+
+def test_a_job_that_was_stopped_after_a_repeat_ends_as_one_that_was_not(
+    job: Job, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tuned under the same costs, it runs the same rounds and knows as many samples of every cost."""
+    _, out = job
+    twice = replace(SETTINGS, repeats=2)
+    for name in ("whole", "stopped"):
+        shutil.copytree(out, tmp_path / name)
+        shutil.rmtree(tmp_path / name / "decoded")
+    whole = start(tmp_path / "whole", twice)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*args: Any, **options: Any) -> None:
+        raise Stopped
+
+    decode_in_turns = measure_module.decode_in_turns
+    with monkeypatch.context() as patch:
+        turns = iter([decode_in_turns, stop])
+        patch.setattr(measure_module, "decode_in_turns", lambda *args, **options: next(turns)(*args, **options))
+        with pytest.raises(Stopped):
+            start(tmp_path / "stopped", twice)
+    assert [path.name for path in (tmp_path / "stopped" / "decoded").iterdir()] == ["0.json"]
+    stopped = start(tmp_path / "stopped", twice)
+
+    def told(document: dict[str, Any]) -> Any:
+        rows = sorted(document["rows"], key=lambda row: row["label"])
+        return {**document, "rows": rows}
+
+    assert without_clocks(told(stopped)) == without_clocks(told(whole))
+    for repeat in ("0.json", "1.json"):
+        ended = [json.loads((tmp_path / name / "decoded" / repeat).read_text()) for name in ("whole", "stopped")]
+        assert len({json.dumps(found) for found in map(rounds_done, ended)}) == 1
+    for name in NAMES:
+        profiles = [json.loads((tmp_path / job / name / "profile.json").read_text()) for job in ("whole", "stopped")]
+        assert len({json.dumps(without_clocks(found), sort_keys=True) for found in profiles}) == 1
+
+
+def rounds_done(decoded: dict[str, Any]) -> Any:
+    """What a repeat did, without its seconds: t, drafted, accepted, verified and last of every round, and the text."""
+    return {
+        label: [(run["tokens"], [one[:5] for one in run["rounds"]]) for run in runs]
+        for label, runs in decoded["runs"].items()
+    }
 
 
 def test_costs_of_all_are_measured_slice_by_slice_in_turn(
@@ -225,11 +382,12 @@ def test_costs_of_all_are_measured_slice_by_slice_in_turn(
         measured(self, name, *asked)
 
     monkeypatch.setattr(costs_module.Costs, "_slice", noted)
-    monkeypatch.setattr(job_module, "SLICES", slices := 3)
+    monkeypatch.setattr(job_module, "SLICES_ALONE", slices := 3)
     chains = RecordSettings(2, 8, CHOICE)
-    document = start(tmp_path / "out", replace(SETTINGS, repeats=0, kinds=KINDS[:1], record=chains))
+    start(tmp_path / "out", replace(SETTINGS, repeats=0, kinds=KINDS[:1], record=chains))
     size = len(NAMES)
-    assert len(turns) == 2 * slices * size and document["slices"] == slices
+    assert len(turns) == 2 * slices * size
+    assert {json.loads((tmp_path / "out" / name / "samples.json").read_text())["slices"] for name in NAMES} == {slices}
     assert set(turns[::2]) == {"autoregressive"}  # beside every slice of a drafter
     turns = turns[1::2]
     rounds = [turns[i : i + size] for i in range(0, len(turns), size)]

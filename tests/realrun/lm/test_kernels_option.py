@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import realrun.cli.main
-import realrun.validation.profile_slices as profile_slices
+import realrun.validation.run as validation_run
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
@@ -192,7 +192,7 @@ def test_the_help_teaches_the_option(command: str) -> None:
 
 
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_slices, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
     settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=1)
     with use_kernels("reference"):
         document = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)

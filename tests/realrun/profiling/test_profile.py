@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
 from realrun.profiling.profile import profile
-from realrun.profiling.rounds import ScriptedVerifier, _measure_round
+from realrun.profiling.rounds import ScriptedVerifier, scripted_round
 from specsim.cost.profile import profile_from_json, read_cost
 from specsim.errors import InputError
 from specsim.files import write_json
@@ -25,6 +24,7 @@ from tests.support.tiny import VOCAB, tiny_pair
 
 CONTEXTS, DEPTH = [4, 30, 70], 5
 TABLES = ("p25_s", "median_s", "p75_s")
+EVERY_TABLE = ("mean_s", *TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +38,23 @@ def test_the_simulator_reads_a_profile(document: dict[str, Any], tmp_path: Path)
     write_json(document, tmp_path / "deep" / "profile.json")
     assert json.loads((tmp_path / "deep" / "profile.json").read_text()) == document
     cost = read_cost(tmp_path / "deep" / "profile.json")
-    assert (cost.verify(DEPTH + 1, np.array(CONTEXTS)) >= cost.verify(1, np.array(CONTEXTS))).all()
+    for tokens in range(1, DEPTH + 2):
+        np.testing.assert_array_equal(cost.verify(tokens, CONTEXTS), document["mean_s"]["verify"][tokens - 1])
     with pytest.raises(InputError, match="asked for"):
         cost.verify(DEPTH + 2, 30)
 
 
 def test_tables_have_their_shapes_and_positive_times(document: dict[str, Any]) -> None:
     assert document["contexts"] == CONTEXTS and document["target"] == "tiny/target"
-    for name in TABLES:
+    for name in EVERY_TABLE:
         table = document[name]
         assert np.shape(table["draft_step"]) == (DEPTH, len(CONTEXTS))
         assert np.shape(table["catch_up"]) == (len(CONTEXTS),)
         assert np.shape(table["verify"]) == (DEPTH + 1, len(CONTEXTS))
         assert np.shape(table["autoregressive"]) == (len(CONTEXTS),)
-    median = document["median_s"]
-    for key in ("draft_step", "verify", "autoregressive", "policy_step"):
-        assert np.min(median[key]) > 0
+    for name in ("mean_s", "median_s"):
+        for key in ("draft_step", "verify", "autoregressive", "policy_step"):
+            assert np.min(document[name][key]) > 0
 
 
 def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
@@ -71,7 +72,8 @@ def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_shallow_short_profile_measures_every_cell(depth: int, seed: int) -> None:
     short = profile(tiny_pair(), contexts=[4, 9], depth=depth, repeats=2, seed=seed, tree_tokens=0)
-    assert np.isfinite([*np.ravel(short["median_s"]["draft_step"]), *np.ravel(short["median_s"]["verify"])]).all()
+    for name in EVERY_TABLE:
+        assert np.isfinite([*np.ravel(short[name]["draft_step"]), *np.ravel(short[name]["verify"])]).all()
 
 
 def test_progress_counts_the_contexts() -> None:
@@ -98,7 +100,9 @@ def test_a_measured_round_leaves_both_caches_as_they_were(size: int, behind: int
 
     before = cached()
     for _ in range(6):  # the number of accepted tokens is drawn anew
-        _measure_round(decoder, tokens, context, size, behind, rng, defaultdict(list))
+        one = scripted_round(decoder, tokens, context, size, behind, rng)
+        assert (one.drafted, one.verified, len(one.step_s), one.asked) == (size, size, size, max(0, size - 1))
+        assert one.fed == (1 + behind if size else 0)
         assert decoder.target.length == drafter.lm.length == context
         for was, now in zip(before, cached(), strict=True):
             torch.testing.assert_close(now, was, rtol=0, atol=1e-12)
@@ -143,5 +147,5 @@ def test_a_failed_write_leaves_nothing_behind(
 
 @pytest.mark.parametrize("trial", range(12))
 def test_the_overhead_that_is_written_can_be_read(trial: int) -> None:
-    """Differences of medians are noise where they are small, and a profile holds no negative time."""
+    """Differences of costs are noise where they are small, and a profile holds no negative time."""
     profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, repeats=2, seed=trial, tree_tokens=3), "here")

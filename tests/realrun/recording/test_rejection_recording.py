@@ -229,13 +229,13 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
     low, high = context_range(trace)
     measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, sampler=CHOICE)
     seeds: list[int] = []
-    decode = Decoder.decode
+    start = Decoder.start
 
     def noted(self: Decoder, *args: Any, **options: Any) -> Any:
         seeds.append(self.sampler.seed)
-        return decode(self, *args, **options)
+        return start(self, *args, **options)
 
-    monkeypatch.setattr(Decoder, "decode", noted)
+    monkeypatch.setattr(Decoder, "start", noted)
     result = predict_and_measure(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=2)
     first = trace.meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1}  # each repeat decodes a text of its own

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import realrun.validation.profile_slices
+import realrun.validation.run
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
@@ -211,7 +211,7 @@ def logits_after(pair: Pair, tokens: list[int]) -> torch.Tensor:
 def test_a_profile_prices_every_pass_with_its_masks() -> None:
     """Sizes (m + 1)(k + 1) of full drafts of every k, and of shorter ones of the largest."""
     document = profile(scoring(), contexts=[8, 40], depth=16, repeats=2)
-    tree = document["median_s"]["tree"]
+    tree = document["mean_s"]["tree"]
     assert tree["sizes"] == [1, 4, 6, 9, 12, 16, 18, 24, 25, 30, 36]
     assert (np.array(tree["verify"]) > 0).all() and not np.any(tree["wider"])
     assert len(document["median_s"]["draft_step"]) == MASKS and len(document["median_s"]["verify"]) == MASKS + 1
@@ -222,7 +222,7 @@ def test_a_profile_prices_every_pass_with_its_masks() -> None:
             priced = SpaceCost(cost, k, draft_steps=True).verify(drafted + 1, 20)
             assert priced == cost.tree_verify((drafted + 1) * (k + 1), 20)
     assert SpaceCost(cost, MASKS).verify(6, 8) >= tree["verify"][-1][0]
-    assert cost.verify(1, 8) == document["median_s"]["verify"][0][0] < tree["verify"][-1][0]
+    assert cost.verify(1, 8) == document["mean_s"]["verify"][0][0] < tree["verify"][-1][0]
 
 
 NAMES = ("fixed_k", "adaedl", "vct")
@@ -230,7 +230,7 @@ NAMES = ("fixed_k", "adaedl", "vct")
 
 @pytest.mark.parametrize("names", [pytest.param(NAMES, id="some"), pytest.param(tuple(POLICIES), id="all", marks=slow)])
 def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.validation.profile_slices, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(realrun.validation.run, "TUNING_REPEATS", 2)
     kinds = tuple(POLICIES[name] for name in names)
     settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=1)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2

@@ -13,7 +13,7 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Decoded, RoundContext
+from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
@@ -219,6 +219,40 @@ def test_given_policies_behind_a_long_context() -> None:
     # Three slices of the profile, one before and one after each repeat, at four contexts each.
     assert [step for step in steps if step[0] != "run"] == [("profile", done, 12) for done in range(1, 13)]
     assert document["sequences"] == {"tuning": 0, "holdout": 6, "run": 6}
+
+
+def test_an_interruption_of_one_repeat_counts_neither_for_the_baseline_nor_for_a_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every round at the median of its repeats, of the policies and of what they are compared with."""
+    begun: dict[tuple[str, int], int] = {}
+
+    def steady(run: Any, name: str) -> Any:
+        def runs(self: ScriptedDecoder, index: int, *how: Any, **warming_up: Any) -> list[Round]:
+            first = how[0] if name == "autoregressive" else 0
+            repeat = begun[f"{name} {first}", index] = begun.get((f"{name} {first}", index), -1) + 1
+            none = {"draft_s": 0.0, "policy_s": 0.0, "verify_s": 0.0}
+            return [
+                replace(one, **none, other_s=9.0 if number % 3 == repeat else 0.5)
+                for number, one in enumerate(run(self, index, *how, **warming_up))
+            ]
+
+        return runs
+
+    def warm_up(self: ScriptedDecoder, policies: list[ChainPolicy]) -> None:
+        warm(self, policies)
+        begun.clear()
+
+    warm = ScriptedDecoder.warm_up
+    monkeypatch.setattr(ScriptedDecoder, "warm_up", warm_up)
+    for name in ("autoregressive", "speculative"):
+        monkeypatch.setattr(ScriptedDecoder, name, steady(getattr(ScriptedDecoder, name), name))
+    document = scripted_validation(pair(), trace(), policies=POLICIES[:1], repeats=3)
+    np.testing.assert_allclose(document["autoregressive_sequence_seconds"], 0.5 * trace().output_tokens)
+    (row,) = document["rows"]
+    rounds = replay(trace(), POLICIES[0], cost_table(trace(), ConstantCost(1.0, 10.0))).num_rounds
+    np.testing.assert_allclose(row["sequence_seconds"], 0.5 * rounds)
+    assert row["measured"]["estimate"] == pytest.approx(trace().output_tokens.sum() / rounds.sum())
 
 
 def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import realrun.recording.reuse as reuse
-import realrun.validation.profile_slices as profile_slices
+import realrun.validation.run as run_module
 from realrun.decode.sampling import Sampler
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
+from realrun.validation.error_parts import PARTS
 from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.validate import output_identical, predict_and_measure, rounds_identical
 from specsim.cost.profile import profile_from_json, read_cost
@@ -39,7 +41,7 @@ def ignore(what: str, done: int, total: int) -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out, reports = tmp_path_factory.mktemp("job") / "out", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile_slices, "SLICE_REPEATS", 4)
+        patch.setattr(run_module, "TUNING_REPEATS", 4)
         document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
     return document, out, reports
 
@@ -77,11 +79,42 @@ def test_the_result_has_the_promised_shape(job: Job) -> None:
         assert row["error_percent"] == pytest.approx((ratio - 1) * 100)
     errors = [abs(row["error_percent"]) for row in rows]
     assert document["median_abs_error_percent"] == pytest.approx(np.median(errors))
+    assert document["p90_abs_error_percent"] == pytest.approx(np.quantile(errors, 0.9))
     assert document["best"]["loss_percent"] >= 0
     histogram = document["accepted_histogram"]
     assert histogram["predicted"] == histogram["measured"]
     assert sum(d["output_tokens"] for d in document["domains"].values()) == document["output_tokens"]
     json.dumps(document, allow_nan=False)
+
+
+def test_the_null_arm_says_what_is_noise(job: Job) -> None:
+    document, _, _ = job
+    null, floor = document["null_arm"], document["noise_floor_percent"]
+    assert null["low"] <= null["estimate"] <= null["high"]
+    assert floor == pytest.approx(100 * max(null["high"] - 1, 1 - null["low"])) and floor > 0
+    best, *others = document["rows"]
+    assert best["resolved"] is None
+    for row in others:
+        apart = 100 * (1 - row["measured"]["estimate"] / best["measured"]["estimate"])
+        assert row["resolved"] in (True, False) and (not row["resolved"] or apart > floor)
+    assert document["best"]["resolved"] in (True, False)
+
+
+def test_parts_of_the_error_sum_to_the_whole(job: Job) -> None:
+    document, out, _ = job
+    rounds = pq.read_table(out / "rounds.parquet").to_pylist()
+    for row in document["rows"]:
+        parts, own = row["error_parts"], [one for one in rounds if one["policy"] == row["label"]]
+        measured_s = sum(one["draft_s"] + one["policy_s"] + one["verify_s"] + one["other_s"] for one in own)
+        assert measured_s == pytest.approx(sum(row["sequence_seconds"]))  # of one repeat, each round is its own median
+        assert sum(each["verify"] for each in parts["by_verified"]) == pytest.approx(parts["verify"])
+        assert sum(each["rounds"] for each in parts["by_verified"]) == len(own)
+        cost = read_cost(out / "profile.json")
+        _, held = split_sequences(read_trace(out / "trace"))
+        trace = read_trace(out / "trace").select(held)
+        policy = make_policy(row["policy"], row["params"])
+        whole = 100 * (replay(trace, policy, cost_table(trace, cost, policy)).seconds.sum() / measured_s - 1)
+        assert sum(parts[name] for name in PARTS) == pytest.approx(whole)
 
 
 def test_every_real_round_and_output_is_as_predicted(job: Job) -> None:
@@ -122,7 +155,7 @@ def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyP
         raise AssertionError("recorded anew")
 
     monkeypatch.setattr(reuse, "record", no_recording)
-    monkeypatch.setattr(profile_slices, "profile", stop)
+    monkeypatch.setattr(run_module, "profile", stop)
     with pytest.raises(StopIteration):
         validate(tiny_pair(), tiny_prompts(), SETTINGS, out, ignore)
     with pytest.raises(AssertionError, match="recorded anew"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import ProfileCost, read_cost
+from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json, read_cost
 from specsim.cost.table import compile_table
 from specsim.errors import InputError
 from specsim.replaying.table import cost_table
@@ -104,7 +105,7 @@ def test_a_profile_is_exact_on_its_grid_and_linear_between() -> None:
     np.testing.assert_array_equal(model.catch_up([40, 160]), [0.375, 0.5])
     np.testing.assert_array_equal(model.verify(1, [40, 160]), [15, 30])
     np.testing.assert_array_equal(model.autoregressive_step([16, 28, 256]), [9, 11.25, 36])
-    np.testing.assert_array_equal(model.verify(2, CONTEXTS), [12, 20, 44])  # 19 after 20 was noise
+    np.testing.assert_array_equal(model.verify(2, CONTEXTS), [12, 19, 44])  # 19 after 20: an even number of rows
     assert model.constant(40) == ConstantCost(s_d=1.75, s_t=13.5)
 
 
@@ -112,12 +113,40 @@ positive = st.floats(1e-6, 1.0)
 
 
 @given(verify_s=arrays(float, (5, 3), elements=positive), context=st.integers(16, 256))
-def test_verification_never_gets_cheaper_with_more_tokens(verify_s: np.ndarray, context: int) -> None:
+def test_verification_costs_what_was_measured_whether_more_tokens_took_longer_or_not(
+    verify_s: np.ndarray, context: int
+) -> None:
     model = profile(verify_s)
-    times = [float(model.verify(n, context)) for n in range(1, 6)]
-    assert times == sorted(times)
-    sorted_model = profile(np.sort(verify_s, axis=0))
-    np.testing.assert_array_equal(sorted_model.verify(3, CONTEXTS), np.sort(verify_s, axis=0)[2])
+    for n in range(1, 6):
+        np.testing.assert_array_equal(model.verify(n, CONTEXTS), verify_s[n - 1])
+        assert float(model.verify(n, context)) == np.interp(context, CONTEXTS, verify_s[n - 1])
+
+
+@given(
+    sizes=st.sets(st.integers(2, 20), min_size=1, max_size=3).map(lambda rest: [1, *sorted(rest)]),
+    seconds=arrays(float, (2, 4, 3), elements=positive),
+)
+def test_trees_cost_what_was_measured_and_lie_between_where_they_were_not(
+    sizes: list[int], seconds: np.ndarray
+) -> None:
+    wider_s, verify_s = seconds[:, : len(sizes)]
+    tree = TreeProfile(np.array(sizes), wider_s, verify_s, policy_step_s=0.5, round_overhead_s=2.0)
+    model = replace(profile(), tree=tree)
+    for read, table in ((model.wider, wider_s), (model.tree_verify, verify_s)):
+        for size, row in zip(sizes, table, strict=True):
+            np.testing.assert_allclose(read(size, CONTEXTS), row, rtol=1e-12, atol=1e-12)
+        for size in range(1, sizes[-1] + 1):
+            expected = [np.interp(size, sizes, table[:, column]) for column in range(len(CONTEXTS))]
+            np.testing.assert_allclose(read(size, CONTEXTS), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_predictions_read_means_and_of_older_files_medians() -> None:
+    old = document()
+    means = {**old["median_s"], "verify": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "policy_step": 8.0}
+    for file, table in ((old, old["median_s"]), ({**old, "mean_s": means}, means)):
+        model = profile_from_json(file, "here")
+        np.testing.assert_array_equal(model.verify_s, table["verify"])
+        assert model.policy_step_s == table["policy_step"]
 
 
 @pytest.mark.parametrize(("asked", "named"), [([16, 257], "16 to 257"), ([15], "15 to 15"), (np.nan, "nan")])
@@ -193,6 +222,8 @@ def without(key: str) -> dict[str, Any]:
         json.dumps({**document(), "contexts": 16}),
         json.dumps({**document(), "contexts": ["a", "b", "c"]}),
         json.dumps({**document(), "median_s": [1]}),
+        json.dumps({**document(), "mean_s": [1]}),
+        json.dumps({**document(), "mean_s": {"verify": [[1.0]]}}),
         json.dumps(document(draft_step=[])),
         json.dumps(document(draft_step=[1, 2, 3])),
         json.dumps(document(catch_up=1.0)),

@@ -1,0 +1,170 @@
+"""Costs read off decoding itself: every round of every arm is a sample of what its parts cost at its context.
+
+The arms of a measurement take turns of a few rounds (`realrun.validation.timing`), so that a profile made of their
+rounds and the measured speedups saw the same machine. What no arm does often is added by probes
+(`realrun.profiling.probes`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from realrun.decode.rounds import Round
+from realrun.profiling.curve import Point, along_contexts, centre, hat_functions
+from realrun.profiling.masks import pass_tokens
+from specsim.arrays import Floats
+from specsim.policy.base import Policy
+from specsim.policy.tree.base import TreePolicy
+
+
+class Stream:
+    """Samples of what rounds took, by what was done.
+
+    points : by (what, ...), at their contexts: ("autoregressive",), ("verify", tokens), ("draft", place), ("behind",)
+        for the first step of a draft that has one token more to ingest, both also as "scored draft" and "scored
+        behind", ("tree draft", nodes, place), ("tree verify", tokens)
+    each : what does not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
+    """
+
+    def __init__(self, *, target_states: bool = False):
+        """target_states : whether every draft starts with states of the target to ingest, so that none lags behind."""
+        self.target_states = target_states
+        self.points: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
+        self.each: dict[str, list[float]] = defaultdict(list)
+
+    def add_run(
+        self,
+        rounds: Iterable[Round],
+        prompt_tokens: int,
+        policy: Policy | None,
+        *,
+        masks: bool = False,
+        own_pass: bool = True,
+    ) -> None:
+        """The rounds of one sequence that this policy, or with None the baseline, has decoded.
+
+        masks : whether the drafter puts mask tokens behind every verified token; own_pass : as in `add_baseline`
+        """
+        for one in rounds:
+            context = prompt_tokens + one.t - 1
+            if policy is None:
+                self.add_baseline(one, context, own_pass=own_pass)
+            else:
+                scored, tree = "score" in policy.features, isinstance(policy, TreePolicy)
+                group = policy.max_draft_tokens if masks else 0
+                self.add(one, context, scored=scored, tree=tree, masks=group)
+
+    def add_baseline(self, one: Round, context: int, *, own_pass: bool = True) -> None:
+        """A round of the autoregressive baseline; own_pass : whether by the pass that verifies this pair's drafts."""
+        self.points["autoregressive",].append((context, one.seconds))
+        if own_pass:
+            self.points["verify", 1].append((context, one.verify_s))
+
+    def add(self, one: Round, context: int, *, scored: bool = False, tree: bool = False, masks: int = 0) -> None:
+        """A round that began with so many cached tokens; masks : behind every verified token."""
+        if masks:
+            self.points["tree verify", pass_tokens(masks, one.verified)].append((context, one.verify_s))
+        else:
+            whole_tree = tree and one.verified > 0
+            self.points["tree verify" if whole_tree else "verify", one.verified + 1].append((context, one.verify_s))
+        if not one.step_s:
+            return
+        behind = one.fed > 1 and not self.target_states
+        for place, step_s in enumerate(one.step_s, start=1):
+            what: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
+            if tree:
+                what = ("tree draft", one.level_nodes[place - 1], place)
+            if place == 1 and behind:
+                what = ("tree behind" if tree else "scored behind" if scored else "behind",)
+            self.points[what].append((context, step_s))
+        kind = "tree " if tree else ""
+        self.each[f"{kind}overhead"].append(one.other_s + one.draft_s - sum(one.step_s))
+        if one.asked:
+            self.each[f"{kind}policy"].append(one.policy_s / one.asked)
+
+    def count(self, *what: Any) -> int:
+        """Samples of what begins with these words."""
+        return sum(len(points) for key, points in self.points.items() if key[: len(what)] == what)
+
+    def merge(self, samples: Mapping[str, Any]) -> None:
+        """Add the samples of another stream, as its `as_dict` gives them."""
+        for key, points in samples["points"]:
+            self.points[tuple(key)] += [(int(context), float(seconds)) for context, seconds in points]
+        for name, values in samples["each"].items():
+            self.each[name] += values
+
+    def as_dict(self) -> dict[str, Any]:
+        """All samples, for JSON."""
+        return {"points": [[list(key), points] for key, points in self.points.items()], "each": dict(self.each)}
+
+    def tables(self, contexts: Sequence[int], depth: int, sizes: Sequence[int], *, masks: bool) -> dict[str, Any]:
+        """Costs in seconds as a profile has them (`specsim.cost.profile`): means, medians and quartiles.
+
+        contexts : of the profile's grid; depth : places of a draft; sizes : of trees, none where they are not profiled
+        """
+        quantiles = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
+        return {name: self._table(contexts, depth, sizes, masks, q) for name, q in quantiles.items()}
+
+    def _table(
+        self, contexts: Sequence[int], depth: int, sizes: Sequence[int], masks: bool, q: float | None
+    ) -> dict[str, Any]:
+        places, chains = range(1, depth + 1), range(1, depth + 2)
+        drafts = {place: self.points["draft", place] for place in places}
+        means = _over_sizes(places, drafts, contexts, None)
+
+        def curve(what: str) -> Floats:
+            return along_contexts(self.points[what,], contexts, q)
+
+        def beyond(what: str) -> dict[int, list[Point]]:
+            """By the number that follows `what`, how much longer these passes took than a chain's at their place."""
+            found: dict[int, list[Point]] = defaultdict(list)
+            for (name, *rest), points in self.points.items():
+                if name == what:
+                    step = means[min(rest[-1], depth) - 1]
+                    found[rest[0]] += [(c, s - float(np.interp(c, contexts, step))) for c, s in points]
+            return found
+
+        def constant(what: str) -> float:
+            return max(0.0, centre(self.each[what], q)) if self.each[what] else 0.0
+
+        behind = curve("behind") - means[0] if self.count("behind") else np.zeros(len(contexts))
+        scores = [seconds for points in beyond("scored draft").values() for _, seconds in points]
+        found = {
+            "draft_step": _over_sizes(places, drafts, contexts, q).tolist(),
+            "catch_up": np.maximum(behind, 0.0).tolist(),  # a difference may be negative by noise, a time may not
+            "verify": _over_sizes(chains, {size: self.points["verify", size] for size in chains}, contexts, q).tolist(),
+            "autoregressive": curve("autoregressive").tolist(),
+            "policy_step": constant("policy"),
+            "round_overhead": constant("overhead"),
+            "score_step": max(0.0, centre(scores, q)) if scores else 0.0,
+        }
+        if not sizes:
+            return found
+        wider = {} if masks else beyond("tree draft")
+        verify = {1: self.points["verify", 1]}
+        verify |= {key[1]: points for key, points in self.points.items() if key[0] == "tree verify"}
+        known = sorted({*sizes, *wider, *verify})
+        kind = "" if masks else "tree "
+        found["tree"] = {
+            "sizes": known,
+            "wider": np.maximum(_over_sizes(known, wider, contexts, q), 0.0).tolist(),
+            "verify": _over_sizes(known, verify, contexts, q).tolist(),
+            "policy_step": constant(f"{kind}policy"),
+            "round_overhead": constant(f"{kind}overhead"),
+        }
+        return found
+
+
+def _over_sizes(
+    sizes: Sequence[int], points: Mapping[int, Sequence[Point]], contexts: Sequence[int], q: float | None
+) -> Floats:
+    """[S, C], of sizes, or places, that were not met as those beside them; zero where none was."""
+    met = sorted(size for size in points if points[size])
+    if not met:
+        return np.zeros((len(sizes), len(contexts)))
+    curves = np.stack([along_contexts(points[size], contexts, q) for size in met])
+    return np.asarray(hat_functions(np.array(sizes, dtype=np.float64), met) @ curves)

@@ -1,0 +1,250 @@
+"""How well seconds are measured, by the length of turns and by load: `python -m studies.measurement.run [OUT]`.
+
+The baseline twice and fixed draft lengths decode the same prompts, taking turns of 1, 4 and 16 rounds and of whole
+sequences, on a machine left alone and beside a process that keeps one core busy in bursts. The two baselines differ by
+chance alone (the null test); the draft lengths show whether short turns bias a speedup. All turn lengths are run within
+each repeat, so that they meet the same machine. Writes OUT/timings.json and OUT/report.md.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realrun.decode.sampling import Sampler
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import study_prompts
+from realrun.provenance import provenance
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.timing import Arm, Timings, decode_in_turns, make_arm, warm_up
+from specsim.arrays import Floats
+from specsim.cli.console import progress_bar
+from specsim.files import write_json, write_text
+from specsim.policy.registry import make_policy
+from specsim.progress import Progress
+from specsim.report.markdown import markdown_table
+from specsim.speedup.intervals import Estimate, interval_text, ratio_difference, ratio_interval
+from studies.common import Config, Document, about_machine, run_study
+
+WHOLE = 10**9  # rounds of a turn that lasts a whole sequence
+BURSTS = """
+import random, sys, time
+busy, rest = [float(x) for x in sys.argv[1:3]], [float(x) for x in sys.argv[3:5]]
+draw = random.Random(0)
+while True:
+    end = time.perf_counter() + draw.uniform(*busy)
+    while time.perf_counter() < end:
+        pass
+    time.sleep(draw.uniform(*rest))
+"""
+
+
+@contextmanager
+def load_of(name: str, config: Config) -> Iterator[None]:
+    """Another process that computes in bursts, or nothing."""
+    if name == "idle":
+        yield
+        return
+    numbers = [str(value) for value in (*config["busy_s"], *config["rest_s"])]
+    other = subprocess.Popen([sys.executable, "-c", BURSTS, *numbers])
+    try:
+        yield
+    finally:
+        other.terminate()
+        other.wait()
+
+
+def arms_of(config: Config) -> tuple[list[Arm], Any]:
+    """Two baselines and the fixed draft lengths, and the pair."""
+    pair = load_pair(config["target"], dtype=config["dtype"], threads=config["threads"], drafter=config["drafter"])
+    sampler = Sampler(config["mode"], config["temperature"], seed=config["seed"])
+    policies = [None, None, *(make_policy("fixed_k", {"k": k}) for k in config["draft_lengths"])]
+    return [make_arm(str(policy), policy, pair, sampler) for policy in policies], pair
+
+
+def measure(config: Config, report: Progress) -> Document:
+    """Seconds of every round: by load, turn length, arm, sequence and repeat."""
+    arms, pair = arms_of(config)
+    prompts = study_prompts(pair.tokenizer, config["prompts"])
+    sampler = Sampler(config["mode"], config["temperature"], seed=config["seed"])
+    trace = record(pair, prompts, RecordSettings(1, config["max_new_tokens"], sampler))
+    warm_up(arms, prompts, trace)
+    order = np.random.default_rng(config["seed"])
+    seconds: dict[str, dict[str, list[Any]]] = {}
+    steps = len(config["loads"]) * config["repeats"] * len(config["turns"])
+    done = 0
+    for load in config["loads"]:
+        timings = {turn: Timings() for turn in config["turns"]}
+        with load_of(load, config):
+            for _ in range(config["repeats"]):
+                for turn in order.permutation(config["turns"]).tolist():
+                    decode_in_turns(
+                        arms,
+                        prompts,
+                        trace,
+                        timings[turn],
+                        seed=config["seed"],
+                        order=order,
+                        turn_rounds=turn or WHOLE,
+                    )
+                    done += 1
+                    report(load, done, steps)
+        seconds[load] = {
+            str(turn): [
+                {
+                    "typical": found.seconds(arm, range(len(prompts))).tolist(),
+                    "sums": [[run.seconds for run in found.runs[arm, index]] for index in range(len(prompts))],
+                }
+                for arm in range(len(arms))
+            ]
+            for turn, found in timings.items()
+        }
+    return {
+        "seconds": seconds,
+        "arms": ["baseline", "null", *(f"K = {k}" for k in config["draft_lengths"])],
+        "output_tokens": int(trace.output_tokens.sum()),
+        "environment": provenance(pair.device, pair.dtype),
+        "device": pair.device.type,
+        "dtype": config["dtype"],
+    }
+
+
+def seconds_of(document: Document, load: str, turn: int, arm: int, *, typical: bool = True) -> Floats:
+    """Per sequence [S]: each round at the median of its repeats, or the median of the repeats' sums."""
+    found = document["seconds"][load][str(turn)][arm]
+    return np.array(found["typical"]) if typical else np.median(found["sums"], axis=1)
+
+
+def ratio(document: Document, load: str, turn: int, arm: int, *, typical: bool = True) -> Estimate:
+    """The baseline's seconds over the arm's."""
+    baseline, own = (seconds_of(document, load, turn, one, typical=typical) for one in (0, arm))
+    return ratio_interval(baseline, own)
+
+
+def turn_name(turn: int) -> str:
+    return "a sequence" if turn == 0 else "1 round" if turn == 1 else f"{turn} rounds"
+
+
+def null_table(document: Document, config: Config) -> list[str]:
+    """The null arm by load and turn length."""
+    rows = []
+    for load in config["loads"]:
+        for turn in config["turns"]:
+            row = [load, turn_name(turn)]
+            for typical in (True, False):
+                baseline, null = (seconds_of(document, load, turn, arm, typical=typical) for arm in (0, 1))
+                row += [
+                    interval_text(ratio_interval(baseline, null).as_dict()),
+                    f"{(baseline / null).std(ddof=1):.4f}",
+                ]
+            rows.append(row)
+    columns = [
+        "machine",
+        "turn",
+        "null ratio, rounds at their medians",
+        "spread",
+        "null ratio, medians of sums",
+        "spread",
+    ]
+    return markdown_table(columns, rows)
+
+
+def bias_table(document: Document, config: Config) -> list[str]:
+    """Speedups by turn length, and the difference to turns of whole sequences."""
+    rows = []
+    for load in config["loads"]:
+        for arm, name in enumerate(document["arms"][2:], start=2):
+            whole = [seconds_of(document, load, 0, one) for one in (0, arm)]
+            for turn in config["turns"]:
+                own = [seconds_of(document, load, turn, one) for one in (0, arm)]
+                found = ratio_interval(*own)
+                apart = "" if turn == 0 else interval_text(ratio_difference(*own, *whole).difference.as_dict())
+                rows.append([load, name, turn_name(turn), interval_text(found.as_dict()), apart])
+    return markdown_table(["machine", "policy", "turn", "speedup", "less that by whole sequences"], rows)
+
+
+def report_text(config: Config, document: Document) -> str:
+    """The whole report as Markdown."""
+    lines = [
+        "# How well seconds are measured",
+        "",
+        f"{config['prompts']} prompts of {config['max_new_tokens']} tokens, {config['repeats']} repeats; target "
+        f"{config['target']} (the lab's, deepened by blocks that pass their input on: acceptance of the trained model, "
+        f"cost of a deep one), {config['mode']} sampling at T = {config['temperature']}; {about_machine(document)}. "
+        f"Bursts: another process computes for {config['busy_s'][0]} to {config['busy_s'][1]} s and rests as long. "
+        "All turn lengths are run within each repeat. Intervals (95 %) and spreads (standard deviation) over prompts.",
+        "",
+        "## Null test",
+        "",
+        "The baseline's seconds over those of a second baseline, which differ by chance alone. A round at its median "
+        "is the repeat that took the median of all repeats of that round; a median of sums, the repeat whose whole "
+        "sequence did.",
+        "",
+        *null_table(document, config),
+        "",
+        *verdict(document, config),
+        "",
+        "## Do short turns bias speedups?",
+        "",
+        "A short turn finds the caches full of other arms' data, a long one meets another machine than its neighbours.",
+        "",
+        *bias_table(document, config),
+        "",
+        *bias_verdict(document, config),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def verdict(document: Document, config: Config) -> list[str]:
+    """Which turn length leaves the least spread, by load."""
+    lines = []
+    for load in config["loads"]:
+        spreads = {}
+        for turn in config["turns"]:
+            baseline, null = (seconds_of(document, load, turn, arm) for arm in (0, 1))
+            spreads[turn] = float((baseline / null).std(ddof=1))
+        best = min(spreads, key=lambda turn: spreads[turn])
+        lines.append(
+            f"- {load}: the null ratio spreads least by turns of {turn_name(best)} ({spreads[best]:.4f}; whole "
+            f"sequences {spreads[0]:.4f})."
+        )
+    return lines
+
+
+def bias_verdict(document: Document, config: Config) -> list[str]:
+    """The largest bias that turns of one length can have, by the intervals on the idle machine."""
+    lines = []
+    for turn in config["turns"][:-1]:
+        ends = []
+        for arm in range(2, len(document["arms"])):
+            own, whole = ([seconds_of(document, "idle", t, one) for one in (0, arm)] for t in (turn, 0))
+            apart = ratio_difference(*own, *whole).difference
+            speedup = ratio_interval(*whole).estimate
+            ends.append((100 * apart.low / speedup, 100 * apart.high / speedup))
+        low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+        lines.append(
+            f"- Turns of {turn_name(turn)}, idle machine: all intervals of the difference to whole sequences lie "
+            f"within {low:+.1f} and {high:+.1f} % of the speedup."
+        )
+    return lines
+
+
+def main(out: Path, config: Config) -> None:
+    """Measure, unless it is done, and write the report."""
+    done = out / "timings.json"
+    if not done.is_file():
+        with progress_bar() as report:
+            write_json(measure(config, report), done)
+    write_text(out / "report.md", report_text(config, json.loads(done.read_text())))
+
+
+if __name__ == "__main__":
+    run_study(main, __file__)

@@ -1,0 +1,77 @@
+"""A sequence decoded round by round is the sequence decoded at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from specsim.errors import InputError
+from specsim.policy.registry import make_policy
+from tests.support.pairs.inside import pair_of
+from tests.support.tiny import random_prompts, tiny_pair
+
+SAMPLER = Sampler("gumbel", 0.8, seed=4)
+POLICIES = [
+    None,
+    make_policy("fixed_k", {"k": 3}),
+    make_policy("beta_ts", {"max_draft_tokens": 4}),
+    make_policy("vct", {"width": 2, "depth": 3}),
+]
+policies = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "plain" if policy is None else policy.name)
+
+
+@policies
+@pytest.mark.parametrize("kind", ["model", "edd", "medusa"])
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLER, Sampler("rejection", 0.8, seed=4)], ids=lambda s: s.mode)
+def test_round_by_round_gives_what_decode_gives(kind: str, policy, sampler: Sampler) -> None:  # type: ignore[no-untyped-def]
+    pair = pair_of(kind)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
+    for sequence, prompt in enumerate(random_prompts(2, seed=3)):
+        how = {"sequence": sequence, "seed": 5}
+        whole = decoder.decode(prompt, 23, policy, **how)
+        decoding = decoder.start(prompt, 23, policy, **how)
+        assert decoding.position == 0 and not decoding.done and decoding.result.rounds == []
+        while not decoding.done:
+            before = decoding.position
+            draft = decoding.advance()
+            one = decoding.result.rounds[-1]
+            assert one.t == before < decoding.position <= 23
+            assert len(draft.tokens) == one.verified and tuple(draft.step_s) == one.step_s
+            assert decoding.result.tokens == whole.tokens[: decoding.position]
+        assert decoding.result.tokens == whole.tokens and decoding.result.tree_log() == whole.tree_log()
+        assert decoding.result.state == whole.state and decoding.result.prefill_s > 0
+
+
+@policies
+def test_the_end_of_the_text_ends_it(policy) -> None:  # type: ignore[no-untyped-def]
+    prompt = random_prompts(1, seed=3)[0]
+    pair = tiny_pair()
+    text = Decoder(*pair.make_drafter(), (), SAMPLER).decode(prompt, 23, None).tokens
+    ends = text[9]
+    decoding = Decoder(*pair.make_drafter(), (ends,), SAMPLER).start(prompt, 23, policy)
+    while not decoding.done:
+        assert ends not in decoding.result.tokens
+        decoding.advance()
+    assert decoding.result.tokens == text[: text.index(ends) + 1]
+
+
+@policies
+def test_a_round_says_what_it_did_and_seconds_of_steps_are_part_of_the_drafting(policy) -> None:  # type: ignore[no-untyped-def]
+    pair = tiny_pair()
+    rounds = Decoder(*pair.make_drafter(), (), SAMPLER).decode(random_prompts(1)[0], 23, policy).rounds
+    for one in rounds:
+        assert 0 <= sum(one.step_s) <= one.draft_s and min(one.step_s, default=1.0) > 0
+        assert (one.fed > 0) == (one.drafted > 0)
+        if policy is not None and policy.name == "vct":
+            assert len(one.level_nodes) == len(one.step_s) and (one.asked > 0 or not one.drafted)
+        else:  # after the last token that there is room for, nobody is asked
+            assert one.level_nodes == () and len(one.step_s) == one.drafted
+            assert one.asked in (one.drafted, max(0, one.drafted - 1))
+
+
+def test_what_cannot_be_decoded_is_refused_at_the_start() -> None:
+    decoder = Decoder(*tiny_pair().make_drafter(), (), SAMPLER)
+    for prompt, tokens, says in (([], 4, "prompt is empty"), ([3], 0, "max_new_tokens=0"), ([3], 400, "positions")):
+        with pytest.raises(InputError, match=says):
+            decoder.start(prompt, tokens, None)

@@ -1,0 +1,221 @@
+"""Arms that take turns by round: who goes next, what a typical round is, and that no arm notices the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realrun.decode.rounds import Decoded, Round
+from realrun.decode.sampling import Sampler
+from realrun.pairs.pair import Pair
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.timing import (
+    Arm,
+    Timings,
+    decode_in_turns,
+    make_arm,
+    take_turns,
+    typical_rounds,
+    warm_up,
+)
+from specsim.policy.registry import make_policy
+from tests.support.pairs.inside import pair_of
+from tests.support.tiny import tiny_pair, tiny_prompts
+
+# Turns.
+
+
+class Stepper:
+    """Goes through a sequence by these steps, and writes down who went."""
+
+    def __init__(self, name: int, steps: list[int], log: list[int]):
+        self.name, self.steps, self.log = name, list(steps), log
+        self.position = 0
+
+    @property
+    def done(self) -> bool:
+        return not self.steps
+
+    def advance(self) -> None:
+        assert not self.done
+        self.log.append(self.name)
+        self.position += self.steps.pop(0)
+
+
+def steppers(steps: list[list[int]]) -> tuple[list[Stepper], list[int]]:
+    log = list[int]()
+    return [Stepper(name, own, log) for name, own in enumerate(steps)], log
+
+
+sequences = st.lists(st.lists(st.integers(1, 5), max_size=8), max_size=5)
+
+
+@given(steps=sequences, turn_rounds=st.integers(1, 3), seed=st.integers(0, 9))
+def test_whoever_is_furthest_behind_goes_next(steps: list[list[int]], turn_rounds: int, seed: int) -> None:
+    runners, log = steppers(steps)
+    take_turns(runners, np.random.default_rng(seed), turn_rounds)
+    assert all(runner.done for runner in runners)
+    assert Counter(log) == Counter({name: len(own) for name, own in enumerate(steps) if own})
+    left, position = [list(own) for own in steps], [0] * len(steps)
+    while log:
+        least = min(position[name] for name, own in enumerate(left) if own)
+        turn = log[: min(turn_rounds, len(left[log[0]]))]
+        assert position[turn[0]] == least and set(turn) == {turn[0]}
+        for name in turn:
+            position[name] += left[name].pop(0)
+        del log[: len(turn)]
+
+
+def test_who_begins_is_drawn_by_lot() -> None:
+    first = Counter[int]()
+    order = np.random.default_rng(0)
+    for _ in range(300):
+        runners, log = steppers([[1], [1], [1]])
+        take_turns(runners, order)
+        first[log[0]] += 1
+    assert len(first) == 3 and min(first.values()) > 70
+
+
+def test_a_fast_arm_waits_for_a_slow_one() -> None:
+    runners, log = steppers([[1] * 6, [3, 3]])
+    take_turns(runners, np.random.default_rng(1))
+    assert sorted(log[:2]) == [0, 1] and log[2:4] == [0, 0]  # both begin; then one goes on until it is as far
+    assert sorted(log[4:6]) == [0, 1] and log[6:] == [0, 0]
+
+
+# Typical rounds.
+
+
+def one_round(t: int, seconds: float, accepted: int = 0) -> Round:
+    """Its parts tell which repeat it is of."""
+    return Round(t, 2, accepted, 2, accepted, seconds / 2, seconds / 8, seconds / 4, seconds / 8, (seconds / 4,) * 2)
+
+
+def run_of(*seconds: float, accepted: int = 0) -> Decoded:
+    return Decoded([7] * len(seconds), [one_round(t, s, accepted) for t, s in enumerate(seconds)], 0.0)
+
+
+def test_every_round_is_taken_at_the_median_of_its_repeats() -> None:
+    runs = [run_of(1.0, 9.0, 3.0), run_of(2.0, 5.0, 1.0), run_of(90.0, 4.0, 2.0)]
+    assert typical_rounds(runs) == [runs[1].rounds[0], runs[1].rounds[1], runs[2].rounds[2]]
+
+
+def test_of_two_repeats_the_faster_round_counts_and_one_is_its_own_median() -> None:
+    runs = [run_of(1.0, 9.0), run_of(2.0, 5.0)]
+    assert typical_rounds(runs) == [runs[0].rounds[0], runs[1].rounds[1]]
+    assert typical_rounds(runs[:1]) == runs[0].rounds
+
+
+@given(
+    seconds=st.lists(st.lists(st.floats(0.1, 9), min_size=4, max_size=4), min_size=1, max_size=6),
+    seed=st.integers(0, 9),
+)
+def test_the_parts_of_a_typical_round_are_those_of_one_repeat(seconds: list[list[float]], seed: int) -> None:
+    runs = [run_of(*own) for own in seconds]
+    found = typical_rounds(runs)
+    assert len(found) == 4
+    for number, one in enumerate(found):
+        same = [run.rounds[number] for run in runs]
+        assert one in same
+        assert one.seconds == sorted(other.seconds for other in same)[(len(runs) - 1) // 2]
+    shuffled = [runs[i] for i in np.random.default_rng(seed).permutation(len(runs))]
+    assert [one.seconds for one in typical_rounds(shuffled)] == [one.seconds for one in found]
+
+
+def test_of_repeats_that_differ_the_middle_one_is_taken_whole() -> None:
+    runs = [run_of(1.0, 9.0), run_of(2.0, 5.0, accepted=1), run_of(90.0)]
+    assert typical_rounds(runs) == runs[0].rounds  # 10 s, between 7 s and 90 s
+
+
+def test_seconds_are_those_of_typical_rounds() -> None:
+    timings = Timings()
+    for arm, sequence, run in ((0, 0, run_of(1.0, 9.0)), (0, 1, run_of(3.0)), (1, 0, run_of(4.0))):
+        timings.add(arm, sequence, run)
+    timings.add(0, 0, run_of(5.0, 2.0))
+    np.testing.assert_allclose(timings.seconds(0, [0, 1]), [1.0 + 2.0, 3.0])
+    np.testing.assert_allclose(timings.seconds(1, [0]), [4.0])
+    assert [len(run.rounds) for run in timings.last_runs(0, [1, 0])] == [1, 2]
+    assert timings.last_runs(0, [0]) == [timings.runs[0, 0][1]]
+
+
+# Arms.
+
+POLICIES = {
+    "chain": ("fixed_k", {"k": 3}),
+    "adaptive chain": ("adaedl", {"max_draft_tokens": 4}),
+    "carried state": ("beta_ts", {"carry": True, "max_draft_tokens": 4}),
+    "tree": ("vct", {"width": 2, "depth": 3}),
+    "dynamic tree": ("eagle2", {"nodes": 6, "top_k": 3, "depth": 3}),
+}
+SAMPLER = Sampler("gumbel", 0.8, seed=4)
+
+
+def arms_over(pair: Pair) -> list[Arm]:
+    policies = [None, *(make_policy(name, settings) for name, settings in POLICIES.values()), None]
+    return [make_arm(str(number), policy, pair, SAMPLER) for number, policy in enumerate(policies)]
+
+
+@pytest.mark.parametrize("turn_rounds", [1, 3])
+@pytest.mark.parametrize("kind", ["model", "edd", "medusa", "self-sd", "eesd"])
+def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
+    """All at once over one pair, in turns by round, they do what each does alone: the same tokens, the same rounds."""
+    pair, prompts = pair_of(kind), tiny_prompts(3)
+    trace = record(pair, prompts, RecordSettings(4, 20, SAMPLER))
+    arms, timings, order = arms_over(pair), Timings(), np.random.default_rng(2)
+    warm_up(arms, prompts, trace)
+    for _ in range(2):  # states that are carried start anew with each repeat
+        decode_in_turns(arms, prompts, trace, timings, seed=5, order=order, turn_rounds=turn_rounds)
+    for number, arm in enumerate(arms_over(pair)):
+        state: Any = None
+        for index, prompt in enumerate(prompts):
+            alone = arm.decoder.decode(prompt.tokens, 20, arm.policy, sequence=index, seed=5, state=state)
+            state = alone.state
+            for run in timings.runs[number, index]:
+                assert run.tokens == alone.tokens and run.tree_log() == alone.tree_log(), (kind, arm.policy)
+                assert run.state == alone.state
+                assert [(one.fed, one.asked, one.level_nodes) for one in run.rounds] == [
+                    (one.fed, one.asked, one.level_nodes) for one in alone.rounds
+                ]
+
+
+def test_what_else_takes_turns_is_made_for_every_sequence_and_ends() -> None:
+    pair, prompts = tiny_pair(), tiny_prompts(3)
+    trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER))
+    made: list[Stepper] = []
+    log: list[int] = []
+
+    def beside(index: int) -> Stepper:
+        made.append(Stepper(index, [4, 4, 4], log))
+        return made[-1]
+
+    timings, told = Timings(), list[tuple[int, int]]()
+    arms = [make_arm("plain", None, pair, SAMPLER)]
+    decode_in_turns(
+        arms,
+        prompts,
+        trace,
+        timings,
+        seed=0,
+        order=np.random.default_rng(0),
+        beside=beside,
+        progress=lambda *step: told.append(step),
+    )
+    assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2] and all(one.done for one in made)
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert [len(timings.runs[0, index]) for index in range(3)] == [1, 1, 1]
+
+
+def test_a_repeat_is_of_the_traces_sequences_and_budgets() -> None:
+    pair, prompts = tiny_pair(), tiny_prompts(4)
+    trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER)).select([3, 1])
+    timings = Timings()
+    arms = [make_arm("plain", None, pair, SAMPLER), make_arm("k", make_policy("fixed_k", {"k": 2}), pair, SAMPLER)]
+    decode_in_turns(arms, [prompts[3], prompts[1]], trace, timings, seed=0, order=np.random.default_rng(0))
+    for index in range(2):
+        recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        assert timings.runs[0, index][0].tokens == timings.runs[1, index][0].tokens == recorded
