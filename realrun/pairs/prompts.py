@@ -16,10 +16,11 @@ from specsim.files import digest
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's domain and its token ids."""
+    """A prompt's domain and its token ids. source : the file that it was cut from, "" if it is a text of its own"""
 
     domain: str
     tokens: list[int]
+    source: str = ""
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
@@ -91,22 +92,25 @@ def lab_prompts(
     file, files spread evenly over the split. Some distributions of Python leave
     the test files out; the other domains then share the count.
     """
-    pools: dict[str, list[str]] = {"code": [], "prose": [], "tests": []}
+    pools: dict[str, list[tuple[str, str]]] = {"code": [], "prose": [], "tests": []}
     for source in library_files(split):
         text = source.text
         line_end = text.find("\n", len(text) // 2) + 1
         spans = docstring_spans(text)
         if source.is_test:
-            pools["tests"].append(text[:line_end])
+            pools["tests"].append((text[:line_end], source.name))
         elif spans and len(pools["prose"]) <= len(pools["code"]):
             start, end = spans[len(spans) // 2]
-            pools["prose"].append(text[: start + (end - start) * 2 // 5])
+            pools["prose"].append((text[: start + (end - start) * 2 // 5], source.name))
         else:
-            pools["code"].append(text[:line_end])
-    usable: dict[str, list[list[int]]] = {}
+            pools["code"].append((text[:line_end], source.name))
+    usable: dict[str, list[Prompt]] = {}
     for domain, contexts in sorted(pools.items()):
-        cut = [tokenizer(context[-prompt_tokens * 16 :])["input_ids"][-prompt_tokens:] for context in contexts]
-        usable[domain] = [tokens for tokens in cut if len(tokens) == prompt_tokens]
+        cut = [
+            Prompt(domain, tokenizer(context[-prompt_tokens * 16 :])["input_ids"][-prompt_tokens:], name)
+            for context, name in contexts
+        ]
+        usable[domain] = [prompt for prompt in cut if len(prompt.tokens) == prompt_tokens]
     usable = {domain: kept for domain, kept in usable.items() if kept}
     prompts: list[Prompt] = []
     for number, (domain, kept) in enumerate(usable.items()):
@@ -117,7 +121,7 @@ def lab_prompts(
                 f"for; ask for fewer prompts"
             )
         stride = len(kept) / max(wanted, 1)
-        prompts.extend(Prompt(domain, kept[int(i * stride)]) for i in range(wanted))
+        prompts.extend(kept[int(i * stride)] for i in range(wanted))
     if not prompts:
         raise InputError(f"the library has no {split} source files; give prompts with --prompts")
     return prompts
@@ -133,7 +137,7 @@ def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens:
             end = source.text.find("\n", len(source.text) * number // (cuts + 1)) + 1
             tokens = tokenizer(source.text[:end][-16 * prompt_tokens :])["input_ids"][-prompt_tokens:]
             if len(tokens) == prompt_tokens:
-                prompts.append(Prompt("tests" if source.is_test else "code", tokens))
+                prompts.append(Prompt("tests" if source.is_test else "code", tokens, source.name))
     return prompts[:count]
 
 

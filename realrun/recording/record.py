@@ -135,6 +135,7 @@ def record(
         if progress:
             progress(sequence + 1, len(prompts))
     lengths = [len(output) for output in outputs]
+    known = any(prompt.source for prompt in prompts)
     arrays: dict[str, Any] = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
     if settings.tree is not None:
         trees = Trees(*(arrays.pop(f"tree_{name}") for name in Trees._fields))
@@ -166,6 +167,7 @@ def record(
         prompt_tokens=np.array([len(prompt.tokens) for prompt in prompts]),
         budget_tokens=np.full(len(prompts), settings.max_new_tokens),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        source=np.array([prompt.source for prompt in prompts], dtype=np.str_) if known else None,
         **arrays,
     )
 

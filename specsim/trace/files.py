@@ -146,7 +146,9 @@ def read_trace(folder: Path | str) -> Trace:
         values[name] = _column(sequences, name, np.int64, folder / SEQUENCES)
         if (values[name] < (0 if name in ("sequence_id", "output_tokens") else 1)).any():
             raise InputError(f"{folder / SEQUENCES}: column {name!r} has a value below its least; record it again")
-    values["domain"] = _column(sequences, "domain", np.str_, folder / SEQUENCES)
+    for name in ("domain", "source"):
+        if name == "domain" or name in sequences.column_names:  # traces of before do not name the sources
+            values[name] = _column(sequences, name, np.str_, folder / SEQUENCES)
     lengths = values.pop("output_tokens")
     values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values["token"] = _column(steps, "token", np.int32, folder / STEPS)
@@ -317,15 +319,16 @@ def _tree_table(trace: Trace, tree: TreeRecord) -> pa.Table:
 
 
 def _sequence_table(trace: Trace) -> pa.Table:
-    return pa.table(
-        {
-            "sequence_id": pa.array(trace.sequence_id, pa.int32()),
-            "domain": pa.array(trace.domain.tolist(), pa.string()),
-            "prompt_tokens": pa.array(trace.prompt_tokens, pa.int32()),
-            "budget_tokens": pa.array(trace.budget_tokens, pa.int32()),
-            "output_tokens": pa.array(trace.output_tokens, pa.int32()),
-        }
-    )
+    columns = {
+        "sequence_id": pa.array(trace.sequence_id, pa.int32()),
+        "domain": pa.array(trace.domain.tolist(), pa.string()),
+        "prompt_tokens": pa.array(trace.prompt_tokens, pa.int32()),
+        "budget_tokens": pa.array(trace.budget_tokens, pa.int32()),
+        "output_tokens": pa.array(trace.output_tokens, pa.int32()),
+    }
+    if trace.source is not None:
+        columns["source"] = pa.array(trace.source.tolist(), pa.string())
+    return pa.table(columns)
 
 
 def _step_table(trace: Trace) -> pa.Table:

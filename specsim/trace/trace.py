@@ -44,6 +44,8 @@ class Trace:
     sequence_id, prompt_tokens, budget_tokens : int arrays [S]. The budget is the
         most output tokens that the run would have emitted.
     domain : str array [S]
+    source : str array [S], the text that a prompt was cut from, such as a file; "" where it is its own, or None where
+        not recorded. Prompts of one text are alike, so that they tune together or report together
     offsets : int64 [S + 1], rows of sequence s are offsets[s]:offsets[s+1]
     token, match_len : int32, uint8 [N]
     draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
@@ -76,6 +78,7 @@ class Trace:
     accept_prob: FloatArray | None = None
     score: FloatArray | None = None
     tree: TreeRecord | None = None
+    source: npt.NDArray[np.str_] | None = None
 
     @property
     def depth(self) -> int:
@@ -140,8 +143,8 @@ class Trace:
         values: dict[str, Any] = {"meta": self.meta, "offsets": offsets}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("sequence_id", "domain", "prompt_tokens", "budget_tokens"):
-                values[field.name] = value[index]
+            if field.name in ("sequence_id", "domain", "prompt_tokens", "budget_tokens", "source"):
+                values[field.name] = None if value is None else value[index]
             elif field.name == "tree":
                 values["tree"] = None if value is None else value.select(rows)
             elif field.name not in values:

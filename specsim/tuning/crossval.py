@@ -17,6 +17,7 @@ from specsim.progress import Counter
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
+from specsim.trace.split import groups
 from specsim.trace.trace import Trace
 from specsim.tuning.search import Reference, SearchResult, compared, find_best, reference_policies, warnings_of
 from specsim.tuning.settings import DEFAULT_SEARCH, SearchSettings
@@ -69,17 +70,21 @@ class CrossValidation:
 def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
     """Disjoint sequence indices of each fold, all together all sequences; every domain evenly spread.
 
-    Raises InputError for fewer than 2 folds or more folds than sequences.
+    Sequences of one source are in one fold. Raises InputError for fewer than 2 folds or more folds than there are
+    sequences, or sources.
     """
-    if not 2 <= folds <= trace.sequences:
+    group = groups(trace)
+    first = np.unique(group)
+    if not 2 <= folds <= len(first):
+        of = "" if len(first) == trace.sequences else f" from {len(first)} files"
         raise InputError(
-            f"folds={folds} cannot divide {trace.sequences} sequences; give a number from 2 to {trace.sequences}"
+            f"folds={folds} cannot divide {trace.sequences} sequences{of}; give a number from 2 to {len(first)}"
         )
     rng = np.random.default_rng(seed)
     dealt = np.concatenate(
-        [rng.permutation(np.flatnonzero(trace.domain == domain)) for domain in np.unique(trace.domain)]
+        [rng.permutation(first[trace.domain[first] == domain]) for domain in np.unique(trace.domain)]
     )
-    return [np.sort(dealt[fold::folds]) for fold in range(folds)]
+    return [np.flatnonzero(np.isin(group, dealt[fold::folds])) for fold in range(folds)]
 
 
 def cross_validate(

@@ -15,7 +15,7 @@ import realrun.pairs.prompts
 from realrun.lab.tokenizer import train_tokenizer
 from realrun.pairs.library_text import SourceFile, docstring_spans, held_out, library_files
 from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import Prompt, lab_prompts, read_prompts
+from realrun.pairs.prompts import Prompt, lab_prompts, read_prompts, study_prompts
 from specsim.errors import InputError
 from tests.support.tiny import VOCAB, tiny_model, tiny_pair, tiny_tokenizer
 
@@ -102,6 +102,14 @@ def test_bad_prompt_files_are_refused_with_their_line(tmp_path: Path, content: s
 def test_a_missing_prompt_file_is_refused(tmp_path: Path) -> None:
     refusal(lambda: read_prompts(tmp_path / "absent", tiny_tokenizer()), "absent", "does not exist")
     refusal(lambda: read_prompts(tmp_path, tiny_tokenizer()), "does not exist")
+
+
+def test_prompts_name_the_file_that_they_were_cut_from() -> None:
+    names = [source.name for source in library_files("held_out")]
+    cut = [prompt.source for prompt in study_prompts(tiny_tokenizer(), len(names) + 20, 8)]
+    assert set(cut) <= set(names) and len(set(cut)) < len(cut)  # the second round through the files
+    alone = [prompt.source for prompt in lab_prompts(tiny_tokenizer(), 6, 8)]
+    assert set(alone) <= set(names) and len(set(alone)) == 6
 
 
 def test_the_split_by_file_is_stable() -> None:

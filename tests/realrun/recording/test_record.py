@@ -176,3 +176,11 @@ def test_a_context_that_exceeds_the_models_is_refused() -> None:
     assert "\n" not in str(caught.value)
     trace = record(tiny_pair(), prompts, RecordSettings(max_draft_tokens=10, max_new_tokens=50))
     assert trace.output_tokens.tolist() == [50]
+
+
+def test_the_files_of_prompts_are_recorded_where_any_is_known() -> None:
+    settings = RecordSettings(2, 4)
+    own, cut = tiny_prompts(1), Prompt("code", [1, 2, 3], "heapq.py")
+    named = record(tiny_pair(), [*own, cut], settings).source
+    assert named is not None and named.tolist() == ["", "heapq.py"]
+    assert record(tiny_pair(), own, settings).source is None
