@@ -1,4 +1,4 @@
-"""What the studies share: their configuration, jobs that run once and are read again, and words of their reports.
+"""What the studies share: their configuration, jobs that run once and are read again, and where they ran.
 
 A study is a folder with config.toml, run.py and the report that was written by it: `python -m studies.edd.run [OUT]`.
 """
@@ -18,15 +18,24 @@ from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings
 from realrun.validation.run import ValidationSettings, validate
 from specsim.cost.model import CostModel
+from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
 from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
+from specsim.speedup.intervals import paired_difference
+from specsim.trace.files import read_trace
+from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 Config = Mapping[str, Any]
 Document = dict[str, Any]
+
+MOST_TRUNCATED = 0.05  # share of a row's rounds; a row with more is not compared
 
 
 def run_study(main: Callable[[Path, Config], None], file: str) -> None:
@@ -54,8 +63,8 @@ def named(report: Progress, name: str) -> Progress:
 
 
 def load(config: Config, drafter: str | Path = "model") -> Pair:
-    """The lab with its own draft model, with one of its drafters, or with one in a folder."""
-    return load_pair(dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
+    """The study's target with the lab's own draft model, with one of its drafters, or with one in a folder."""
+    return load_pair(config["target"], dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
 
 
 def record_settings(run: Config, config: Config, *, trees: bool = False) -> RecordSettings:
@@ -78,7 +87,7 @@ def validation(
 ) -> Document:
     """Record, profile, tune, predict and really decode with this drafter; read where it is there.
 
-    kinds : policies to compare, or a function of the pair that says which; None: all
+    With what `with_replays` adds. kinds : policies to compare, or a function of the pair that says which; None: all
     """
     done = folder / "validation.json"
     if not done.is_file():
@@ -93,7 +102,35 @@ def validation(
             seed=config["seed"],
         )
         validate(pair, prompts(pair.tokenizer, config["prompts"]), settings, folder, named(report, folder.name))
-    return dict(json.loads(done.read_text()))
+    trace, cost = read_trace(folder / "trace"), read_cost(folder / "profile.json")
+    return with_replays(json.loads(done.read_text()), trace, cost, config)
+
+
+def parts(trace: Trace, config: Config) -> tuple[Trace, Trace]:
+    """The sequences that policies were tuned on, and the others."""
+    tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+    return trace.select(tuning), trace.select(held)
+
+
+def with_replays(document: Document, trace: Trace, cost: CostModel, config: Config) -> Document:
+    """The validation with what its rows do in replay, and the ratio of s_d to s_t as step_ratio.
+
+    train_speedup : of every row, on the tuning prompts, so that the best of several is chosen on others than reported
+    truncated_share : of its rounds on the reported ones, those that asked for nodes that were not recorded
+    """
+    train, holdout = (PricedTrace(part, cost) for part in parts(trace, config))
+    rows = []
+    for row in document["rows"]:
+        policy = make_policy(row["policy"], row["params"])
+        train_speedup = train.replay(policy, seed=config["seed"]).speedup
+        share = truncated_share(holdout.replay(policy, seed=config["seed"]))
+        rows.append({**row, "train_speedup": train_speedup, "truncated_share": share})
+    return {**document, "rows": rows, "step_ratio": PricedTrace(trace, cost).table().step_ratio}
+
+
+def truncated_share(replayed: Replay) -> float:
+    """Share of rounds that asked for nodes that the trace does not hold."""
+    return 0.0 if replayed.truncated is None else float(replayed.truncated.sum() / replayed.num_rounds.sum())
 
 
 def board(
@@ -112,7 +149,24 @@ def board(
             progress=report,
         )
         write_json({**ranked.as_dict(), "baseline_s": ranked.baseline_s.tolist()}, done)
-    return dict(json.loads(done.read_text()))
+    return without_truncated(json.loads(done.read_text()))
+
+
+def without_truncated(board: Document) -> Document:
+    """The board without rows whose rounds the record truncates, which are then named under left_out.
+
+    What such a policy would reach is unknown: with more nodes recorded it would accept more, and verify more. Whom the
+    first of the others is tied with is found anew. board : with its baseline_s
+    """
+    rows = [row for row in board["rows"] if row["truncated_share"] <= MOST_TRUNCATED]
+    left_out = [row for row in board["rows"] if row["truncated_share"] > MOST_TRUNCATED]
+    for row in rows[1:] if left_out else ():
+        behind = paired_difference(board["baseline_s"], rows[0]["sequence_seconds"], row["sequence_seconds"])
+        row |= {"tied_with_leader": not behind.separated, "leader_minus_this": behind.as_dict()}
+    if left_out and rows:
+        rows[0] |= {"tied_with_leader": False, "leader_minus_this": None}
+    named = [{"policy": row["label"], "truncated_share": row["truncated_share"]} for row in left_out]
+    return {**board, "rows": rows, "left_out": named}
 
 
 def about_prompts(config: Config, document: Config, rest: str = "report on") -> str:
@@ -120,7 +174,7 @@ def about_prompts(config: Config, document: Config, rest: str = "report on") -> 
     sequences = document["sequences"]
     return (
         f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {sequences['tuning']} to tune on and {sequences['holdout']} to {rest}"
+        f"tokens each, {sequences['tuning']} to tune on and {sequences['holdout']} to {rest}, no file on both sides"
     )
 
 

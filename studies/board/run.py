@@ -13,15 +13,31 @@ from pathlib import Path
 
 from realrun.leaderboard.job import Settings, named, run_leaderboard
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB, LAB_WEIGHTS, LOOKUP, load_pair
+from realrun.pairs.pair import LAB_WEIGHTS, LOOKUP, load_pair
 from realrun.pairs.prompts import study_prompts
 from specsim.cli.console import progress_bar
+from specsim.cost.profile import ProfileCost, read_cost
 from specsim.files import write_text
-from specsim.policy.registry import POLICIES
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.priced import PricedTrace
 from specsim.report import leaderboard_figures
-from specsim.report.markdown import accuracy, markdown_table
+from specsim.report.markdown import accuracy, ladder_table, markdown_table, trust_table
 from specsim.speedup.intervals import interval_text
-from studies.common import Config, Document, about_machine, about_prompts, record_settings, run_study
+from specsim.speedup.prediction import ladder
+from specsim.trace.files import read_trace
+from specsim.trace.trace import Trace
+from studies.common import (
+    Config,
+    Document,
+    about_machine,
+    about_prompts,
+    parts,
+    record_settings,
+    run_study,
+    truncated_share,
+)
+from studies.words import about_target, share_text, without_self_sd
 
 
 def board(out: Path, run: Config, config: Config) -> Document:
@@ -34,17 +50,39 @@ def board(out: Path, run: Config, config: Config) -> Document:
         tuning_share=config["tuning_share"],
         seed=config["seed"],
     )
-    load = partial(load_pair, dtype=config["dtype"], threads=config["threads"])
+    load = partial(load_pair, config["target"], dtype=config["dtype"], threads=config["threads"])
     plain = load(drafter=LOOKUP)
-    pairs = {name: load(drafter=given, beside=plain) for name, given in named(None, LAB).items()}
+    pairs = {name: load(drafter=given, beside=plain) for name, given in named(None, config["target"]).items()}
     prompts = study_prompts(plain.tokenizer, config["prompts"])
     with progress_bar() as report:
-        return run_leaderboard(pairs, plain, prompts, settings, out / run["name"], report)
+        document = run_leaderboard(pairs, plain, prompts, settings, out / run["name"], report)
+    folders = {name: out / run["name"] / name for name in pairs}
+    traces = {name: read_trace(folder / "trace") for name, folder in folders.items()}
+    costs = {name: read_cost(folder / "profile.json") for name, folder in folders.items()}
+    return with_replays(document, traces, costs, config)  # type: ignore[arg-type]  # no file of two numbers
+
+
+def with_replays(
+    document: Document, traces: Mapping[str, Trace], costs: Mapping[str, ProfileCost], config: Config
+) -> Document:
+    """The board with each row's ladder, and the share of its rounds that the record truncates; both by drafter."""
+    holdouts = {name: parts(trace, config)[1] for name, trace in traces.items()}
+    rows = []
+    for row in document["rows"]:
+        holdout, cost = holdouts[row["drafter"]], costs[row["drafter"]]
+        policy = make_policy(row["policy"], row["params"])
+        steps = ladder(holdout, policy, cost, seed=config["seed"])
+        share = truncated_share(PricedTrace(holdout, cost).replay(policy, seed=config["seed"]))
+        rungs = {"eq14": steps.eq14, "constant": steps.constant, "profile": row["speedup"]["estimate"]}
+        own = {"ladder": {**rungs, "measured": row["measured"]["estimate"]}, "truncated_share": share}
+        rows.append({**row, **own, "tree": isinstance(policy, TreePolicy)})
+    return {**document, "rows": rows}
 
 
 def board_table(document: Document) -> list[str]:
-    """The board, by predicted speedup. A star marks the best row of its drafter on the tuning prompts."""
+    """The board, by measured speedup. A star marks the best row of its drafter on the tuning prompts."""
     columns = ["drafter", "policy", "predicted", "to the leader", "measured", "error %", "tau", "v_d", "HM"]
+    columns += ["rounds truncated %"]
     rows = []
     for row in document["rows"]:
         behind = row["leader_minus_this"]
@@ -60,6 +98,7 @@ def board_table(document: Document) -> list[str]:
                 f"{row['error_percent']:+.1f}",
                 f"{row['tau']:.2f}",
                 *(f"{row[key]:.3f}" for key in ("v_d", "hm")),
+                share_text(row) if row["tree"] else "",
             ]
         )
     return markdown_table(columns, rows)
@@ -84,9 +123,10 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
     lines = [
         "# All drafters of the lab's target, at equal cost accounting",
         "",
-        f"{about_prompts(config, one, 'rank on')}; {about_machine(one)}. "
-        "Costs of all drafters were measured in slices that took turns, against one autoregressive time, the plain "
-        "target's. Of each drafter the best fixed K, adaptive chain and tree, chosen and tuned on the tuning prompts; "
+        f"{about_prompts(config, one, 'rank on')}; {about_machine(one)}. {about_target(config)} "
+        f"{without_self_sd(config)}Every prompt was decoded by all at once, in turns of a round, and costs were read "
+        "off those rounds, against one autoregressive time, the plain target's. Of each drafter the best fixed K, "
+        "adaptive chain and tree, chosen and tuned on the tuning prompts, and its paper's own policy; "
         "speedups with 95 % intervals over prompts; `to the leader` is the first row's less the row's. Drafters with a "
         "target of their own write a text of their own. Equal are prompts, policies and costs, not what the drafters "
         "were trained on.",
@@ -97,8 +137,10 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
             f"## {name}",
             "",
             *board_table(document),
+            *trust_table({name: document}),
             accuracy(row["error_percent"] for row in document["rows"]),
             "",
+            *ladder_table((f"{row['drafter']}, {row['form']}", row) for row in document["rows"]),
             f"![Drafters](figures/drafters-{name}.svg)",
             "",
             *drafters_table(document),

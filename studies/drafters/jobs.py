@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from realrun.decode.acceptance_predictor import FILE, load_predictor
+from realrun.drafters.self_sd import SelfSDKind
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, load_pair
 from realrun.pairs.prompts import lab_prompts, study_prompts
@@ -22,7 +23,7 @@ from realrun.training.predictor.data import PredictorSettings
 from realrun.training.predictor.train import train_predictor
 from realrun.validation.typical_acceptance import TypicalSettings, compare_typical
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import read_cost
+from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.beta_ts import BetaTS
@@ -30,12 +31,11 @@ from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.progress import Progress
-from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
-from studies import common
-from studies.common import Config, Document, board, load, named
+from studies.common import Config, Document, board, load, named, validation
+from studies.words import first_best, is_deepened
 
-CHAINS_ONLY = ("model", "self-sd")  # as the papers have them
+CHAINS_ONLY = ("model", SelfSDKind.name)  # as the papers have them
 BASE, NO_DISTILLATION = "base", "no self-distillation"
 WITH_PREDICTOR = (BASE,)
 PAPER_K = 10  # EESD's ablation
@@ -62,28 +62,14 @@ class CaliParts(CaliTS):
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding."""
     found = {}
+    if is_deepened(config) and SelfSDKind.name in config["drafters"]:
+        raise InputError(f"{SelfSDKind.name} would skip the blocks of {config['target']} for free; leave it out")
     for drafter in config["drafters"]:
         names = config["chains"] if drafter in CHAINS_ONLY else [*config["chains"], *config["trees"]]
         kinds = tuple(POLICIES[name] for name in names)
         trees = drafter not in CHAINS_ONLY
         found[drafter] = validation(out / run["name"] / drafter, drafter, kinds, run, config, report, trees=trees)
     return found
-
-
-def validation(
-    folder: Path,
-    drafter: str | Path,
-    kinds: tuple[type[Policy], ...],
-    run: Config,
-    config: Config,
-    report: Progress,
-    *,
-    trees: bool = False,
-) -> Document:
-    """Record, profile, tune, predict and really decode with this drafter; its result, and the ratio s_d / s_t."""
-    document = common.validation(folder, drafter, kinds, run, config, report, trees=trees)
-    priced = PricedTrace(read_trace(folder / "trace"), read_cost(folder / "profile.json"))
-    return {**document, "step_ratio": priced.table().step_ratio}
 
 
 def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
@@ -153,22 +139,24 @@ def early_exit_jobs(out: Path, config: Config, report: Progress) -> Exits:
 
 
 def row_label(document: Document, policy: str, mark: str) -> str:
-    """Label of the row of this policy with this in its label; of the tuned, unmarked one by default."""
+    """Label of the row of this policy with this in its label; by default of the unmarked one best in tuning."""
     rows = [row for row in document["rows"] if row["policy"] == policy]
     if mark:
         return next(str(row["label"]) for row in rows if mark in row["label"])
     plain = [row for row in rows if row["role"] == "tuned"]
     plain = [row for row in plain if "sigma_s=1e+04" not in row["label"] and "sigma_s=1e-06" not in row["label"]]
-    return str(max(plain, key=lambda row: row["predicted"]["estimate"])["label"])
+    row = first_best(plain)
+    assert row is not None, f"no tuned {policy} was run"
+    return str(row["label"])
 
 
-def typical_job(out: Path, config: Config, report: Progress) -> Document:
-    """Typical acceptance of MEDUSA-1 with its searched sparse tree."""
+def typical_job(out: Path, config: Config, medusa: Document, report: Progress) -> Document:
+    """Typical acceptance of MEDUSA-1 with the sparse tree of its validation that is best on the tuning prompts."""
     done, asked = out / "typical.json", config["typical"]
     if not done.is_file():
         pair = load(config, "medusa-1")
-        rows = json.loads((out / config["runs"][0]["name"] / "medusa-1" / "validation.json").read_text())["rows"]
-        row = next(row for row in rows if row["policy"] == "sparse_tree")
+        row = first_best(row for row in medusa["rows"] if row["policy"] == "sparse_tree")
+        assert row is not None, "no sparse tree was run"
         settings = TypicalSettings(
             tuple(asked["epsilons"]), None, asked["temperature"], asked["max_new_tokens"], config["seed"]
         )

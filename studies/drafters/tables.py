@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from specsim.policy.registry import TREE_POLICIES
 from specsim.report.markdown import markdown_table, verdict
-from specsim.speedup.intervals import Comparison, interval_text, paired_difference
+from specsim.speedup.intervals import interval_text, paired_difference
+from studies.words import above_one, beyond_floor, first_best, measured_verdict, share_text
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
 Runs = Mapping[str, Mapping[str, Document]]  # validations by way of decoding and drafter
 
-TARGET_PERCENT = 5.0  # median error of predictions
 TS = ("beta_ts", "cali_ts")
 
 
 def best(document: Document, *names: str, tuned: bool = True) -> Row | None:
-    """Of these policies' tuned forms the row that was predicted best; None if none was run."""
+    """Of these policies' tuned forms the row that is best on the tuning prompts; None if none was run."""
     rows = [row for row in document["rows"] if row["policy"] in names and (row["role"] == "tuned" or not tuned)]
-    return max(rows, key=lambda row: row["predicted"]["estimate"], default=None)
+    return first_best(rows)
 
 
 def contenders(document: Document) -> list[tuple[str, Row]]:
@@ -43,7 +42,8 @@ def contenders(document: Document) -> list[tuple[str, Row]]:
 
 def main_table(documents: Mapping[str, Document]) -> list[str]:
     """Every drafter under its contenders. documents : by drafter"""
-    columns = ["drafter", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured", "error %", "rounds identical %"]
+    columns = ["drafter", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured", "error %"]
+    columns += ["rounds identical %", "rounds truncated %"]
     rows = []
     for drafter, document in documents.items():
         for name, row in contenders(document):
@@ -57,52 +57,52 @@ def main_table(documents: Mapping[str, Document]) -> list[str]:
                     interval_text(row["measured"]),
                     f"{row['error_percent']:+.1f}",
                     f"{row['rounds_identical_percent']:.1f}",
+                    share_text(row) if row["policy"] in TREE_POLICIES else "",
                 ]
             )
     return markdown_table(columns, rows)
 
 
-def median_error_percent(documents: Iterable[Document]) -> float:
-    """Median absolute error of the predictions of all rows."""
-    return float(np.median([abs(row["error_percent"]) for document in documents for row in document["rows"]]))
-
-
-def errors_table(documents: Mapping[str, Document]) -> list[str]:
-    """Predicted against measured, per drafter."""
-    rows = []
-    for drafter, document in documents.items():
-        errors = [abs(row["error_percent"]) for row in document["rows"]]
-        met = "met" if np.median(errors) <= TARGET_PERCENT else "missed"
-        rows.append([drafter, str(len(errors)), f"{np.median(errors):.2f}", f"{max(errors):.1f}", met])
-    return markdown_table(["drafter", "policies", "median error %", "largest %", f"target {TARGET_PERCENT:g} %"], rows)
+def ladder_rows(documents: Mapping[str, Document]) -> list[tuple[str, Row]]:
+    """Every drafter's contenders by name."""
+    found = [(drafter, one) for drafter, document in documents.items() for one in contenders(document)]
+    return [(f"{drafter}, {name}: {row['label']}", row) for drafter, (name, row) in found]
 
 
 def findings(documents: Mapping[str, Document]) -> list[str]:
     """What the numbers of one way of decoding say, as a list. documents : by drafter"""
-    rows = [(drafter, name, row) for drafter, document in documents.items() for name, row in contenders(document)]
-    drafter, name, row = max(rows, key=lambda item: item[2]["measured"]["estimate"])
-    pays = [d for d in documents if any(r["measured"]["low"] > 1 for other, _, r in rows if other == d)]
-    rest = [d for d in documents if d not in pays]
-    words = [verdict(gain).rpartition("] ")[2] for _, _, _, gain in gains(documents)]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("better", "not separated", "worse"))
+    tops = {}
+    for drafter, document in documents.items():
+        name, row = max(contenders(document), key=lambda one: float(one[1]["train_speedup"]))
+        tops[drafter] = (name, row)
+    drafter, (name, row) = max(tops.items(), key=lambda item: float(item[1][1]["train_speedup"]))
+    key, base = "sequence_seconds", "autoregressive_sequence_seconds"
+    above = above_one([(documents[d][base], top[key]) for d, (_, top) in tops.items()])
+    floors = {d: documents[d]["noise_floor_percent"] for d in tops}
+    clear = [beyond_floor(floors[d], top["measured"]["estimate"], 1.0) for d, (_, top) in tops.items()]
+    pays = [d for d, sure, far in zip(tops, above, clear, strict=True) if sure and far]
+    rest = [d for d in tops if d not in pays]
+    words = [gain.rpartition("] ")[2] for _, _, _, gain in gains(documents)]
+    kinds = ("better", "not separated", "below the noise floor", "worse")
+    counts = ", ".join(f"{words.count(word)} {word}" for word in kinds)
     return [
-        f"- Fastest of the rows below when really run: {drafter} under {name} ({row['label']}), "
-        f"{interval_text(row['measured'])}.",
-        f"- Surely above 1 under some policy: {', '.join(pays) or 'none'}; not so: {', '.join(rest) or 'none'}.",
+        f"- Best on the tuning prompts: {drafter} under {name} ({row['label']}), measured at "
+        f"{interval_text(row['measured'])} on the others.",
+        f"- Above 1 under the policy that is best on the tuning prompts, by more than the noise floor and with 95 % "
+        f"confidence for all {len(tops)} drafters together (Bonferroni): {', '.join(pays) or 'none'}; not so: "
+        f"{', '.join(rest) or 'none'}.",
         f"- Thompson sampling against the tuned fixed K, really run, by drafter: {counts}.",
         "",
     ]
 
 
-def gains(documents: Mapping[str, Document]) -> list[tuple[str, Row, Row, Comparison]]:
-    """Per drafter its best fixed K, its best Thompson sampling, and how much faster this one really was."""
+def gains(documents: Mapping[str, Document]) -> list[tuple[str, Row, Row, str]]:
+    """Per drafter its best fixed K, its best Thompson sampling, and how much faster this one really was, in words."""
     found = []
     for drafter, document in documents.items():
         fixed, sampled = best(document, "fixed_k"), best(document, *TS)
         if fixed is not None and sampled is not None:
-            both = (sampled["sequence_seconds"], fixed["sequence_seconds"])
-            gain = paired_difference(document["autoregressive_sequence_seconds"], *both)
-            found.append((drafter, fixed, sampled, gain))
+            found.append((drafter, fixed, sampled, measured_verdict(document, sampled, fixed)))
     return found
 
 
@@ -135,7 +135,7 @@ def generality_table(documents: Mapping[str, Document]) -> list[str]:
     for drafter, fixed, sampled, gain in gains(documents):
         predicted = sampled["predicted"]["estimate"] - fixed["predicted"]["estimate"]
         cells = (f"{row['measured']['estimate']:.3f}" for row in (fixed, sampled))
-        rows.append([drafter, fixed["label"], sampled["label"], *cells, f"{predicted:+.3f}", verdict(gain)])
+        rows.append([drafter, fixed["label"], sampled["label"], *cells, f"{predicted:+.3f}", gain])
     columns = ["drafter", "fixed K", "Thompson sampling", "measured, fixed", "measured, TS", "predicted gain", "gain"]
     return markdown_table(columns, rows)
 

@@ -39,7 +39,8 @@ def sweep(rows: Mapping[int, Mapping[str, Row]]) -> str:
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.subplots()
     for what, color, marker in zip(next(iter(rows.values())), (PREDICTED, MEASURED), "oD", strict=False):
-        axes.plot(list(rows), [row[what]["tau"] for row in rows.values()], f"{marker}-", color=color, label=what, **DOT)
+        at = [split for split in rows if what in rows[split]]
+        axes.plot(at, [rows[split][what]["tau"] for split in at], f"{marker}-", color=color, label=what, **DOT)
     axes.set_xticks(list(rows))
     axes.set_xlabel("layers of the target below the states that EDD reads")
     axes.set_ylabel("acceptance length tau, tokens")

@@ -21,31 +21,30 @@ from realrun.training.common.distill import TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.on_text import TextRun
 from realrun.training.edd import EddSettings, VdmSettings, train_edd
-from specsim.cost.model import ConstantCost
-from specsim.cost.profile import read_cost
-from specsim.policy.base import Policy, Variant, build_policy
+from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
-from specsim.policy.tree.pct import PCT
+from specsim.policy.tree.pct import PCT, select
 from specsim.progress import Progress
-from specsim.replaying.priced import PricedTrace
-from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace
-from specsim.trace.split import split_sequences
 from studies.common import Config, Document, board, load, named, record_settings, validation
+from studies.costs import costs_of, paper_costs
 
 EDD, VDM = "edd", "vdm"
-HERE, PAPER = "this machine's costs", "the paper's costs"
 WHOLE, NO_STATES, NO_KL, ONE_BLOCK = "EDD + PCT", "without states", "without KL", "one block length"
 NO_GAIN, NO_LEAVES = "without expected time gain", "leaves kept"
 
 
 @nb.njit
 def expand_sure(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
-    """Expand what the drafter is sure of, whatever the chance that its parents are accepted."""
+    """Expand what the drafter is sure of, whatever the chance that its parents are accepted.
+
+    Not what is to be dropped as a leaf, for its children would be dropped with it.
+    """
     width, expanded = int(params.width), 0
     for i in range(first, end):
-        likely = ((i == 0) | (tree.prob[i] >= params.cost_ratio)) & (expanded < int(params.max_nodes))
+        sure = (tree.prob[i] >= params.cost_ratio) & (tree.path[i] >= params.leaf_threshold)
+        likely = ((i == 0) | sure) & (expanded < int(params.max_nodes))
         widths[i] = width * likely
         expanded += likely
     return state
@@ -53,12 +52,8 @@ def expand_sure(state, params, tree, first, end, u, widths):  # type: ignore[no-
 
 @nb.njit
 def select_sure(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
-    """Keep what PCT keeps; a node that may have been expanded at any path counts from the leaves' threshold on."""
-    kept = 0
-    for i in range(1, count):
-        if (tree.path[i] >= params.leaf_threshold) & (kept < int(params.max_nodes)):
-            keep[i] = True
-            kept += 1
+    """Keep what PCT keeps, the likeliest; nodes are expanded from the leaves' threshold on."""
+    select(state, params, tree, count, keep)
     return params.leaf_threshold
 
 
@@ -67,7 +62,7 @@ class SureTree(PCT):
     """PCT without its estimate of a gain (table 3): a node's own confidence against a threshold."""
 
     name = "sure_tree"
-    variants = (Variant("tuned", {"test": "node"}), Variant("untuned", tuned=False))
+    variants = PCT.variants
     expand = staticmethod(expand_sure)
     select = staticmethod(select_sure)
 
@@ -78,10 +73,10 @@ class SureTree(PCT):
 
 @dataclass(frozen=True)
 class PaperPCT(PCT):
-    """PCT as the paper runs it, and with its leaves kept."""
+    """PCT as the paper runs it, tuned, and with its leaves kept."""
 
-    variants = (
-        Variant("s_d / s_t of the costs", tuned=False),
+    variants = (  # type: ignore[assignment]  # one form more
+        *PCT.variants,
         Variant("leaves kept", {"leaf_threshold": 0.0}, tuned=False),
     )
 
@@ -126,22 +121,13 @@ def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
 def main_jobs(
     out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Progress
 ) -> dict[str, Document]:
-    """The validation of every drafter in one way of decoding, the ratio s_d / s_t and what its file says of it.
-
-    Rows get their speedup on the tuning prompts, by which the best of several is chosen.
-    """
+    """The validation of every drafter in one way of decoding, and what its file says of it."""
     found = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
         trees = config["trees"] if drafter == EDD else []  # trees with EDD's alone
         kinds = partial(kinds_of, names=[*config["chains"], *trees])
         document = validation(folder, folders.get(drafter, drafter), kinds, run, config, report, trees=bool(trees))
-        trace, cost = read_trace(folder / "trace"), read_cost(folder / "profile.json")
-        tuning, _ = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
-        for row in document["rows"]:
-            policy = build_policy(POLICIES[row["policy"]], row["params"])
-            row["train_speedup"] = predict_policy(PricedTrace(trace.select(tuning), cost), policy).speedup.estimate
-        document["step_ratio"] = PricedTrace(trace, cost).table().step_ratio
         document["facts"] = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
         found[drafter] = document
     return found
@@ -155,23 +141,26 @@ def kinds_of(pair: Pair, names: Sequence[str]) -> list[type[Policy]]:
     ]
 
 
-def paper_cost(config: Config) -> ConstantCost:
-    """Seconds of a draft step and of a target pass in the paper."""
-    return ConstantCost(config["paper"]["s_d"], config["paper"]["s_t"])
-
-
-def tree_boards(out: Path, run: Config, config: Config, report: Progress) -> Document:
-    """All policies of EDD's validation replayed at the paper's costs."""
+def tree_boards(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
+    """All policies of EDD's validation replayed at costs that need no machine: costs -> board."""
     folder = out / run["name"] / EDD
     kinds = [POLICIES[name] for name in (*config["chains"], *config["trees"])]
-    done = folder / "paper-costs.json"
-    return board(done, done.stem, read_trace(folder / "trace"), paper_cost(config), kinds, config, report)
+    trace = read_trace(folder / "trace")
+    return {
+        what: board(folder / f"board-{short(what)}.json", what, trace, cost, kinds, config, report)
+        for what, cost in paper_costs(config).items()
+    }
+
+
+def short(costs: str) -> str:
+    """A costs' name in those of files."""
+    return costs.split()[0].removesuffix("'s")
 
 
 def variants(
     out: Path, config: Config, folders: Mapping[str, Path], report: Progress
 ) -> dict[str, dict[str, Document]]:
-    """Boards of every decoder of the ablation and the sweep, greedy, at two costs: name -> costs -> board.
+    """Boards of every decoder of the ablation and the sweep, greedy, at all costs: name -> costs -> board.
 
     All have EDD's structure, so that its profile prices them; the one without states has fewer rows to attend to.
     """
@@ -189,10 +178,9 @@ def variants(
             where / "trace",
             partial(named(report, name), "record"),
         )
-        measured = read_cost(out / run["name"] / EDD / "profile.json")
         kinds: list[type[Policy]] = [PaperK, PaperPCT, SureTree]
         found[name] = {
-            what: board(where / f"{what.split()[0]}.json", what.split()[0], trace, cost, kinds, config, report)
-            for what, cost in ((HERE, measured), (PAPER, paper_cost(config)))
+            what: board(where / f"{short(what)}.json", what, trace, cost, kinds, config, report)
+            for what, cost in costs_of(out / run["name"] / EDD, config).items()
         }
     return found

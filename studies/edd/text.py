@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specsim.report.markdown import accuracy, verdict
+from specsim.report.markdown import accuracy, ladder_table, trust_table
 from studies.common import Config, Document, about_machine, about_prompts
+from studies.costs import MEASURED, PAPER, about_costs
 from studies.edd import tables
-from studies.edd.jobs import EDD, HERE, NO_GAIN, NO_KL, NO_LEAVES, NO_STATES, ONE_BLOCK, PAPER, WHOLE
+from studies.edd.jobs import EDD, NO_GAIN, NO_KL, NO_LEAVES, NO_STATES, ONE_BLOCK, WHOLE
 from studies.edd.tables import Row
+from studies.words import ORDERS, Told, about_target, not_compared, order_of, told_apart
 
 PAPER_ECE = 0.019  # figure 3b
-UNSURE = 0.1  # of probability, from which on a distance between confidence and truth asks for a reason
 Documents = dict[str, Document]  # by drafter
 Boards = dict[str, dict[str, Document]]  # by decoder and costs
 
-# Likely reasons, told where an order is not the paper's.
-WHY_DRAFTERS = (
-    "Likely: EAGLE drafts with the target's own embedding and head and reads what that head reads, so that it has "
-    "little to learn, while EDD learns embedding and head anew from as few tokens; what more of them would do was not "
-    "tried."
-)
-WHY_HERE = (
-    "Likely: every further node takes time on this CPU, and a tree's pass more than a chain's; tuning shrinks static "
-    "trees to little more than chains."
-)
-WHY_THERE = (
-    "Likely: at one price for a pass nothing speaks against many nodes, which CAPE and PCT save, while a pass "
-    "really takes longer the more it verifies."
-)
 
-
-def ablation_rows(boards: Boards, costs: str) -> dict[str, Row]:
+def ablation_rows(boards: Boards, costs: str) -> dict[str, Row | None]:
     """Table 3 at these costs: variant -> row."""
     found = {name: tables.untuned(boards[name][costs], "pct", 0.01) for name in (WHOLE, NO_STATES, NO_KL, ONE_BLOCK)}
     found[NO_GAIN] = tables.untuned(boards[WHOLE][costs], "sure_tree", 0.01)
@@ -45,23 +31,30 @@ def ablation_rows(boards: Boards, costs: str) -> dict[str, Row]:
 
 
 def sweep_rows(boards: Boards, config: Config) -> dict[int, dict[str, Row]]:
-    """Figure 5: layers below the states -> what -> row, at this machine's costs."""
+    """Figure 5: layers below the states -> what -> row, at measured costs, where it is not left out."""
     ablation = config["ablation"]
     found = {}
     for split in ablation["states_after"]:
-        board = boards[WHOLE if split == ablation["usual"] else f"states {split}"][HERE]
-        found[split] = {"K = 5": tables.form(board, "fixed_k", "k=5"), "PCT": tables.untuned(board, "pct", 0.01)}
+        board = boards[WHOLE if split == ablation["usual"] else f"states {split}"][MEASURED]
+        both = {"K = 5": tables.form(board, "fixed_k", "k=5"), "PCT": tables.untuned(board, "pct", 0.01)}
+        found[split] = {what: row for what, row in both.items() if row is not None}
     return found
 
 
-def findings(documents: Documents, rounds: dict[str, pd.DataFrame], board: Document) -> list[str]:
-    """What one way of decoding says of the paper's claims. rounds : drafter -> all its real rounds"""
+def tuned_rows(boards: Boards, costs: str) -> dict[str, Row | None]:
+    """The whole and what does without expected time gain, each tuned."""
+    return {name: tables.tuned(boards[WHOLE][costs], kind) for name, kind in ((WHOLE, "pct"), (NO_GAIN, "sure_tree"))}
+
+
+def findings(documents: Documents, rounds: dict[str, pd.DataFrame], boards: Documents) -> list[str]:
+    """What one way of decoding says of the paper's claims.
+
+    rounds : drafter -> all its real rounds; boards : by costs
+    """
     edd = documents[EDD]
     usual = {name: tables.fixed(document) for name, document in documents.items()}
     chains = {name: tables.best(document, *tables.chains(document)) for name, document in documents.items()}
     trees = {name: tables.best(edd, name) for name in tables.TREES}
-    there = {name: row for name in tables.TREES if (row := tables.top(board, name)) is not None}
-    paper = {name: tables.paper_form(board, name) for name in tables.PAPER_FORMS}
     best_tree = tables.best(edd, *tables.TREES)["policy"]
 
     def lengths_apart(a: str, b: str) -> bool:
@@ -71,63 +64,66 @@ def findings(documents: Documents, rounds: dict[str, pd.DataFrame], board: Docum
         return tables.speedups_apart(documents[a], documents[b], chains[a], chains[b])
 
     def trees_apart(a: str, b: str) -> bool:
-        return tables.compared(edd, [a], [b]).separated
+        return told_apart(edd, trees[a], trees[b])
 
-    def replays_apart(rows: Mapping[str, Row]) -> Callable[[str, str], bool]:
+    def replays_apart(board: Document, rows: Mapping[str, Row]) -> Told:
         return lambda a, b: tables.board_difference(board, rows[a], rows[b]).separated
 
     def estimates(rows: Mapping[str, Row], key: str) -> dict[str, float]:
         return {name: row[key]["estimate"] for name, row in rows.items()}
 
-    drafters = partial(tables.order_of, expected=tables.PAPER_DRAFTERS, names=tables.NAMES, reason=WHY_DRAFTERS)
-    order = partial(tables.order_of, expected=tables.PAPER_TREES, names=tables.TREES)
+    drafters = partial(order_of, names=tables.NAMES)
+    order = partial(order_of, expected=tables.PAPER_TREES, names=tables.TREES)
     lines = [
         f"- tau at K = {tables.PAPER_K}, MEDUSA-1 at {tables.HEADS}: "
-        + drafters({name: row["tau"] for name, row in usual.items()}, apart=lengths_apart),
-        "- Measured speedup of the best chain: " + drafters(estimates(chains, "measured"), apart=speeds_apart),
+        + drafters({n: row["tau"] for n, row in usual.items()}, tables.PAPER_LENGTHS, apart=lengths_apart),
+        "- Measured speedup of the best chain: "
+        + drafters(estimates(chains, "measured"), tables.PAPER_SPEEDUPS, apart=speeds_apart),
         "- Trees on EDD, measured here, each in its best form: "
-        + order(estimates(trees, "measured"), apart=trees_apart, reason=WHY_HERE),
+        + order(estimates(trees, "measured"), apart=trees_apart),
         f"- The best chain less the best tree ({tables.TREES[best_tree]}), really run: "
-        f"{verdict(tables.compared(edd, tables.chains(edd), [best_tree]))}.",
-        "- The trees replayed at the paper's costs, in the paper's settings, VCT with 10 nodes a level: "
-        + order(estimates(paper, "speedup"), apart=replays_apart(paper), reason=WHY_THERE),
-        "- The same, each in its best form: "
-        + order(estimates(there, "speedup"), apart=replays_apart(there), reason="Likely as before."),
+        f"{tables.compared(edd, tables.chains(edd), [best_tree])}.",
     ]
+    for costs, board in boards.items():
+        there = {name: row for name in tables.TREES if (row := tables.top(board, name)) is not None}
+        paper = {name: row for name in tables.PAPER_FORMS if (row := tables.paper_form(board, name)) is not None}
+        lines += [
+            f"- The trees replayed, {costs}, in the paper's settings, VCT with 10 nodes a level: "
+            + order(estimates(paper, "speedup"), apart=replays_apart(board, paper)),
+            "- The same, each in its best form: "
+            + order(estimates(there, "speedup"), apart=replays_apart(board, there)),
+        ]
     for first, second in (("pct", "eagle2"), ("hardware_pct", "pct"), ("hardware_pct", "eagle2")):
-        gain = verdict(tables.compared(edd, [first], [second]))
+        gain = tables.compared(edd, [first], [second])
         lines.append(f"- {tables.TREES[first]} less {tables.TREES[second]}, really run: {gain}.")
     return [*lines, ""]
 
 
 def calibration(document: Document) -> str:
-    """How sure the drafter is and how often it is right, with the likely reason where it is right much more often."""
+    """How sure the drafter is and how often it is right."""
     bins = document["reliability"]
     filled = np.array(bins["count"]) > 0
     sure, right = (
         np.average(np.array(bins[key])[filled].astype(float), weights=np.array(bins["count"])[filled])
         for key in ("mean_confidence", "accept_rate")
     )
-    text = (
+    return (
         f"EDD's confidence is calibrated with an error (ECE) of {bins['ece']:.3f}; the paper's: {PAPER_ECE}. Mean "
         f"confidence {sure:.2f}; of the tokens behind an accepted prefix {right:.2f} were accepted."
     )
-    if right - sure < UNSURE:
-        return text
-    return (
-        f"{text} Likely: this text repeats itself ({100 * document['distinct_trigram_share']:.0f} % of its trigrams "
-        "are distinct), and what repeats is accepted more often than EDD expects."
-    )
 
 
-def section(name: str, documents: Documents, board: Document, out: Path) -> list[str]:
+def section(name: str, documents: Documents, boards: Documents, out: Path) -> list[str]:
     """The report on one way of decoding."""
     rounds = {drafter: pd.read_parquet(out / name / drafter / "rounds.parquet") for drafter in documents}
     edd = documents[EDD]
     return [
         f"## {name}",
         "",
-        *findings(documents, rounds, board),
+        *findings(documents, rounds, boards),
+        "How far to trust this:",
+        "",
+        *trust_table({tables.NAMES[drafter]: document for drafter, document in documents.items()}),
         "### Drafters as chains (table 1)",
         "",
         *tables.drafters_table(documents),
@@ -138,13 +134,10 @@ def section(name: str, documents: Documents, board: Document, out: Path) -> list
         *tables.trees_table(edd, rounds[EDD]),
         f"![Trees on EDD](figures/trees-{name}.svg)",
         "",
-        "The same trace, were a draft step and a target pass as dear as the paper's, whatever the pass holds; every "
-        f"policy's best form of those that verify up to {tables.MOST_NODES} nodes on average. Truncated are rounds "
-        "that asked for more nodes than were recorded: such speedups are lower bounds.",
+        *(line for costs, board in boards.items() for line in replayed(costs, board)),
+        "### Predictions",
         "",
-        *tables.paper_cost_table(board),
-        f"Larger, and left out: {tables.too_large(board)}.",
-        "",
+        *ladder_table(tables.ladder_rows(documents)),
         accuracy(row["error_percent"] for document in documents.values() for row in document["rows"]),
         "",
         calibration(edd),
@@ -154,8 +147,20 @@ def section(name: str, documents: Documents, board: Document, out: Path) -> list
     ]
 
 
-def report_text(config: Config, runs: dict[str, Documents], boards: Documents, variants: Boards, out: Path) -> str:
-    """The whole report as Markdown."""
+def replayed(costs: str, board: Document) -> list[str]:
+    """The trees of one run at other costs."""
+    return [
+        f"The same trace replayed, {costs}, every policy in its best form:",
+        "",
+        *tables.paper_cost_table(board),
+        *not_compared(board, PAPER if costs == PAPER else ""),
+    ]
+
+
+def report_text(
+    config: Config, runs: dict[str, Documents], boards: dict[str, Documents], variants: Boards, out: Path
+) -> str:
+    """The whole report as Markdown. boards : by way of decoding and costs"""
     first = config["runs"][0]["name"]
     one = runs[first][EDD]
     steps = [document["step_ratio"] for document in runs[first].values()]
@@ -163,15 +168,14 @@ def report_text(config: Config, runs: dict[str, Documents], boards: Documents, v
     lines = [
         "# EDD and candidate trees, on the lab",
         "",
-        f"{about_prompts(config, one)}; {about_machine(one)}. "
+        f"{about_prompts(config, one)}; {about_machine(one)}. {about_target(config)} "
         "Speedups over autoregressive decoding with 95 % intervals over sequences; a policy's best form is the one "
         "predicted fastest on the tuning prompts. alpha is the paper's, tau over the draft length (it counts the "
         "target's own token and is no rate); v_d is the share of drafted tokens that was accepted; tau the acceptance "
-        "length in tokens per round. In an order, < stands between what the prompts tell apart, ~ where they do not.",
+        "length in tokens per round. Truncated are rounds that asked for nodes that were not recorded. " + ORDERS,
         "",
-        f"The target has {one['facts']['target']['layers']} layers, so that a draft step costs {min(steps):.3f} to "
-        f"{max(steps):.3f} of a target pass where the paper's costs {paper:.3f}, and on this CPU every further token "
-        "in a verification pass costs time. Hence the replays at the paper's costs.",
+        f"A draft step costs {min(steps):.3f} to {max(steps):.3f} of a target pass here, {paper:.3f} in the paper. "
+        + about_costs(config),
         "",
         "## The drafters",
         "",
@@ -188,18 +192,20 @@ def report_text(config: Config, runs: dict[str, Documents], boards: Documents, v
         "",
         f"Decoders trained alike for this table, {config['ablation']['tokens']:g} M tokens each; replayed on the same "
         "prompts under PCT as the paper runs it (width 5, depth 10, leaves below 0.01 dropped, s_d / s_t of the "
-        "costs). Without expected time gain: a node's own confidence against the same threshold. All are priced by "
-        "EDD's profile.",
+        "costs). Without expected time gain: a node's own confidence against the same threshold, and the likeliest "
+        "nodes kept as PCT keeps them. At measured costs all are priced by EDD's profile.",
         "",
     ]
-    for costs, remark in ((HERE, ""), (PAPER, ", where a pass has one price and a leaf that is kept costs nothing")):
-        board = variants[WHOLE][costs]
-        lines += [f"At {costs}{remark}:", "", *tables.ablation_table(ablation_rows(variants, costs), board)]
+    for costs, board in variants[WHOLE].items():
+        lines += [f"At {costs}:", "", *tables.ablation_table(ablation_rows(variants, costs), board)]
+        lines += ["The gain's estimate alone, with and without it tuned on the same trials:", ""]
+        lines += tables.ablation_table(tuned_rows(variants, costs), board)
     usual = config["ablation"]["usual"]
     lines += [
-        "The layer whose states are read (figure 5, where the fourth-to-last of 32 is best), at this machine's costs:",
+        f"The layer whose states are read (figure 5, where the fourth-to-last of 32 is best), at {MEASURED}; layers of "
+        "the target as it was trained:",
         "",
-        *tables.sweep_table(sweep_rows(variants, config), usual, variants[WHOLE][HERE]),
+        *tables.sweep_table(sweep_rows(variants, config), usual, variants[WHOLE][MEASURED]),
         "![Layers](figures/layers.svg)",
         "",
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from realrun.pairs.prompts import lab_prompts
 from specsim.cli.console import progress_bar
 from specsim.report.documents import VALIDATION_COLUMNS
-from specsim.report.markdown import markdown_table
+from specsim.report.markdown import ladder_table, markdown_table, trust_table
 from specsim.report.table import as_text
 from studies.common import Config, about_machine, claim, run_study, validation
 
@@ -29,9 +29,8 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
             f"{document['distinct_trigram_share']:.3f}.",
             "",
             *markdown_table(*as_text(VALIDATION_COLUMNS, document["rows"])),
-            f"Median absolute error {document['median_abs_error_percent']:.2f} %. The predicted best policy is "
-            f"{document['best']['loss_percent']:.2f} % below the measured best.",
-            "",
+            *trust_table({name: document}),
+            *ladder_table((row["label"], row) for row in document["rows"]),
         ]
     return "\n".join(lines)
 

@@ -21,12 +21,14 @@ from specsim.policy.tree.pct import PCT
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.report.tree_figures import dense_sizes
-from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
+from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_difference, ratio_interval
 from specsim.static_tree import shape as tree_shapes
 from specsim.static_tree.rates import rates_of
 from specsim.static_tree.search import best_trees, expected_tokens, node_accept_probs
-from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+from studies.common import MOST_TRUNCATED, truncated_share
+from studies.costs import MOST_NODES
+from studies.words import first_best
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -63,14 +65,18 @@ class Rounds:
     @property
     def truncated(self) -> float:
         """Share of rounds that asked for more than the recorded trees hold."""
-        cut = self.replayed.truncated
-        return 0.0 if cut is None else float(cut.sum() / self.replayed.num_rounds.sum())
+        return truncated_share(self.replayed)
 
-    def of(self, sequences: Bools) -> tuple[float, Ints]:
-        """Acceptance length and verified nodes of every round, of these sequences [S]."""
-        assert self.replayed.rounds is not None
-        tau = self.replayed.output_tokens[sequences].sum() / self.replayed.num_rounds[sequences].sum()
-        return float(tau), self.nodes[sequences[self.replayed.rounds.sequence]]
+    def of(self, sequences: Bools) -> dict[str, Any]:
+        """Of these sequences [S] tau, the nodes of every round, and the share of rounds that was truncated."""
+        found, cut = self.replayed, self.replayed.truncated
+        assert found.rounds is not None
+        rounds = found.num_rounds[sequences].sum()
+        return {
+            "tau": float(found.output_tokens[sequences].sum() / rounds),
+            "nodes": self.nodes[sequences[found.rounds.sequence]],
+            "truncated": 0.0 if cut is None else float(cut[sequences].sum() / rounds),
+        }
 
 
 def rounds_of(trace: Trace, policy: Policy) -> Rounds:
@@ -83,12 +89,6 @@ def rounds_of(trace: Trace, policy: Policy) -> Rounds:
 def policy_of(row: Row) -> Policy:
     """The policy of a row of a leaderboard or a validation."""
     return make_policy(row["policy"], row["params"])
-
-
-def parts(trace: Trace, config: Document) -> tuple[Trace, Trace]:
-    """The sequences that policies were tuned on, and the others."""
-    tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
-    return trace.select(tuning), trace.select(held)
 
 
 def first(rows: Sequence[Row], where: Where) -> Row | None:
@@ -104,13 +104,8 @@ def in_role(policy: str, role: str) -> Where:
 
 
 def tuned_best(board: Document, names: Sequence[str]) -> Row | None:
-    """The row of these policies that was best on the tuning sequences, so that the others do not flatter it."""
-    return max((r for r in board["rows"] if r["policy"] in names), key=lambda r: r["train_speedup"], default=None)
-
-
-def measured_best(document: Document, names: Sequence[str]) -> Row | None:
-    """The row of these policies that was measured fastest, on the very sequences reported."""
-    return first(document["rows"], lambda row: row["policy"] in names)  # rows are ranked
+    """The row of these policies, of a leaderboard or a validation, that is best on the tuning sequences."""
+    return first_best(row for row in board["rows"] if row["policy"] in names)
 
 
 def compare(baseline_s: npt.ArrayLike, a: Row | None, b: Row | None) -> Comparison | None:
@@ -131,15 +126,15 @@ def opponents(board: Document, document: Document) -> list[tuple[str, Row | None
     ]
     found = [(who, first(board["rows"], on), first(document["rows"], run)) for who, on, run in asked]
     for who, names in (("best static tree", STATIC), ("best chain policy", chains)):
-        found.append((who, tuned_best(board, names), measured_best(document, names)))
+        found.append((who, tuned_best(board, names), tuned_best(document, names)))
     return found
 
 
 def paper_pct(config: Document) -> PCT:
-    """PCT as its paper runs it; the bound on verified nodes, which the paper has none of, is out of reach."""
+    """PCT as its paper runs it, but for a bound on verified nodes, which the paper's costs need."""
     paper = config["paper"]
     settings = {key: paper[key] for key in ("width", "max_depth", "leaf_threshold")}
-    return PCT(cost_ratio=paper["s_d"] / paper["s_t"], max_nodes=255, **settings)
+    return PCT(cost_ratio=paper["s_d"] / paper["s_t"], max_nodes=MOST_NODES, **settings)
 
 
 @dataclass(frozen=True)
@@ -160,6 +155,23 @@ class PaperAnswer:
     def tau_ratio(self) -> float:
         return self.pct.tau.estimate / self.eagle2.tau.estimate
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the record holds what both ask for."""
+        return max(self.pct.truncated, self.eagle2.truncated) <= MOST_TRUNCATED
+
+    def nodes_beyond(self, share: float) -> Comparison:
+        """Nodes that PCT verifies per round less this share of EAGLE-2's."""
+        return self._beyond(share, [one.replayed.verified for one in (self.pct, self.eagle2)])
+
+    def tau_beyond(self, share: float) -> Comparison:
+        """PCT's acceptance length less this share of EAGLE-2's."""
+        return self._beyond(share, [one.replayed.output_tokens for one in (self.pct, self.eagle2)])
+
+    def _beyond(self, share: float, counts: Sequence[Ints]) -> Comparison:
+        rounds = [one.replayed.num_rounds for one in (self.pct, self.eagle2)]
+        return ratio_difference(counts[0], rounds[0], share * counts[1], rounds[1])
+
 
 def paper_answer(trace: Trace, config: Document, cost: CostModel) -> PaperAnswer:
     """The paper's comparison. difference : of speedups, PCT less EAGLE-2, under this cost"""
@@ -177,13 +189,18 @@ def paper_answer(trace: Trace, config: Document, cost: CostModel) -> PaperAnswer
 
 
 def width_rows(trace: Trace, config: Document) -> list[dict[str, float]]:
-    """Acceptance length and verified nodes of the paper's PCT by expansion width, on all sequences."""
+    """Acceptance length and verified nodes of the paper's PCT by expansion width, on all sequences.
+
+    Widths of which the record truncates more rounds than `MOST_TRUNCATED` are left out.
+    """
     assert trace.tree is not None
     found = []
     for width in WIDTHS:
         if width > trace.tree.width:
             break
         rounds = rounds_of(trace, dataclasses.replace(paper_pct(config), width=width))
+        if rounds.truncated > MOST_TRUNCATED:
+            continue
         found.append(
             {
                 "width": width,
@@ -202,8 +219,7 @@ def domain_rows(trace: Trace, policies: Mapping[str, Policy]) -> dict[str, dict[
         rounds = rounds_of(trace, policy)
         found[name] = {}
         for domain in np.unique(trace.domain).tolist():
-            tau, nodes = rounds.of(trace.domain == domain)
-            found[name][domain] = {"tau": tau, "nodes": nodes}
+            found[name][domain] = rounds.of(trace.domain == domain)
     return found
 
 

@@ -29,9 +29,9 @@ from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
-from studies.common import Config, claim, run_study, validation
+from studies.common import Config, claim, parts, run_study, validation, without_truncated
+from studies.costs import PAPER, costs_of
 from studies.trees import figures as drawn
-from studies.trees.costs import PAPER, costs_of
 from studies.trees.facts import (
     best_static,
     domain_rows,
@@ -39,7 +39,6 @@ from studies.trees.facts import (
     node_bins,
     paper_answer,
     paper_pct,
-    parts,
     policy_of,
     rounds_of,
     static_sizes,
@@ -60,6 +59,7 @@ def boards_of(
 ) -> dict[str, dict[str, Any]]:
     """The board of every cost as a plain document; those that are there already are read."""
     found = {}
+    _, holdout = parts(trace, config)
     for name, cost in costs.items():
         where = folder / name.replace(" ", "-").replace("'", "")
         if not (where / "report.html").is_file():  # which is written last
@@ -75,7 +75,8 @@ def boards_of(
             )
             options = {key: config[key] for key in ("trials", "replay_seeds", "seed")}
             write_results(where, as_document(boards, {"cost": name, **options}))
-        found[name] = json.loads((where / "leaderboard.json").read_text())["boards"][0]
+        board = json.loads((where / "leaderboard.json").read_text())["boards"][0]
+        found[name] = without_truncated({**board, "baseline_s": PricedTrace(holdout, cost).baseline_s.tolist()})
     return found
 
 
@@ -92,7 +93,6 @@ def facts_of(
         document=document,
         boards=boards,
         rounds={name: [rounds_of(holdout, policy_of(row)) for row in board["rows"]] for name, board in boards.items()},
-        baselines={name: PricedTrace(holdout, cost).baseline_s for name, cost in costs.items()},
         measured=[rounds_of(holdout, policy_of(row)) for row in document["rows"]],
         paper=paper_answer(trace, config, costs[PAPER]),
         widths=width_rows(trace, config),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from specsim.cost.model import ConstantCost
-from specsim.cost.table import compile_table
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.optimal_tree import OptimalTree
@@ -20,28 +19,25 @@ from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.priced import PricedTrace
 from specsim.static_tree import shape as tree_shapes
 from specsim.trace.trace import Trace
-from studies.trees import costs, facts, text
+from studies import costs
+from studies.common import parts, without_truncated
+from studies.trees import facts, text
 from tests.support.tree_traces import tree_trace
 
 CONFIG = {
+    "target": "lab-deep",
     "prompts": 8, "max_new_tokens": 60, "tree_nodes": 24, "tree_width": 10, "depth": 6, "tuning_share": 0.5, "seed": 0,
-    "paper": {"s_d": 1.1e-3, "s_t": 29.8e-3, "width": 5, "max_depth": 6, "leaf_threshold": 0.01},
+    "paper": {
+        "s_d": 1.1e-3, "s_t": 29.8e-3, "overhead_s": 4.9e-3, "node_s": 7e-6,
+        "width": 5, "max_depth": 6, "leaf_threshold": 0.01,
+    },
     "knee": {"tokens": 32},
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return tree_trace(1, sequences=8, depth=6, width=10, nodes=60)
-
-
-def test_a_pass_is_flat_up_to_the_knee_and_linear_beyond() -> None:
-    cost = costs.KneeCost(1e-3, 1e-2, 32)
-    table = compile_table(cost, max_draft_tokens=8, contexts=(10, 100), trees=True)
-    assert table.tree is not None
-    assert table.tree.verify_s[[1, 32, 33, 64], 0] == pytest.approx([1e-2, 1e-2, 1e-2 * 33 / 32, 2e-2])
-    assert table.tree.wider_s[[1, 32, 64], 0] == pytest.approx([0, 0, 1e-3])
-    assert table.draft_s[4, 0] == pytest.approx(4e-3)
+    return tree_trace(1, sequences=8, depth=6, width=10, nodes=256)
 
 
 def test_rounds_count_passes_nodes_and_tokens(trace: Trace) -> None:
@@ -59,11 +55,30 @@ def test_rounds_count_passes_nodes_and_tokens(trace: Trace) -> None:
 def test_pct_of_the_paper_has_no_more_nodes_as_it_narrows(trace: Trace) -> None:
     rows = facts.width_rows(trace, CONFIG)
     assert [row["width"] for row in rows] == list(range(1, 9))
+    assert all(row["truncated"] <= 0.05 for row in rows)
     assert all(a["nodes"] <= b["nodes"] + 1e-9 for a, b in itertools.pairwise(rows))
     answer = facts.paper_answer(trace, CONFIG, ConstantCost(1.1e-3, 29.8e-3))
     assert answer.pct.verified.estimate == pytest.approx(rows[4]["nodes"])
     assert answer.node_share == pytest.approx(rows[4]["nodes"] / answer.eagle2.verified.estimate)
     assert answer.small.nodes.max() == min(50, round(rows[4]["nodes"]))
+
+
+def test_what_too_few_nodes_truncate_is_not_compared(trace: Trace) -> None:
+    small = tree_trace(1, sequences=8, depth=6, width=10, nodes=20)
+    rows = facts.width_rows(small, CONFIG)
+    assert len(rows) < 8 and all(row["truncated"] <= 0.05 for row in rows)
+    answers = [facts.paper_answer(one, CONFIG, ConstantCost(1.1e-3, 29.8e-3)) for one in (trace, small)]
+    assert [answer.comparable for answer in answers] == [True, False]
+    words = [text.paper_words(answer) for answer in answers]
+    assert "% of the nodes" in words[0] and words[1] == "not compared: too few nodes were recorded"
+
+
+def test_a_claim_is_decided_only_where_its_interval_lies_on_one_side(trace: Trace) -> None:
+    answer = facts.paper_answer(trace, CONFIG, ConstantCost(1.1e-3, 29.8e-3))
+    least, most = (answer.tau_beyond(answer.tau_ratio + step) for step in (-0.2, 0.2))
+    assert (text.side(least), text.side(answer.tau_beyond(answer.tau_ratio)), text.side(most)) == (1, 0, -1)
+    alike = dataclasses.replace(answer, pct=answer.eagle2)
+    assert text.paper_words(alike) == "100 % of the nodes (more than half), 100.0 % of tau (comparable)"
 
 
 def test_rounds_of_domains_are_all_rounds(trace: Trace) -> None:
@@ -78,7 +93,7 @@ def test_static_trees_by_size_leave_out_what_costs_do_not_cover(trace: Trace) ->
     class Small(ConstantCost):
         max_tree_tokens = 33
 
-    train, holdout = facts.parts(trace, CONFIG)
+    train, holdout = parts(trace, CONFIG)
     dense, sparse = facts.static_sizes(train, holdout, {"all": ConstantCost(1, 9), "small": Small(1, 9)})
     assert [point["nodes"] for point in sparse] == list(facts.SIZES)
     for point in (*dense, *sparse):
@@ -102,6 +117,8 @@ def validation_of(board: dict[str, Any]) -> dict[str, Any]:
                 "predicted": row["speedup"],
                 "measured": measured,
                 "error_percent": 4.0,
+                "train_speedup": row["train_speedup"],
+                "ladder": {"eq14": None, "constant": 2.0, "profile": row["speedup"]["estimate"], "measured": 2.5},
                 "rounds_identical_percent": 100.0,
                 "measured_tau": row["tau"],
                 "sequence_seconds": [1.04 * seconds for seconds in row["sequence_seconds"]],
@@ -109,7 +126,9 @@ def validation_of(board: dict[str, Any]) -> dict[str, Any]:
         )
     return {
         "rows": rows,
-        "best": {"loss_percent": 0.0},
+        "best": {"loss_percent": 0.0, "predicted": rows[0]["label"], "resolved": False},
+        "null_arm": {"estimate": 1.001, "low": 0.996, "high": 1.006},
+        "noise_floor_percent": 0.6,
         "sequences": board["sequences"],
         "dtype": "float32",
         "environment": {"device": "a machine", "threads": 1, "date": "2026-01-01"},
@@ -117,18 +136,21 @@ def validation_of(board: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
-    priced = {name: ConstantCost(1.1e-3, 29.8e-3) for name in (costs.MEASURED, costs.PAPER)}
-    priced[costs.KNEE] = costs.KneeCost(1.1e-3, 29.8e-3, 32)
+    priced = {costs.MEASURED: ConstantCost(1.1e-3, 29.8e-3), **costs.paper_costs(CONFIG)}
+    train, holdout = parts(trace, CONFIG)
     kinds = [FixedK, PCT, Eagle2, OptimalTree]
     boards = {
-        name: leaderboard({"t": trace}, [cost], kinds=kinds, trials=2, sensitivity=False)[0].as_dict()
+        name: without_truncated(
+            {
+                **leaderboard({"t": trace}, [cost], kinds=kinds, trials=2, sensitivity=False, jobs=1)[0].as_dict(),
+                "baseline_s": PricedTrace(holdout, cost).baseline_s.tolist(),
+            }
+        )
         for name, cost in priced.items()
     }
-    train, holdout = facts.parts(trace, CONFIG)
     board = boards[costs.MEASURED]
     document = validation_of(board)
-    baselines = {name: PricedTrace(holdout, cost).baseline_s for name, cost in priced.items()}
-    document["autoregressive_sequence_seconds"] = baselines[costs.MEASURED].tolist()
+    document["autoregressive_sequence_seconds"] = board["baseline_s"]
     rounds = {
         name: [facts.rounds_of(holdout, facts.policy_of(row)) for row in one["rows"]] for name, one in boards.items()
     }
@@ -136,7 +158,6 @@ def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
         document=document,
         boards=boards,
         rounds=rounds,
-        baselines=baselines,
         measured=rounds[costs.MEASURED],
         paper=facts.paper_answer(trace, CONFIG, priced[costs.PAPER]),
         widths=facts.width_rows(trace, CONFIG),
@@ -152,7 +173,11 @@ def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
     )
     report = text.report_text(CONFIG, {"one": run})
     answers = dict(text.answers([run]))
-    assert answers["predicted speedup of tree policies: median error, target 5 %"] == "4.00 %, met"
+    assert answers["absolute error of predicted speedups of tree policies"] == (
+        "median 4.00 % (target 3 %: missed), 90th percentile 4.00 % (target 5 %: met)"
+    )
+    assert "| one | 1.001 [0.996, 1.006] | 0.60 | 4.00, missed | 4.00, met |" in report
+    assert "cost of a deep one" in report and "| 2.000 |" in report  # the ladder's constant rung
     assert "0.2500 nats, 0.0200; 0.1900 nats, 0.0100" in answers.values() and "3.25" in answers.values()
     leader = board["rows"][0]
     assert f"| {leader['label']} | {leader['speedup']['estimate']:.3f} [" in report
