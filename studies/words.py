@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from realrun.pairs.pair import LAB_DEEP
 from specsim.report.markdown import verdict
-from specsim.speedup.intervals import Comparison, paired_difference, ratio_interval
+from specsim.speedup.intervals import Comparison, beyond_floor, paired_difference, ratio_interval
 from studies.common import MOST_TRUNCATED, Config
 from studies.costs import MOST_NODES
 
@@ -92,11 +92,6 @@ def measured_difference(document: Config, a: Row, b: Row) -> Comparison:
     """Speedup of one row of a validation less that of another, as measured."""
     own = (row["sequence_seconds"] for row in (a, b))
     return paired_difference(document["autoregressive_sequence_seconds"], *own)
-
-
-def beyond_floor(floor_percent: float, a: float, b: float) -> bool:
-    """Whether two measured speedups differ by more than the noise floor."""
-    return 100 * abs(a / b - 1) > floor_percent
 
 
 def told_apart(document: Config, a: Row, b: Row) -> bool:

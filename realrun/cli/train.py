@@ -73,7 +73,7 @@ def command_of(training: Training) -> Callable[..., None]:
         else:
             pair = load_alone(given["target"], *where)
         with progress_bar() as report:
-            document = shared.start(training.run, pair, settings, out, report)
+            document = shared.start(training.run, pair.core, settings, out, report)
         if json:
             print_json(document)
             return

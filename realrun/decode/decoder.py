@@ -138,24 +138,10 @@ class Decoder:
         InputError
             If the prompt is empty or leaves no room for the output.
         """
-        decoding = self.start(prompt, max_new_tokens, policy, sequence=sequence, seed=seed, state=state)
+        decoding = Decoding(self, prompt, max_new_tokens, policy, sequence, seed, state)
         while not decoding.done:
             decoding.advance()
         return decoding.result
-
-    def start(
-        self,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        policy: Policy | None,
-        *,
-        sequence: int = 0,
-        seed: int = 0,
-        state: Any = None,
-    ) -> Decoding:
-        """`decode`, to be done round by round, so that several decoders can take turns; one sequence at a time each."""
-        self._check(prompt, max_new_tokens)
-        return Decoding(self, prompt, max_new_tokens, policy, sequence, seed, state)
 
     def round(
         self,
@@ -315,7 +301,9 @@ class Decoder:
 
 
 class Decoding:
-    """A sequence that one decoder is decoding, prefilled when it is made.
+    """A sequence that one decoder decodes round by round, prefilled when it is made; a decoder has one at a time.
+
+    Arguments and errors are those of `Decoder.decode`.
 
     position : output tokens so far
     done : whether the budget or the end of the text is reached
@@ -328,10 +316,11 @@ class Decoding:
         prompt: Sequence[int],
         max_new_tokens: int,
         policy: Policy | None,
-        sequence: int,
-        seed: int,
-        state: Any,
+        sequence: int = 0,
+        seed: int = 0,
+        state: Any = None,
     ):
+        decoder._check(prompt, max_new_tokens)
         self.decoder, self.policy, self.sequence, self.seed = decoder, policy, sequence, seed
         self.tokens, self.prompt_tokens = list(prompt), len(prompt)
         self.end = len(prompt) + max_new_tokens

@@ -22,7 +22,6 @@ from realrun.lm.variants.block_expansion import expansion_of
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
-from specsim.errors import InputError
 
 
 class SkippingLM(CachedLM):
@@ -118,12 +117,15 @@ class SelfSDKind(DrafterKind):
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         return target_cache_recorder(*self._passes(target), sampler)
 
+    def unsupported_reason(self, target: Any) -> str | None:
+        if self.skips == NOTHING or expansion_of(target) is None:
+            return None
+        return (
+            "Self-SD skips identity blocks for nothing, so that its speedup on a deepened target means nothing; choose "
+            "another drafter, or the target as it was trained"
+        )
+
     def _passes(self, target: Any) -> tuple[SplitTarget, SkippingLM]:
-        if self.skips != NOTHING and expansion_of(target) is not None:
-            raise InputError(
-                "Self-SD skips identity blocks for nothing, so that its speedup on a deepened target means nothing; "
-                "choose another drafter, or the target as it was trained"
-            )
         split = SplitTarget(target, 0)
         return split, SkippingLM(split, self.skips)
 

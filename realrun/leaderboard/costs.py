@@ -18,7 +18,7 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.profiling.stream import Stream
+from realrun.profiling.stream import STATISTICS, Stream
 from realrun.validation.profile_slices import TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
@@ -27,7 +27,6 @@ from specsim.progress import Counter
 SLICE_REPEATS = 5  # of every round
 PROFILE = "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
-STATISTICS = ("mean_s", "median_s", "p25_s", "p75_s")
 
 
 class Costs:
@@ -54,9 +53,9 @@ class Costs:
         self.sampler, self.seed = sampler, seed
         self.slices: dict[str, int] = {}
         self.streams: dict[str, Stream] = {}
-        for name, pair in {PLAIN: plain, **pairs}.items():
+        for name in (PLAIN, *pairs):
             path = folder / name / "samples.json"
-            self.slices[name], self.streams[name] = 0, stream_of(pair)
+            self.slices[name], self.streams[name] = 0, Stream()
             if path.is_file():
                 kept = json.loads(path.read_text())
                 self.slices[name] = kept["slices"]
@@ -113,8 +112,3 @@ def with_baseline(document: dict[str, Any], plain: Mapping[str, Any]) -> dict[st
 def models(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, ProfileCost]:
     """Profiles as cost models, by the drafter's name."""
     return {name: profile_from_json(document, f"of {name}") for name, document in documents.items()}
-
-
-def stream_of(pair: Pair) -> Stream:
-    """An empty stream for this pair's samples."""
-    return Stream(target_states=pair.make_drafter(())[1].lm.reads_target_states)

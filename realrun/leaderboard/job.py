@@ -1,8 +1,8 @@
 """`realrun leaderboard` from end to end: every drafter with its best policies, at equal cost accounting.
 
-The same prompts and the same split for all; costs measured in turn, with one autoregressive time
-(`realrun.leaderboard.costs`); policies tuned on one part of the prompts, one of each role taken by what it
-reaches there; all of them ranked by their replay on the other part, and really decoded on it in turn.
+The same prompts and the same split for all; policies tuned on one part of the prompts under costs measured in turn
+(`realrun.leaderboard.costs`), one of each role taken by what it reaches there; all of them really decoded on the other
+part at once, ranked by that, and predicted from what those rounds cost (`realrun.leaderboard.measure`).
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ def run_leaderboard(
     slices = SLICES if settings.repeats else SLICES_ALONE
     costs.measure(slices, lambda done, total: progress("costs", done, total))
     documents = costs.documents()
+    tuning_costs = models(documents)
     tuned = {
         name: _tuned(
             name,
             trace,
-            models(documents)[name],
+            tuning_costs[name],
             pairs[name].drafter.paper_policy,
             settings,
             out / name / "tuned.json",
@@ -139,7 +140,7 @@ def run_leaderboard(
     measured: list[Measured] | None = None
     if settings.repeats:
         texts = [prompts[sequence] for sequence in held.tolist()]
-        expected = replays(entries, holdouts, models(documents), settings.seed)
+        expected = replays(entries, holdouts, tuning_costs, settings.seed)
         contenders = [Contender(PLAIN, PLAIN)]
         for one, replayed in zip(entries, expected, strict=True):
             contenders.append(Contender(one.key, one.drafter, one.policy, replayed, holdouts[one.drafter]))
@@ -295,7 +296,6 @@ def _tuned(
 def named(drafters: str | None, target: str) -> dict[str, str]:
     """Names, in the leaderboard, of the drafters that were asked for: a folder's own name, else the drafter's."""
     from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP, is_lab
-    from specsim.errors import InputError
 
     if drafters is None:
         if not is_lab(target):

@@ -25,7 +25,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.sums import PARTS
 from specsim.speedup.formulas import distinct_trigrams
-from specsim.speedup.intervals import paired_difference, ratio_interval
+from specsim.speedup.intervals import beyond_floor, paired_difference, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.trace.trace import Trace
 
@@ -143,12 +143,12 @@ def best_of(board: Sequence[Mapping[str, Any]], noise_percent: float) -> dict[st
     if not board or board[0]["measured"] is None:
         return None
     predicted, fastest = max(board, key=lambda row: row["speedup"]["estimate"]), board[0]
-    loss = 100 * (1 - predicted["measured"]["estimate"] / fastest["measured"]["estimate"])
+    speedups = predicted["measured"]["estimate"], fastest["measured"]["estimate"]
     return {
         "predicted": predicted["label"],
         "measured": fastest["label"],
-        "loss_percent": loss,
-        "resolved": predicted is not fastest and loss > noise_percent and not predicted["tied_with_leader"],
+        "loss_percent": 100 * (1 - speedups[0] / speedups[1]),
+        "resolved": beyond_floor(noise_percent, *speedups) and not predicted["tied_with_leader"],
     }
 
 

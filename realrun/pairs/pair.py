@@ -65,6 +65,11 @@ class Pair:
         """The configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)
 
+    @property
+    def core(self) -> Pair:
+        """The pair without identity blocks, which take time and change nothing: for recording and training."""
+        return replace(self, target=core_of(self.target))
+
     def make_drafter(self, eos_token_ids: Sequence[int] | None = None) -> tuple[CachedLM, DraftModel]:
         """The target's pass and the drafter that decodes with it; drafts end at eos tokens, the pair's unless given."""
         eos = self.eos_token_ids if eos_token_ids is None else eos_token_ids
@@ -222,6 +227,8 @@ def _load_inside(
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
     tuned, loaded = load_drafter(path, core)
     model = alone.target if tuned is core else expanded_like(tuned, alone.target)
+    if reason := loaded.unsupported_reason(model):
+        raise InputError(reason)
     home = (path if path.is_dir() else path.parent).resolve()
     name = f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name
     pair = replace(alone, target=model, drafter=loaded, draft_name=name)

@@ -118,7 +118,13 @@ class Prober:
             else:
                 one = self._chain(probe.tokens, behind, probe.masks)
             if kept is not None:
-                kept.add(one, self.context, tree=bool(probe.nodes), masks=probe.masks)
+                kept.add(
+                    one,
+                    self.context,
+                    tree=bool(probe.nodes),
+                    masks=probe.masks,
+                    target_states=self.drafter.lm.reads_target_states,
+                )
 
     @torch.inference_mode()
     def baseline(self, stream: Stream | None, rounds: int) -> None:
@@ -134,7 +140,7 @@ class Prober:
         """The longest draft with the predictor's scores."""
         one = scored_round(self.decoder, self.tokens, self.context, self.depth, self.rng)
         if stream is not None:
-            stream.add(one, self.context, scored=True)
+            stream.add(one, self.context, scored=True, target_states=self.drafter.lm.reads_target_states)
 
     def _chain(self, size: int, behind: int, masks: int) -> Round:
         return scripted_round(self.decoder, self.tokens, self.context, size, behind, self.rng, masks)

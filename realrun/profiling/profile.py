@@ -85,7 +85,7 @@ def profile(
     prober.warm(contexts[-1])
     rng = np.random.default_rng(seed)
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft_config.vocab_size), len(pair.tokenizer))
-    stream = Stream(target_states=prober.drafter.lm.reads_target_states) if stream is None else stream
+    stream = Stream() if stream is None else stream
     for done, context in enumerate(contexts):
         prober.begin(pair.drafter.profiling_text(rng.integers(1, vocab, context + 1).tolist()))
         for repeat in range(repeats + WARMUP_ROUNDS):

@@ -20,6 +20,9 @@ from specsim.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 
+# Of a profile's tables, by their names: which share of the samples lies below, None for the mean.
+STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
+
 
 class Stream:
     """Samples of what rounds took, by what was done.
@@ -30,9 +33,7 @@ class Stream:
     each : what does not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
     """
 
-    def __init__(self, *, target_states: bool = False):
-        """target_states : whether every draft starts with states of the target to ingest, so that none lags behind."""
-        self.target_states = target_states
+    def __init__(self) -> None:
         self.points: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
         self.each: dict[str, list[float]] = defaultdict(list)
 
@@ -44,10 +45,12 @@ class Stream:
         *,
         masks: bool = False,
         own_pass: bool = True,
+        target_states: bool = False,
     ) -> None:
         """The rounds of one sequence that this policy, or with None the baseline, has decoded.
 
-        masks : whether the drafter puts mask tokens behind every verified token; own_pass : as in `add_baseline`
+        masks : whether the drafter puts mask tokens behind every verified token; own_pass : as in `add_baseline`;
+            target_states : as in `add`
         """
         for one in rounds:
             context = prompt_tokens + one.t - 1
@@ -56,7 +59,7 @@ class Stream:
             else:
                 scored, tree = "score" in policy.features, isinstance(policy, TreePolicy)
                 group = policy.max_draft_tokens if masks else 0
-                self.add(one, context, scored=scored, tree=tree, masks=group)
+                self.add(one, context, scored=scored, tree=tree, masks=group, target_states=target_states)
 
     def add_baseline(self, one: Round, context: int, *, own_pass: bool = True) -> None:
         """A round of the autoregressive baseline; own_pass : whether by the pass that verifies this pair's drafts."""
@@ -64,8 +67,21 @@ class Stream:
         if own_pass:
             self.points["verify", 1].append((context, one.verify_s))
 
-    def add(self, one: Round, context: int, *, scored: bool = False, tree: bool = False, masks: int = 0) -> None:
-        """A round that began with so many cached tokens; masks : behind every verified token."""
+    def add(
+        self,
+        one: Round,
+        context: int,
+        *,
+        scored: bool = False,
+        tree: bool = False,
+        masks: int = 0,
+        target_states: bool = False,
+    ) -> None:
+        """A round that began with so many cached tokens.
+
+        masks : behind every verified token; target_states : whether every draft starts with states of the target to
+            ingest, so that none lags behind
+        """
         if masks:
             self.points["tree verify", pass_tokens(masks, one.verified)].append((context, one.verify_s))
         else:
@@ -73,7 +89,7 @@ class Stream:
             self.points["tree verify" if whole_tree else "verify", one.verified + 1].append((context, one.verify_s))
         if not one.step_s:
             return
-        behind = one.fed > 1 and not self.target_states
+        behind = one.fed > 1 and not target_states
         for place, step_s in enumerate(one.step_s, start=1):
             what: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
             if tree:
@@ -106,8 +122,7 @@ class Stream:
 
         contexts : of the profile's grid; depth : places of a draft; sizes : of trees, none where they are not profiled
         """
-        quantiles = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
-        return {name: self._table(contexts, depth, sizes, masks, q) for name, q in quantiles.items()}
+        return {name: self._table(contexts, depth, sizes, masks, q) for name, q in STATISTICS.items()}
 
     def _table(
         self, contexts: Sequence[int], depth: int, sizes: Sequence[int], masks: bool, q: float | None

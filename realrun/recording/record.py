@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.lm.variants.block_expansion import core_of
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.recorder import Columns
@@ -102,7 +101,7 @@ def record(
     >>> trace.output_tokens.tolist()
     [8]
     """
-    pair = replace(pair, target=core_of(pair.target))  # identity blocks would take time and say nothing
+    pair = pair.core
     if settings.tree is not None and not pair.drafter.trees:
         raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
     target, drafter = pair.make_drafter()

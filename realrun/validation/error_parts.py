@@ -35,8 +35,10 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
     whole_s = measured_s.sum()
     parts = dict(zip(PARTS, (100 * (predicted_s - measured_s) / whole_s).tolist(), strict=True))
     table = priced.table(replayed.policy)
-    tree = isinstance(replayed.policy, TreePolicy) and table.tree is not None
-    verify_s = table.tree.verify_s if tree and table.tree is not None else table.verify_s
+    verify_s = table.verify_s
+    if isinstance(replayed.policy, TreePolicy):
+        assert table.tree is not None
+        verify_s = table.tree.verify_s
     contexts = np.concatenate(
         [
             int(prompt) - 1 + np.array([one.t for one in sequence], dtype=np.int64)

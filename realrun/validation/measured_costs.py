@@ -48,7 +48,7 @@ class MeasuredCosts:
         self.masks = pair.drafter.mask_groups
         self.prober = Prober(pair, depth=trace.depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
         self.met: dict[str, Stream] = {}  # by policy
-        self.probed = self._stream()
+        self.probed = Stream()
         self.contexts = profile_contexts(*context_range(trace))
         self.prober.warm(self.contexts[-1])
 
@@ -67,24 +67,28 @@ class MeasuredCosts:
 
     def resume(self, probed: Mapping[str, Any]) -> None:
         """Go on with these samples of probes, as `Stream.as_dict` gives them."""
-        self.probed = self._stream()
+        self.probed = Stream()
         self.probed.merge(probed)
 
     def saw(self, runs: Iterable[Run]) -> None:
         """Runs of the arms: what several of them tell, no probe need tell."""
         for run in runs:
-            self._add(self.met.setdefault(str(run[0]), self._stream()), [run])
+            self._add(self.met.setdefault(str(run[0]), Stream()), [run])
 
     def document(self, runs: Iterable[Run], repeats: int) -> dict[str, Any]:
         """The profile that follows from these runs and the probes, as JSON."""
-        stream = self._stream()
+        stream = Stream()
         stream.merge(self.probed.as_dict())
         self._add(stream, runs)
         return profile_document(stream, self.contexts, self.prober, repeats, self.seed)
 
     def _add(self, stream: Stream, runs: Iterable[Run]) -> None:
         for policy, prompt_tokens, rounds in runs:
-            stream.add_run(rounds, prompt_tokens, policy, masks=self.masks, own_pass=self.own_baseline)
-
-    def _stream(self) -> Stream:
-        return Stream(target_states=self.prober.drafter.lm.reads_target_states)
+            stream.add_run(
+                rounds,
+                prompt_tokens,
+                policy,
+                masks=self.masks,
+                own_pass=self.own_baseline,
+                target_states=self.prober.drafter.lm.reads_target_states,
+            )

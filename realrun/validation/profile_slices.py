@@ -41,7 +41,7 @@ class ProfileSlices:
         self.contexts = profile_contexts(*context_range)
         self.pair, self.depth, self.sampler, self.seed, self.tree_tokens = pair, depth, sampler, seed, tree_tokens
         self.progress, self.total, self.done = progress, slices * len(self.contexts), 0
-        self.stream = Stream(target_states=pair.make_drafter(())[1].lm.reads_target_states)
+        self.stream = Stream()
         self.document: dict[str, Any] = {}
         self.longest_s = 0.0
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from realrun.decode.decoder import Decoder
+from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
@@ -128,7 +128,7 @@ def decode_in_turns(
     for index, prompt in enumerate(prompts):
         budget, number = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
         decodings = [
-            arm.decoder.start(prompt.tokens, budget, arm.policy, sequence=number, seed=seed, state=state)
+            Decoding(arm.decoder, prompt.tokens, budget, arm.policy, number, seed, state)
             for arm, state in zip(arms, states, strict=True)
         ]
         take_turns([*decodings, *([] if beside is None else [beside(index)])], order, turn_rounds)

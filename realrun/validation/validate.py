@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,13 @@ from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup import formulas as metrics
-from specsim.speedup.intervals import Estimate, noise_floor_percent, paired_difference, ratio_interval
+from specsim.speedup.intervals import (
+    Estimate,
+    beyond_floor,
+    noise_floor_percent,
+    paired_difference,
+    ratio_interval,
+)
 from specsim.speedup.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -114,11 +119,9 @@ class Validation:
 
     def resolved(self, row: Row, best: Row) -> bool:
         """Whether two rows' measured speedups differ: by more than the noise floor, and significantly."""
-        ratio = row.measured.estimate / best.measured.estimate
-        return (
-            100 * abs(ratio - 1) > self.noise_floor_percent
-            and paired_difference(self.autoregressive_s, best.speculative_s, row.speculative_s).separated
-        )
+        difference = paired_difference(self.autoregressive_s, best.speculative_s, row.speculative_s)
+        speedups = row.measured.estimate, best.measured.estimate
+        return difference.separated and beyond_floor(self.noise_floor_percent, *speedups)
 
 
 def candidates(
@@ -221,13 +224,17 @@ def predict_and_measure(
             beside=lambda index: costs.probing(texts[index], index),
             progress=report,
         )
-    typical = [[runs(arm, index, timings.rounds(arm, index)) for index in everything] for arm in range(len(arms))]
-    document = costs.document(chain.from_iterable(typical), repeats)
+    typical = [[timings.rounds(arm, index) for index in everything] for arm in range(len(arms))]
+
+    def runs_of(chosen: Iterable[int]) -> Iterator[Run]:
+        return (runs(arm, index, typical[arm][index]) for arm in chosen for index in everything)
+
+    document = costs.document(runs_of(range(len(arms))), repeats)
     cost = profile_from_json(document, "just measured")
 
     def cost_of(left_out: int) -> ProfileCost:
         """What rounds cost by all arms but one, and by the probes."""
-        others = chain.from_iterable(own for arm, own in enumerate(typical) if arm != left_out)
+        others = runs_of(arm for arm in range(len(arms)) if arm != left_out)
         return profile_from_json(costs.document(others, repeats), "just measured")
 
     wanted = np.array([len(run.tokens) for run in timings.last_runs(0, everything)])
@@ -261,7 +268,7 @@ def predict_and_measure(
                 unseen=PricedTrace(holdout, cost_of(number)).replay(candidate.policy, seed=seed).speedup,
                 measured=ratio_interval(baseline_s, own_s),
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
-                error_parts=error_parts(priced, replayed, [timings.rounds(number, index) for index in everything]),
+                error_parts=error_parts(priced, replayed, typical[number]),
                 speculative_s=own_s,
                 runs=own_runs,
                 measured_tau=emitted / len(done),

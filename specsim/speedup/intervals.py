@@ -41,6 +41,11 @@ def noise_floor_percent(null_arm: Estimate) -> float:
     return 100 * max(null_arm.high - 1, 1 - null_arm.low)
 
 
+def beyond_floor(floor_percent: float, a: float, b: float) -> bool:
+    """Whether two measured speedups differ by more than the noise floor."""
+    return 100 * abs(a / b - 1) > floor_percent
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two policies on the same sequences.

@@ -10,8 +10,8 @@ import pandas as pd
 
 from specsim.policy.registry import TREE_POLICIES
 from specsim.report.markdown import markdown_table, verdict
-from specsim.speedup.intervals import interval_text, paired_difference
-from studies.words import above_one, beyond_floor, first_best, measured_verdict, share_text
+from specsim.speedup.intervals import beyond_floor, interval_text, paired_difference
+from studies.words import above_one, first_best, measured_verdict, share_text
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]

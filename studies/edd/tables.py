@@ -9,8 +9,8 @@ import pandas as pd
 
 from specsim.policy.registry import TREE_POLICIES
 from specsim.report.markdown import markdown_table, verdict
-from specsim.speedup.intervals import Comparison, interval_text, paired_difference, ratio_difference
-from studies.words import beyond_floor, first_best, measured_verdict, share_text
+from specsim.speedup.intervals import Comparison, beyond_floor, interval_text, paired_difference, ratio_difference
+from studies.words import first_best, measured_verdict, share_text
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]

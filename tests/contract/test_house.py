@@ -100,3 +100,14 @@ def test_policies_read_their_settings_by_name() -> None:
             if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "params":
                 found += [f"{path.relative_to(ROOT)}, line {node.lineno}: {ast.unparse(node)}"]
     assert found == []
+
+
+CLOCKS = ("perf_counter(", "process_time(", "monotonic()", "thread_time(", "time_ns(", "time.time(")
+
+
+def test_tests_prove_and_benchmarks_alone_read_a_clock() -> None:
+    """A time that a test waits for is missed on a busy machine; what measures one runs by `nox -s bench`."""
+    readers = {path for path in sources("tests") for clock in CLOCKS if clock in path.read_text()} - {Path(__file__)}
+    assert {path.parent.relative_to(ROOT).as_posix() for path in readers} == {"tests/bench"}
+    marked = "pytestmark = pytest.mark.bench"
+    assert [path.name for path in sources("tests/bench") if marked not in path.read_text()] == []

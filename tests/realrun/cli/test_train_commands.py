@@ -181,6 +181,15 @@ def test_a_number_type_that_training_does_not_know_is_refused(folders: Path, tmp
     assert result.exit_code == 2 and "float16" in result.output
 
 
+def test_a_drafter_trained_on_a_deepened_target_is_the_trained_ones(folders: Path, tmp_path: Path) -> None:
+    """Identity blocks are left out of training, so that what it gives serves the lab at any depth."""
+    command("train", "edd", "--target", "lab-deep:9", "--text", folders / "text", "--out", tmp_path / "edd", *FEW)
+    facts = read_drafter(tmp_path / "edd").facts
+    assert facts["target"]["layers"] == 8 and facts["states_after"] == 5
+    for target in ("lab", "lab-deep:10"):
+        assert load_pair(target, drafter=str(tmp_path / "edd")).target_name.startswith("lab")
+
+
 def test_spaces_command_trains_a_drafter_that_decodes(tmp_path: Path) -> None:
     """From text to rounds; a second run finds all done, and one with other settings is refused before any text."""
     home, out = tmp_path / "target", tmp_path / "space3"

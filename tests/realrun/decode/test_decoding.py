@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realrun.decode.decoder import Decoder
+from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.sampling import Sampler
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
@@ -30,7 +30,7 @@ def test_round_by_round_gives_what_decode_gives(kind: str, policy, sampler: Samp
     for sequence, prompt in enumerate(random_prompts(2, seed=3)):
         how = {"sequence": sequence, "seed": 5}
         whole = decoder.decode(prompt, 23, policy, **how)
-        decoding = decoder.start(prompt, 23, policy, **how)
+        decoding = Decoding(decoder, prompt, 23, policy, **how)
         assert decoding.position == 0 and not decoding.done and decoding.result.rounds == []
         while not decoding.done:
             before = decoding.position
@@ -49,7 +49,7 @@ def test_the_end_of_the_text_ends_it(policy) -> None:  # type: ignore[no-untyped
     pair = tiny_pair()
     text = Decoder(*pair.make_drafter(), (), SAMPLER).decode(prompt, 23, None).tokens
     ends = text[9]
-    decoding = Decoder(*pair.make_drafter(), (ends,), SAMPLER).start(prompt, 23, policy)
+    decoding = Decoding(Decoder(*pair.make_drafter(), (ends,), SAMPLER), prompt, 23, policy)
     while not decoding.done:
         assert ends not in decoding.result.tokens
         decoding.advance()
@@ -74,4 +74,4 @@ def test_what_cannot_be_decoded_is_refused_at_the_start() -> None:
     decoder = Decoder(*tiny_pair().make_drafter(), (), SAMPLER)
     for prompt, tokens, says in (([], 4, "prompt is empty"), ([3], 0, "max_new_tokens=0"), ([3], 400, "positions")):
         with pytest.raises(InputError, match=says):
-            decoder.start(prompt, tokens, None)
+            Decoding(decoder, prompt, tokens, None)

@@ -399,6 +399,10 @@ def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
     _, out = job
     with pytest.raises(InputError, match="trials=4, asked for 9; pass --overwrite"):
         start(out, replace(SETTINGS, trials=9))
+    pairs, plain = tiny_pairs()
+    deeper = {name: replace(pair, target_name="deeper") for name, pair in pairs.items()}  # of the same fingerprint
+    with pytest.raises(InputError, match='target=.*asked for "deeper"'):
+        run_leaderboard(deeper, plain, prompts_of(), SETTINGS, out, lambda *step: None)
     with pytest.raises(InputError, match="greedy and Gumbel"):
         start(tmp_path / "out", replace(SETTINGS, record=RecordSettings(4, 20, Sampler("rejection"))))
     (tmp_path / "other").mkdir()

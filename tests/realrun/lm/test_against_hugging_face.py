@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 
-from realrun.decode.decoder import Decoder
-from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -75,22 +71,3 @@ def test_same_text_and_as_many_target_passes_as_the_replay_has_rounds(
         recorded = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
         assert output == recorded
         assert len(sizes) == replayed.num_rounds[number]
-
-
-@pytest.mark.bench
-@pytest.mark.filterwarnings("ignore")
-def test_at_least_one_and_a_half_times_its_speed(lab_pair32: Pair, prompts: list[Prompt]) -> None:
-    policy = make_policy("fixed_k", {"k": 4})
-    drafter = DraftModel(lab_pair32.drafter.model, lab_pair32.eos_token_ids)
-    decoder = Decoder(lab_pair32.target, drafter, lab_pair32.eos_token_ids, Sampler("greedy"))
-    ratios = []
-    for number, prompt in enumerate([prompts[0], *prompts[:: len(prompts) // PROMPTS]]):
-        start = time.perf_counter()
-        ours = decoder.decode(prompt.tokens, NEW_TOKENS, policy).tokens
-        middle = time.perf_counter()
-        theirs = assisted_generation(lab_pair32, prompt.tokens, 4)
-        end = time.perf_counter()
-        if number:  # the first one warms up
-            ratios.append((end - middle) / (middle - start) * len(ours) / len(theirs))
-    print(f"\ntokens/s over assisted generation's: median {np.median(ratios):.2f}, {np.round(ratios, 2)}")
-    assert np.median(ratios) >= 1.5

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import realrun.recording.record as recording
 from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.open import make_lm
 from realrun.lm.variants.block_expansion import core_of, expand, expansion_of, layers_below
 from realrun.pairs.drafter_files import weights_digest
-from realrun.pairs.pair import LAB_DEEP, LAB_DEEP_LAYERS, LAB_DRAFTERS, load_pair
+from realrun.pairs.pair import LAB_DEEP, LAB_DEEP_LAYERS, LAB_DRAFTERS, Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
 from specsim.errors import InputError
@@ -61,7 +60,7 @@ def test_caches_of_core_and_deep_target_do_not_mix() -> None:
 @pytest.fixture
 def recorded_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recording leaves the identity blocks out, which the following is to justify."""
-    monkeypatch.setattr(recording, "core_of", lambda target: target)
+    monkeypatch.setattr(Pair, "core", property(lambda pair: pair))
 
 
 @pytest.mark.parametrize("kind", [name for name in DRAFTERS if name not in ("self-sd", "prompt-lookup")])
@@ -77,10 +76,11 @@ def test_drafters_draft_as_they_did(kind: str, recorded_deep: None) -> None:
 def test_self_sd_is_refused_and_so_are_layers_that_are_no_more() -> None:
     pair = case_pair(Case("self-sd"))
     deep = expand(pair.target, 8, 1)
-    assert isinstance(pair.drafter, SelfSDKind)
+    assert "skips identity blocks for nothing" in str(pair.drafter.unsupported_reason(deep))
+    assert pair.drafter.unsupported_reason(pair.target) is None
+    assert SelfSDKind().unsupported_reason(deep) is None  # which skips nothing
     with pytest.raises(InputError, match="skips identity blocks for nothing"):
-        pair.drafter.make_drafter(deep, (), None)
-    SelfSDKind().make_drafter(deep, (), None)  # which skips nothing
+        load_pair(f"{LAB_DEEP}:10", drafter="self-sd")  # before anything is recorded
     with pytest.raises(InputError, match="4 layers are no more than the 4"):
         expand(pair.target, 4, 1)
 

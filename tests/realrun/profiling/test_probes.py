@@ -63,10 +63,6 @@ def probed_text(
     return ProbedText(prober, met, probed, PROMPT, output, texts_left)
 
 
-def new_stream(prober: Prober) -> Stream:
-    return Stream(target_states=prober.drafter.lm.reads_target_states)
-
-
 def run_to_its_end(text: ProbedText) -> int:
     turns = 0
     while not text.done:
@@ -93,7 +89,7 @@ def lacking(prober: Prober, stream: Stream) -> list[Any]:
 @pytest.mark.parametrize("kind", PAIRS)
 def test_probes_fill_what_is_missing_of_every_drafter(kind: str) -> None:
     prober = prober_of(PAIRS[kind](), tree_tokens=0 if kind in ("prompt-lookup", "space") else 3)
-    met, probed = new_stream(prober), new_stream(prober)
+    met, probed = Stream(), Stream()
     text = probed_text(prober, [met], probed)
     owed = text.owed
     assert 0 < owed == run_to_its_end(text)
@@ -103,7 +99,7 @@ def test_probes_fill_what_is_missing_of_every_drafter(kind: str) -> None:
 
 def test_probes_are_spread_over_the_texts_to_come() -> None:
     prober = prober_of(tiny_pair(), depth=4, tree_tokens=0)
-    probed = new_stream(prober)
+    probed = Stream()
     turns = [run_to_its_end(probed_text(prober, [], probed, texts_left)) for texts_left in (4, 3, 2, 1)]
     assert not lacking(prober, probed)
     assert turns[0] == -(-5 * ENOUGH // 4) and max(turns) == turns[0]  # of nothing drafted, and of four lengths
@@ -111,7 +107,7 @@ def test_probes_are_spread_over_the_texts_to_come() -> None:
 
 def full(prober: Prober, but: Probe) -> Stream:
     """Enough samples of every probe but this one."""
-    stream = new_stream(prober)
+    stream = Stream()
     one = Round(0, 0, 0, 0, 0, 1.0, 1.0, 1.0, 1.0, fed=1, asked=1)
     for _ in range(ENOUGH):
         stream.add_baseline(one, 20)
@@ -128,7 +124,7 @@ def full(prober: Prober, but: Probe) -> Stream:
 def test_only_what_the_arms_do_too_seldom_is_probed(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prober = prober_of(tiny_pair(), depth=4)
     arms = [full(prober, Probe(tokens)) for _ in range(2)]
-    probed, ran = new_stream(prober), Counter[Probe]()
+    probed, ran = Stream(), Counter[Probe]()
     run = Prober.run
 
     def noted(self: Prober, probe: Probe, stream: Stream | None, behind: int = 0) -> None:
@@ -143,7 +139,7 @@ def test_only_what_the_arms_do_too_seldom_is_probed(tokens: int, monkeypatch: py
 
 def test_nothing_is_probed_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     prober = prober_of(tiny_pair(), depth=4)
-    arms, probed = [full(prober, NOTHING) for _ in range(2)], new_stream(prober)
+    arms, probed = [full(prober, NOTHING) for _ in range(2)], Stream()
     for name in ("begin", "run", "extend"):
         monkeypatch.setattr(Prober, name, None)  # calling it would raise
     text = probed_text(prober, arms, probed)
@@ -153,8 +149,8 @@ def test_nothing_is_probed_where_nothing_is_missing(monkeypatch: pytest.MonkeyPa
 def test_what_one_arm_alone_does_is_probed_as_well() -> None:
     """So that its times can be predicted without its own."""
     prober = prober_of(tiny_pair(), depth=2, tree_tokens=0)
-    everything, probed = full(prober, NOTHING), new_stream(prober)
-    assert probed_text(prober, [everything, new_stream(prober)], probed).owed == 3 * ENOUGH
+    everything, probed = full(prober, NOTHING), Stream()
+    assert probed_text(prober, [everything, Stream()], probed).owed == 3 * ENOUGH
     assert probed_text(prober, [everything, full(prober, Probe(2))], probed).owed == ENOUGH
     assert probed_text(prober, [everything, everything], probed).done
 
@@ -165,7 +161,7 @@ def test_what_one_arm_alone_does_is_probed_as_well() -> None:
 def test_caches_are_those_of_the_text_as_far_as_it_came(kind: str, output: list[int]) -> None:
     """Also where there are more probes than tokens."""
     prober, fresh = prober_of(PAIRS[kind](), depth=3), prober_of(PAIRS[kind](), depth=3)
-    text = probed_text(prober, [], new_stream(prober), output=output)
+    text = probed_text(prober, [], Stream(), output=output)
     positions = [text.position]
     while not text.done:
         text.advance()
@@ -187,7 +183,7 @@ def test_caches_are_those_of_the_text_as_far_as_it_came(kind: str, output: list[
 def test_probes_take_both_kinds_of_a_first_step() -> None:
     """A draft cache that lags behind has a token more to ingest."""
     prober = prober_of(tiny_pair(), depth=3, tree_tokens=0)
-    probed = new_stream(prober)
+    probed = Stream()
     run_to_its_end(probed_text(prober, [], probed))
     assert probed.points["behind",] and probed.points["draft", 1]
     assert {context for context, _ in probed.points["behind",]} <= set(range(len(PROMPT) - 1, LONGEST))
@@ -195,7 +191,7 @@ def test_probes_take_both_kinds_of_a_first_step() -> None:
 
 def test_a_table_of_what_was_probed_has_no_gap() -> None:
     prober = prober_of(tiny_pair(), depth=3, tree_tokens=4)
-    probed = new_stream(prober)
+    probed = Stream()
     run_to_its_end(probed_text(prober, [], probed))
     prober.begin(PROMPT)
     prober.baseline(probed, 2)

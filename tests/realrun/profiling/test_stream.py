@@ -24,8 +24,7 @@ def samples(stream: Stream) -> tuple[dict[Any, Any], dict[str, list[float]]]:
 
 
 def added(one: Round, **how: Any) -> tuple[dict[Any, Any], dict[str, list[float]]]:
-    target_states = how.pop("target_states", False)
-    stream = Stream(target_states=target_states)
+    stream = Stream()
     stream.add(one, 30, **how)
     return samples(stream)
 

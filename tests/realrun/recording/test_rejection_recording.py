@@ -15,7 +15,7 @@ from scipy import stats
 from transformers import LlamaForCausalLM
 
 import realrun.proposals.rejection as rejection_recording
-from realrun.decode.decoder import Decoder
+from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
@@ -229,13 +229,12 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
     low, high = context_range(trace)
     measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, sampler=CHOICE)
     seeds: list[int] = []
-    start = Decoder.start
 
-    def noted(self: Decoder, *args: Any, **options: Any) -> Any:
-        seeds.append(self.sampler.seed)
-        return start(self, *args, **options)
+    def noted(decoder: Decoder, *args: Any) -> Decoding:
+        seeds.append(decoder.sampler.seed)
+        return Decoding(decoder, *args)
 
-    monkeypatch.setattr(Decoder, "start", noted)
+    monkeypatch.setattr("realrun.validation.timing.Decoding", noted)
     result = predict_and_measure(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=2)
     first = trace.meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1}  # each repeat decodes a text of its own
