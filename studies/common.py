@@ -35,6 +35,7 @@ from specsim.trace.trace import Trace
 Config = Mapping[str, Any]
 Document = dict[str, Any]
 
+VALIDATED = ("validation.json", "profile.json", "trace/*")  # what `validation` leaves and reads again
 MOST_TRUNCATED = 0.05  # share of a row's rounds; a row with more is not compared
 
 

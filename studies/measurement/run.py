@@ -33,6 +33,7 @@ from specsim.report.markdown import markdown_table
 from specsim.speedup.intervals import Estimate, interval_text, ratio_difference, ratio_interval
 from studies.common import Config, Document, about_machine, run_study
 
+RECORDED = ("timings.json",)
 WHOLE = 10**9  # rounds of a turn that lasts a whole sequence
 BURSTS = """
 import random, sys, time
