@@ -133,8 +133,8 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
         "# All drafters of the lab's target, at equal cost accounting",
         "",
         f"{about_prompts(config, one, 'rank on')}; {about_machine(one)}. {about_target(config)} "
-        f"{without_self_sd(config)}Every prompt was decoded by all at once, in turns of two rounds, and costs were read "
-        "off those rounds, against one autoregressive time, the plain target's. Of each drafter the best fixed K, "
+        f"{without_self_sd(config)}Every prompt was decoded by all at once, in turns of two rounds, and costs were "
+        "read off those rounds, against one autoregressive time, the plain target's. Of each drafter the best fixed K, "
         "adaptive chain and tree, chosen and tuned on the tuning prompts, and its paper's own policy; "
         "speedups with 95 % intervals over prompts; `to the leader` is the first row's less the row's. Drafters with a "
         "target of their own write a text of their own. Equal are prompts, policies and costs, not what the drafters "
