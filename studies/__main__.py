@@ -15,7 +15,7 @@ from specsim.cli.console import run
 from specsim.errors import InputError
 
 HOME = Path(__file__).parent
-STUDIES = tuple(sorted(path.parent.name for path in HOME.glob("*/config.toml")))
+STUDIES = tuple(sorted(path.parent.name for path in HOME.glob("*/run.py")))
 RECORDED = "recorded"  # in a study's folder: what its real run left and its report is made of
 WRITTEN = ("report.md", "figures")
 
