@@ -31,6 +31,7 @@ from realrun.cli.options import (
     TuningShareOption,
     load,
     load_prompts,
+    prompts_source,
 )
 from realrun.leaderboard.job import named
 from specsim.cli.console import print_json, print_table, progress_bar
@@ -58,7 +59,7 @@ def leaderboard(
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
     prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = 36,
+    num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
     max_draft_tokens: MaxDraftTokensOption = 16,
     tree_nodes: Annotated[int, typer.Option(help="Nodes of every recorded tree; 0 compares chains alone.", min=0)] = 64,
@@ -112,8 +113,9 @@ def leaderboard(
     from specsim.policy.registry import POLICIES, find_policies
 
     sampler = Sampler(mode.value, temperature, seed, top_p)
+    source = prompts_source(target, prompts)
     settings = Settings(
-        record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width),
+        record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source),
         kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
         trials=trials,
         repeats=repeats if measure else 0,
@@ -138,10 +140,12 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
     from specsim.report.documents import drafters_columns, drafters_rows
+    from specsim.report.page import prompts_text
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
     sequences = document["sequences"]
+    print(f"prompts: {prompts_text(document['prompts'])}")
     title = (
         f"{document['target']}: tuned on {sequences['tuning']} prompts, ranked on {sequences['holdout']} others, "
         f"{document['output_tokens']} tokens, 95 % intervals"

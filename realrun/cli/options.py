@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli.console import MAX_SEED
+from specsim.errors import InputError
 
 if TYPE_CHECKING:
     from realrun.pairs.pair import Pair
     from realrun.pairs.prompts import Prompt
+
+
+LAB_COUNT = 36  # of the lab's prompts, unless told
 
 
 class Mode(StrEnum):
@@ -53,8 +59,8 @@ DrafterOption = Annotated[
     str,
     typer.Option(
         help="How to draft: model (with --draft-model), prompt-lookup (copies what followed the same words before, "
-        "with any target), a drafter inside the lab's target (eesd, medusa-1, medusa-2, self-sd, edd, eagle, space), "
-        "or a folder made by `realrun train`. All but model ignore --draft-model."
+        "with any target), a drafter inside the lab's target (eesd, medusa-1, medusa-2, self-sd, edd, eagle, space; "
+        "or lab:eesd), or a folder made by `realrun train`. All but model ignore --draft-model."
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
@@ -63,10 +69,23 @@ ThreadsOption = Annotated[
     int, typer.Option(help="CPU threads; 1 is steadiest for small models, 0 leaves torch's choice.", min=0)
 ]
 PromptsOption = Annotated[
-    Path | None, typer.Option(help='JSON Lines of {"text", "domain"}; default: the lab\'s held-out prompts.')
+    Path | None,
+    typer.Option(
+        help='JSON Lines of {"text": ...}, {"prompt": ...} or {"messages": [...]} (a chat, put into words by the '
+        "tokenizer's template), each with a \"domain\" if you like. Models of your own need some; default: the lab's "
+        "held-out prompts.",
+        show_default=False,
+    ),
 ]
 NumPromptsOption = Annotated[
-    int, typer.Option("--num-prompts", help="Prompts to use, from the first on; each is one sequence.", min=1)
+    int | None,
+    typer.Option(
+        "--num-prompts",
+        help="Prompts to use, as many of each domain as of another; each is one sequence. Default: the whole file, or "
+        "36 of the lab's.",
+        min=1,
+        show_default=False,
+    ),
 ]
 MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Output tokens per prompt.", min=1)]
 MaxDraftTokensOption = Annotated[
@@ -181,8 +200,32 @@ def load(
     )
 
 
-def load_prompts(pair: Pair, file: Path | None, num_prompts: int) -> list[Prompt]:
-    """Prompts of the file, or the lab's held-out ones."""
-    from realrun.pairs.prompts import lab_prompts, read_prompts
+def prompts_source(target: str, file: Path | None) -> str:
+    """Where the prompts come from, for result files; InputError, before models are loaded, where there are none."""
+    from realrun.pairs.pair import is_lab
+    from realrun.pairs.prompts import LAB_PROMPTS, check_prompts_file
 
-    return lab_prompts(pair.tokenizer, num_prompts) if file is None else read_prompts(file, pair.tokenizer, num_prompts)
+    if file is not None:
+        check_prompts_file(file)
+        return file.name
+    if not is_lab(target):
+        raise InputError(
+            f'target {target} needs prompts of your own: give --prompts FILE, JSON Lines of {{"text": ...}} or '
+            '{"messages": [...]}'
+        )
+    return LAB_PROMPTS
+
+
+def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None) -> list[Prompt]:
+    """Prompts of the file, or the lab's held-out ones. Says so, on standard error, where a file is not used whole."""
+    from realrun.pairs.prompts import lab_prompts, read_prompts, spread
+
+    if file is None:
+        return lab_prompts(pair.tokenizer, num_prompts or LAB_COUNT)
+    prompts = read_prompts(file, pair.tokenizer)
+    chosen = prompts if num_prompts is None else spread(prompts, num_prompts)
+    if len(chosen) < len(prompts):
+        counts = Counter(prompt.domain for prompt in chosen)
+        shares = ", ".join(f"{count} {domain}" for domain, count in counts.items())
+        print(f"prompts: {len(chosen)} of the {len(prompts)} in {file} ({shares})", file=sys.stderr)
+    return chosen

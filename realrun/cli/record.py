@@ -32,6 +32,7 @@ from realrun.cli.options import (
     TreeWidthOption,
     load,
     load_prompts,
+    prompts_source,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
 
@@ -43,7 +44,7 @@ def record(
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = 36,
+    num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
     max_draft_tokens: MaxDraftTokensOption = 16,
     tree_nodes: TreeNodesOption = 0,
@@ -68,7 +69,8 @@ def record(
 
     check_free(out, overwrite=overwrite)
     sampler = Sampler(mode.value, temperature, seed, top_p)
-    settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width)
+    source = prompts_source(target, prompts)
+    settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
     pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = load_prompts(pair, prompts, num_prompts)

@@ -67,6 +67,7 @@ def command_of(training: Training) -> Callable[..., None]:
         smoke_test = given.get("smoke_test", False)
         settings = from_options(training.settings, given, smoke_test=smoke_test)
         shared = from_options(training.shared, given, smoke_test=smoke_test)
+        shared.check(given["target"])
         where = (given["device"], given["dtype"], given["threads"])
         if training.beside_draft:
             pair = load(given["target"], given["draft_model"], *where, "none", given["drafter"])

@@ -21,6 +21,7 @@ from realrun.cli.options import (
     ThreadsOption,
     load,
     load_prompts,
+    prompts_source,
 )
 from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table, progress_bar
 from specsim.speedup.intervals import interval_text
@@ -31,7 +32,7 @@ def typical(
     draft_model: DraftModelOption = "lab",
     drafter: DrafterOption = "medusa-1",
     prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = 36,
+    num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
     temperature: Annotated[float, typer.Option(help="Temperature of sampling and of the rule.")] = 0.7,
     epsilons: Annotated[str | None, typer.Option(help="Thresholds, comma-separated. Default: 0.01 to 0.25.")] = None,
@@ -52,25 +53,23 @@ def typical(
     Speed is tokens per target pass, quality the target's log-likelihood of the output. Typical acceptance
     is lossy: what it writes is not what the target would have written.
     """
+    from realrun.pairs.prompts import prompt_facts
     from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
     from specsim.files import write_json
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policies
     from specsim.tuning.space import cap_depth
 
+    source = prompts_source(target, prompts)
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed)
     (kind,) = find_policies([policy]).values()
     pair = load(target, draft_model, device, dtype, threads, "none", drafter)
     cut: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
     chosen = build_policy(kind, {**cut, **parse_settings(set_)})
     with progress_bar() as report:
-        document = compare_typical(
-            pair,
-            load_prompts(pair, prompts, num_prompts),
-            chosen,
-            settings,
-            lambda done, total: report("decode", done, total),
-        )
+        texts = load_prompts(pair, prompts, num_prompts)
+        document = compare_typical(pair, texts, chosen, settings, lambda done, total: report("decode", done, total))
+    document |= {"prompts": prompt_facts(texts, source)}
     if out is not None:
         write_json(document, out)
     if json:

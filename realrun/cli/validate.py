@@ -35,6 +35,7 @@ from realrun.cli.options import (
     TuningShareOption,
     load,
     load_prompts,
+    prompts_source,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
 
@@ -46,7 +47,7 @@ def validate(
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = 36,
+    num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
     max_draft_tokens: MaxDraftTokensOption = 16,
     tree_nodes: TreeNodesOption = 0,
@@ -85,10 +86,9 @@ def validate(
     from realrun.validation.run import validate as run_validation
     from specsim.policy.registry import POLICIES, find_policies
 
+    sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
     settings = ValidationSettings(
-        record=RecordSettings(
-            max_draft_tokens, max_new_tokens, Sampler(mode.value, temperature, seed, top_p), tree_nodes, tree_width
-        ),
+        record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source),
         kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
         trials=trials,
         repeats=repeats,
@@ -109,12 +109,14 @@ def validate(
 
 def _print_validation(document: dict[str, Any], out: Path) -> None:
     from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
+    from specsim.report.page import prompts_text
     from specsim.report.table import as_text
     from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text
 
     floor, null = document["noise_floor_percent"], interval_text(document["null_arm"])
     too_noisy = f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy to tell policies apart"
     print(f"noise floor: {floor:.2f} %{too_noisy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})")
+    print(f"prompts: {prompts_text(document['prompts'])}")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
     if document["skipped"]:

@@ -38,7 +38,7 @@ from realrun.leaderboard.rows import (
     trigram_shares,
 )
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt, prompt_digest
+from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
@@ -184,6 +184,7 @@ def run_leaderboard(
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
         **about(pairs, plain, holdouts, documents),
+        "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},
         "null_arm": None if null_arm is None else null_arm.as_dict(),
         "noise_floor_percent": None if null_arm is None else noise_floor_percent(null_arm),
@@ -295,7 +296,7 @@ def _tuned(
 
 def named(drafters: str | None, target: str) -> dict[str, str]:
     """Names, in the leaderboard, of the drafters that were asked for: a folder's own name, else the drafter's."""
-    from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP, is_lab
+    from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, LOOKUP, is_lab
 
     if drafters is None:
         if not is_lab(target):
@@ -303,14 +304,14 @@ def named(drafters: str | None, target: str) -> dict[str, str]:
                 f"name the drafters of {target}: --drafters model,{LOOKUP},FOLDER,... with folders of `realrun train`"
             )
         return {
-            name: name
+            name: f"{LAB_PREFIX}{name}" if name in LAB_DRAFTERS else name
             for name in ("model", *LAB_DRAFTERS, LOOKUP)
             if name not in LAB_DRAFTERS
             or ((LAB_WEIGHTS / name).exists() and (target == LAB or name != SelfSDKind.name))
         }
     found: dict[str, str] = {}
     for given in (part.strip() for part in drafters.split(",") if part.strip()):
-        name = Path(given).name
+        name = Path(given.removeprefix(LAB_PREFIX)).name
         if name in RESERVED:
             raise InputError(f"a drafter cannot be called {name} here; rename its folder")
         if name in found:

@@ -31,6 +31,7 @@ LAB_DEEP_AFTER = 4  # layers below the blocks: above EESD's exit, below the stat
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
+LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
 LOOKUP = "prompt-lookup"  # the drafter that any target has
 DTYPES = {
     "float64": torch.float64,
@@ -121,8 +122,8 @@ def load_pair(
         this very pair.
     drafter : str
         "model" for the draft model; "prompt-lookup", or another of `realrun.drafters.registry.DRAFTERS` that any
-        target has; one of the lab's drafters inside its target (`LAB_DRAFTERS`); or a folder made by `realrun train`.
-        But for "model", draft_model is ignored.
+        target has; one of the lab's drafters inside its target (`LAB_DRAFTERS`), which "lab:eesd" names, too; or a
+        folder made by `realrun train`. But for "model", draft_model is ignored.
     beside : Pair, optional
         A pair of the same target, device and type, to share the target with; so many drafters fit beside one target.
 
@@ -133,8 +134,8 @@ def load_pair(
     Raises
     ------
     InputError
-        If a model cannot be loaded, device or dtype is unknown, the tokenizers differ, or drafter or predictor
-        belongs to another target.
+        If a model cannot be loaded, device or dtype is unknown, the tokenizers differ, drafter or predictor belongs to
+        another target, or a drafter's name is the lab's and a folder's at once.
 
     Examples
     --------
@@ -143,6 +144,7 @@ def load_pair(
     >>> pair.target_name, pair.draft_name
     ('lab/target', 'prompt-lookup')
     """
+    drafter = _drafter_named(drafter)
     kind = DRAFTERS.get(drafter)
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
@@ -195,6 +197,16 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
     name = _public_name(target, "target")
     return Pair(model, SelfSDKind(), _load(AutoTokenizer, folder), name, name, _eos_token_ids(model))
+
+
+def _drafter_named(name: str) -> str:
+    """The drafter's plain name or folder; InputError where it is both, one of the lab's and a folder."""
+    plain = name.removeprefix(LAB_PREFIX)
+    if plain != name and plain not in LAB_DRAFTERS:
+        raise InputError(f"the lab has no drafter {plain}; it has {', '.join(LAB_DRAFTERS)}")
+    if plain == name and name in LAB_DRAFTERS and Path(name).exists():
+        raise InputError(f"drafter {name} is one of the lab's and a folder here; write {LAB_PREFIX}{name} or ./{name}")
+    return plain
 
 
 def _load_inside(

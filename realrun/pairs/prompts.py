@@ -6,12 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from realrun.pairs.library_text import Split, docstring_spans, library_files
 from specsim.errors import InputError
 from specsim.files import digest
+
+FORMS = ("text", "prompt", "messages")  # of a prompt in a file
+LAB_PROMPTS = "the lab's held-out prompts"
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,13 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     Parameters
     ----------
     path : Path
-        One {"text": ..., "domain": ...} per line; domain is optional.
+        One object per line: {"text": ...} or {"prompt": ...}, a text to be continued, or {"messages": [...]}, a chat of
+        {"role": ..., "content": ...}, which the tokenizer's chat template puts into words and the assistant answers.
+        "domain" is optional.
     tokenizer
-        That of the pair.
+        That of the pair. A text that begins with its first special token does not get a second one.
     limit : int, optional
-        Most prompts to take, all of them unless given.
+        Most prompts to take, as many of each domain as of another; all of them unless given.
 
     Returns
     -------
@@ -43,7 +50,7 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     Raises
     ------
     InputError
-        If there is no such file, or a line that is no prompt.
+        If there is no such file, a line is no prompt, or the tokenizer has no chat template.
 
     Examples
     --------
@@ -58,28 +65,68 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     >>> prompts[0].domain
     'code'
     """
-    if not path.is_file():
-        raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
+    check_prompts_file(path)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # JSON text may hold other line separators
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no UTF-8 text ({error}); save it as UTF-8") from None
     prompts = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            text, domain = row["text"], str(row.get("domain", "all"))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            raise InputError(f'{path}:{number} is no {{"text": ...}} object; mend the line') from None
-        tokens = tokenizer(text)["input_ids"] if isinstance(text, str) else []
-        if not tokens:
-            raise InputError(f"{path}:{number}: the prompt is empty; give some text")
-        prompts.append(Prompt(domain, tokens))
+        if line.strip():
+            prompts.append(_prompt(line, f"{path}:{number}", tokenizer))
     if not prompts:
         raise InputError(f"{path} holds no prompt; add one JSON object per line")
-    return prompts[:limit]
+    return prompts if limit is None else spread(prompts, limit)
+
+
+def check_prompts_file(path: Path) -> None:
+    """InputError where there is no such file: asked before models are loaded."""
+    if not path.is_file():
+        raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
+
+
+def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        row = None
+    forms = [form for form in FORMS if isinstance(row, dict) and form in row]
+    if len(forms) != 1:
+        raise InputError(f'{where} is no {{"text": ...}}, {{"prompt": ...}} or {{"messages": [...]}}; mend the line')
+    value = row[forms[0]]
+    text = _chat_text(value, where, tokenizer) if forms[0] == "messages" else value
+    if not isinstance(text, str):
+        raise InputError(f"{where}: {forms[0]!r} is no text; mend the line")
+    begun = forms[0] == "messages" or bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
+    tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
+    if not tokens:
+        raise InputError(f"{where}: the prompt is empty; give some text")
+    return Prompt(str(row.get("domain", "all")), tokens)
+
+
+def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A chat in the words of the tokenizer's template, up to where the assistant's answer begins."""
+    whole = isinstance(messages, list) and messages
+    if not whole or not all(
+        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content")) for one in messages
+    ):
+        raise InputError(f'{where}: "messages" is no list of {{"role": ..., "content": ...}}; mend the line')
+    if not tokenizer.chat_template:
+        raise InputError(f'{where}: the tokenizer has no chat template for "messages"; give the whole text as "text"')
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: the tokenizer's chat template refuses it: {error}; mend the messages") from None
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """`count` of these prompts in their order: as many of each domain as of another, as far as it has them."""
+    met: dict[str, int] = {}
+    ranks = []
+    for place, prompt in enumerate(prompts):
+        met[prompt.domain] = met.get(prompt.domain, 0) + 1
+        ranks.append((met[prompt.domain], place))
+    return [prompts[place] for place in sorted(place for _, place in sorted(ranks)[:count])]
 
 
 def lab_prompts(
@@ -144,3 +191,8 @@ def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens:
 def prompt_digest(prompts: Sequence[Prompt]) -> str:
     """A short hash of all prompts' tokens."""
     return digest(json.dumps([prompt.tokens for prompt in prompts]))
+
+
+def prompt_facts(prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
+    """What result files say of their prompts: where they come from, how many they are, and a hash of their tokens."""
+    return {"source": source or "not named", "count": len(prompts), "digest": prompt_digest(prompts)}

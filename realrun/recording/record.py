@@ -12,7 +12,7 @@ from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.proposals.recorder import Columns
 from realrun.proposals.trees import Trees, TreeSize
 from realrun.provenance import provenance
@@ -34,6 +34,7 @@ class RecordSettings:
     max_draft_tokens : longest draft recorded at every position
     tree_nodes : nodes of every position's tree, at most; 0 records no trees
     tree_width : children of a node that a tree may hold, at most
+    prompts_source : where the prompts come from, in words or as a file's name, for the trace's metadata
     """
 
     max_draft_tokens: int = 16
@@ -41,6 +42,7 @@ class RecordSettings:
     sampler: Sampler = Sampler()
     tree_nodes: int = 0
     tree_width: int = 10
+    prompts_source: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_draft_tokens <= 64:
@@ -95,7 +97,7 @@ def record(
     Examples
     --------
     >>> import realrun
-    >>> from realrun.pairs.prompts import Prompt
+    >>> from realrun.pairs.prompts import Prompt, prompt_facts
     >>> pair = realrun.load_pair(drafter="prompt-lookup")
     >>> trace = realrun.record(pair, [Prompt("code", [5, 6, 7])], realrun.RecordSettings(max_new_tokens=8))
     >>> trace.output_tokens.tolist()
@@ -149,6 +151,7 @@ def record(
         "decoding": settings.sampler.as_dict(),
         "depth": depth,
         "tree": None if settings.tree is None else settings.tree._asdict(),
+        "prompts": prompt_facts(prompts, settings.prompts_source),
         "eos_token_id": list(pair.eos_token_ids),
         "max_new_tokens": settings.max_new_tokens,
         "dtype": str(pair.dtype).removeprefix("torch."),

@@ -53,14 +53,20 @@ def recorded_trace(
             "prompts": prompt_digest(prompts),
             "predictor": None if pair.predictor is None else pair.predictor.digest,
         }
+        there = {**trace.meta, "prompts": _digest_there(trace)}
         for key, value in wanted.items():
-            if trace.meta.get(key) != value:
+            if there.get(key) != value:
                 raise InputError(
-                    f"{folder} was recorded with {key}={json.dumps(trace.meta.get(key))}, asked for "
+                    f"{folder} was recorded with {key}={json.dumps(there.get(key))}, asked for "
                     f"{json.dumps(value)}; pass --overwrite or another --out"
                 )
         return trace
     trace = record(pair, prompts, settings, progress)
-    trace.meta["prompts"] = prompt_digest(prompts)
     write_trace(trace, folder, overwrite=overwrite)
     return trace
+
+
+def _digest_there(trace: Trace) -> str | None:
+    """Of the prompts that a trace was recorded from; traces of before hold it alone."""
+    prompts = trace.meta.get("prompts")
+    return prompts["digest"] if isinstance(prompts, dict) else prompts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
@@ -116,7 +116,7 @@ def validate(
         progress=progress,
     )
     write_json(result.profile, out / "profile.json")
-    document = as_document(result)
+    document = {**as_document(result), "prompts": prompt_facts(prompts, settings.record.prompts_source)}
     write_table(rounds_table(result), out / "rounds.parquet")
     write_json(document, out / "validation.json")
     from specsim.report.validation import render_validation  # matplotlib is slow to load

@@ -124,7 +124,6 @@ def compare_typical(
         "params": policy.settings,
         "temperature": settings.temperature,
         "seed": settings.seed,
-        "prompts": len(prompts),
         "max_new_tokens": settings.max_new_tokens,
         "arms": rows,
         "environment": provenance(pair.device, pair.dtype),

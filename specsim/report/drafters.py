@@ -19,6 +19,7 @@ from specsim.report.page import (
     facts,
     figure,
     page,
+    prompts_text,
     tiles,
 )
 from specsim.report.table import as_csv, as_html, behind_leader
@@ -157,7 +158,8 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
         ("target", f"{document['target']}, {document['dtype']} on {document['device']}"),
         ("decoding", decoding_text(document["decoding"])),
-        ("prompts", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"),
+        ("prompts", prompts_text(document["prompts"])),
+        ("sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"),
         ("autoregressive step, predicted", f"{1e3 * document['autoregressive_token_seconds']:.2f} ms"),
         *([] if floor is None else [("noise floor", f"{floor:.2f} %")]),
         *((key.replace("_", " "), value) for key, value in document["options"].items()),

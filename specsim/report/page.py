@@ -115,6 +115,11 @@ def with_interval(value: Mapping[str, float]) -> str:
     return f'{value["estimate"]:.3f}<span class="ci">{value["low"]:.3f}&ndash;{value["high"]:.3f}</span>'
 
 
+def prompts_text(prompts: Mapping[str, Any]) -> str:
+    """Where prompts come from, how many they are, and the hash that tells them from others."""
+    return f"{prompts['count']:,}, {prompts['source']} ({prompts['digest']})"
+
+
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:
     """How a trace was decoded, in words. decoding : mode and temperature, or the mode alone."""
     if isinstance(decoding, str):

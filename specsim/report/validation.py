@@ -17,6 +17,7 @@ from specsim.report.page import (
     figure,
     page,
     percent,
+    prompts_text,
     tiles,
 )
 from specsim.report.table import as_html
@@ -246,6 +247,7 @@ def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     sequences = document["sequences"]
     yield from ((name, document[name]) for name in ("target", "drafter", "device", "dtype"))
     yield "decoding", decoding_text(document["decoding"])
+    yield "prompts", prompts_text(document["prompts"])
     yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
     yield "output tokens, held out", f"{document['output_tokens']:,}"
     yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
 from realrun.decode.sampling import Sampler
-from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import lab_prompts, read_prompts
+from realrun.pairs.pair import Pair, is_lab
+from realrun.pairs.prompts import check_prompts_file, lab_prompts, read_prompts
 from realrun.training.common.distill import DistillSettings, TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.on_text import TextRun
 from realrun.training.common.settings import Settings, setting
+from specsim.errors import InputError
 from specsim.progress import Progress
 
 
@@ -46,6 +47,10 @@ def held_out_figures(document: Mapping[str, Any]) -> Summary:
 class SharedOptions(Settings):
     """Options that trainings of one sort share, and how they are run by these."""
 
+    def check(self, target: str) -> None:
+        """InputError, before models are loaded, where there is nothing to learn from."""
+        raise NotImplementedError
+
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """The document of a training, or of one that goes on from what the folder OUT holds."""
         raise NotImplementedError
@@ -58,7 +63,7 @@ class TextOptions(SharedOptions):
     text: Path | None = setting(
         None,
         doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} a line; every tenth document is held out. '
-        "Default: the lab's training text.",
+        "For the lab's target its training text, unless given.",
     )
     tokens: float = setting(
         2.0, low=0, smoke=0.02, doc="Tokens to see in training, in millions; windows of the text repeat."
@@ -87,6 +92,12 @@ class TextOptions(SharedOptions):
     seed: int = setting(0)
     device: str = setting("cpu")
 
+    def check(self, target: str) -> None:
+        if self.text is None and not is_lab(target):
+            raise InputError(
+                f"target {target} needs text of your own: give --text FOLDER of *.txt, *.md, *.py or *.jsonl"
+            )
+
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """run(pair, settings, text_run)"""
         text = TextSettings(self.text, self.generated_share, round(self.generated * 1e6), self.distill)
@@ -98,19 +109,39 @@ class TextOptions(SharedOptions):
         return run(pair, settings, text_run)
 
 
+def num_prompts_setting(of_the_labs: int) -> Any:
+    """How many prompts to use. of_the_labs : as many of the lab's, unless told"""
+    return setting(
+        None,
+        low=1,
+        smoke=lambda asked: min(asked or of_the_labs, 3),
+        doc="Prompts to use, as many of each domain of the file as of another. Default: the whole file, or "
+        f"{of_the_labs} of the lab's.",
+    )
+
+
 @dataclass(frozen=True)
 class PromptOptions(SharedOptions):
     """Which prompts are decoded to learn from."""
 
+    lab_count: ClassVar[int] = 12
     prompts: Path | None = setting(
-        None, doc='JSON Lines of {"text", "domain"} to decode; default: pieces of the lab\'s training text.'
+        None,
+        doc='JSON Lines of {"text": ...} or {"messages": [...]} to decode; for the lab\'s target pieces of its '
+        "training text, unless given.",
     )
-    num_prompts: int = setting(12, low=1, smoke=lambda asked: min(asked, 3), doc="Prompts to use.")
+    num_prompts: int | None = num_prompts_setting(lab_count)
+
+    def check(self, target: str) -> None:
+        if self.prompts is not None:
+            check_prompts_file(self.prompts)
+        elif not is_lab(target):
+            raise InputError(f"target {target} needs prompts of your own: give --prompts FILE, JSON Lines")
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """run(pair, prompts, settings, out, progress)"""
         if self.prompts is None:
-            prompts = lab_prompts(pair.tokenizer, self.num_prompts, split="train")
+            prompts = lab_prompts(pair.tokenizer, self.num_prompts or self.lab_count, split="train")
         else:
             prompts = read_prompts(self.prompts, pair.tokenizer, self.num_prompts)
         return run(pair, prompts, settings, out, progress)

@@ -8,9 +8,9 @@ The product is taken from the left, W_p W^i first, which changes no value.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from realrun.training.common.folder import (
     claim,
     save_checkpoint,
 )
-from realrun.training.common.trainings import PromptOptions, Summary, Training
+from realrun.training.common.trainings import PromptOptions, Summary, Training, num_prompts_setting
 from realrun.training.predictor.data import PARTS, PredictorSettings, Samples, collect_all, joined
 from specsim.arrays import Floats
 from specsim.errors import InputError
@@ -293,6 +293,14 @@ def _summary(document: Mapping[str, Any]) -> Summary:
     return Summary(title, ["", "log-loss, nats", "calibration error", "area under ROC"], rows)
 
 
+@dataclass(frozen=True)
+class PredictorPrompts(PromptOptions):
+    """Many more, as every position of their rounds is a sample."""
+
+    lab_count: ClassVar[int] = 600
+    num_prompts: int | None = num_prompts_setting(lab_count)
+
+
 PREDICTOR = Training(
     "predictor",
     PredictorSettings,
@@ -303,8 +311,7 @@ PREDICTOR = Training(
 
     Example: realrun train predictor --out predictor --prompts train.jsonl
     """,
-    shared=PromptOptions,
-    defaults={"num_prompts": 600},
+    shared=PredictorPrompts,
     summarise=_summary,
     trains="predictor",
     beside_draft=True,

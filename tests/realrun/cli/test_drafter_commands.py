@@ -329,11 +329,12 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
 def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) -> None:
     out, qwen = tmp_path / "out", home / "qwen2" / "target"
     wrong = ["--target", qwen, "--drafter", home / "llama" / "eesd"]
+    prompts = ["--prompts", home / "prompts.jsonl"]
     for words in (
-        ["record", out],
+        ["record", out, *prompts],
         ["profile", out],
-        ["validate", "--out", out],
-        ["train", "predictor", "--out", out],
+        ["validate", "--out", out, *prompts],
+        ["train", "predictor", "--out", out, *prompts],
     ):
         refused(["LlamaForCausalLM", "Qwen2ForCausalLM"], lambda words=words: command(*words, *wrong))
         refused(["abacus", "realrun train"], lambda words=words: command(*words, "--drafter", "abacus"))

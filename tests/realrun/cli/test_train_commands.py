@@ -68,7 +68,7 @@ def test_help_has_every_setting_with_its_default(name: str) -> None:
         assert "".join(option.doc.split()) in "".join(printed.split())  # lines also end at hyphens
         assert all(choice in printed for choice in option.choices)
     assert offered == expected
-    assert ("[default: 600;" in printed) == (name == "predictor")
+    assert ("600 of the lab's" in printed) == (name == "predictor")
 
 
 # One file and one line
@@ -171,7 +171,11 @@ def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path:
     ],
 )
 def test_the_commands_refuse_in_one_line(arguments: list[object], says: str, folders: Path, tmp_path: Path) -> None:
-    result = invoke(*arguments, "--target", folders / "llama", "--out", tmp_path / "out")
+    learn_from = (
+        ["--prompts", folders / "prompts.jsonl"] if arguments[0] == "predictor" else ["--text", folders / "text"]
+    )
+    given = [] if "--text" in arguments else learn_from
+    result = invoke(*arguments, *given, "--target", folders / "llama", "--out", tmp_path / "out")
     assert isinstance(result.exception, InputError) and says in str(result.exception)
     assert "\n" not in str(result.exception)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ import realrun.pairs.prompts
 from realrun.lab.tokenizer import train_tokenizer
 from realrun.pairs.library_text import SourceFile, docstring_spans, held_out, library_files
 from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import Prompt, lab_prompts, read_prompts, study_prompts
-from specsim.errors import InputError
+from realrun.pairs.prompts import lab_prompts, study_prompts
+from tests.support.checks import refusal
 from tests.support.tiny import VOCAB, tiny_model, tiny_pair, tiny_tokenizer
 
 
@@ -32,13 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
     (folder / "stranger" / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
-
-
-def refusal(run: Callable[[], object], *names: str) -> None:
-    with pytest.raises(InputError) as caught:
-        run()
-    text = str(caught.value)
-    assert "\n" not in text and all(name in text for name in names), text
 
 
 def test_a_pair_is_loaded_by_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,43 +57,6 @@ def test_a_pair_that_cannot_be_loaded_is_refused(folder: Path) -> None:
 def test_a_missing_cuda_device_is_refused(folder: Path, device: str) -> None:
     pair = str(folder / "target"), str(folder / "draft")
     refusal(lambda: load_pair(*pair, device=device), device, "--device cpu")
-
-
-def test_prompts_are_read_with_their_domains(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"text": "ab", "domain": "x"}\n\n{"text": "c\u2028", "more": 1}\n', encoding="utf-8")
-    first, second = read_prompts(path, tiny_tokenizer())
-    assert first == Prompt("x", tiny_tokenizer()("ab")["input_ids"]) and len(first.tokens) == 2
-    assert second.domain == "all" and len(second.tokens) == 2  # a line separator in JSON text ends no line
-    assert read_prompts(path, tiny_tokenizer(), 1) == [first]
-
-
-GOOD = '{"text": "ab"}\n'
-
-
-@pytest.mark.parametrize(
-    ("content", "names"),
-    [
-        (GOOD + "{", ":2 "),
-        (GOOD + "\n" + '"text"', ":3 "),
-        (GOOD + '["text"]', ":2 "),
-        (GOOD + '{"prompt": "a"}', ":2 "),
-        (GOOD + '{"text": ""}', ":2: the prompt is empty"),
-        (GOOD + '{"text": 7}', ":2: the prompt is empty"),
-        ("", "holds no prompt"),
-        ("\n \n", "holds no prompt"),
-        (b"\xff\xfe", "UTF-8"),
-    ],
-)
-def test_bad_prompt_files_are_refused_with_their_line(tmp_path: Path, content: str | bytes, names: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    refusal(lambda: read_prompts(path, tiny_tokenizer()), str(path), names)
-
-
-def test_a_missing_prompt_file_is_refused(tmp_path: Path) -> None:
-    refusal(lambda: read_prompts(tmp_path / "absent", tiny_tokenizer()), "absent", "does not exist")
-    refusal(lambda: read_prompts(tmp_path, tiny_tokenizer()), "does not exist")
 
 
 def test_prompts_name_the_file_that_they_were_cut_from() -> None:

@@ -1,0 +1,148 @@
+"""A user's prompts: what a file may hold, which of them are taken, and what results say of them."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from realrun.cli.options import load_prompts, prompts_source
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import LAB_PROMPTS, Prompt, prompt_digest, prompt_facts, read_prompts, spread
+from tests.support.checks import refusal
+from tests.support.tiny import tiny_pair, tiny_prompts, tiny_tokenizer
+
+TEMPLATE = "{{ bos_token }}{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}[assistant]"
+
+
+def chat_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """It puts "^" before every text, unless told not to."""
+    tokenizer = deepcopy(tiny_tokenizer())
+    tokenizer.bos_token = "^"
+    bos = tokenizer.convert_tokens_to_ids("^")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="^ $A", special_tokens=[("^", bos)])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def written(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_prompts_are_read_with_their_domains(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"text": "ab", "domain": "x"}\n\n{"text": "c\u2028", "more": 1}\n', encoding="utf-8")
+    first, second = read_prompts(path, tiny_tokenizer())
+    assert first == Prompt("x", tiny_tokenizer()("ab")["input_ids"]) and len(first.tokens) == 2
+    assert second.domain == "all" and len(second.tokens) == 2  # a line separator in JSON text ends no line
+    assert read_prompts(path, tiny_tokenizer(), 1) == [first]
+
+
+def test_a_chat_is_put_into_words_by_the_tokenizers_template(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
+    path = written(tmp_path / "p.jsonl", {"messages": said, "domain": "chat"}, {"prompt": "why?"})
+    tokenizer = chat_tokenizer()
+    chat, plain = read_prompts(path, tokenizer)
+    assert chat.domain == "chat"
+    assert tokenizer.decode(chat.tokens).replace(" ", "") == "^[system]bebrief[user]why?[assistant]"
+    assert tokenizer.decode(plain.tokens).replace(" ", "") == "^why?"
+
+
+def test_no_text_gets_a_second_first_token(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.jsonl", {"text": "^ab"}, {"text": "ab"})
+    first, second = read_prompts(path, chat_tokenizer())
+    assert first.tokens == second.tokens and len(first.tokens) == 3
+
+
+GOOD = '{"text": "ab"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (GOOD + "{", ":2 "),
+        (GOOD + "\n" + '"text"', ":3 "),
+        (GOOD + '["text"]', ":2 "),
+        (GOOD + '{"question": "a"}', ":2 is no "),
+        (GOOD + '{"text": "a", "prompt": "a"}', ":2 is no "),
+        (GOOD + "[" * 100_000, ":2 is no "),
+        (GOOD + '{"text": ""}', ":2: the prompt is empty"),
+        (GOOD + '{"text": 7}', ":2: 'text' is no text"),
+        (GOOD + '{"messages": []}', ':2: "messages" is no list of '),
+        (GOOD + '{"messages": [{"role": "user"}]}', ':2: "messages" is no list of '),
+        (GOOD + '{"messages": [{"role": "user", "content": "a"}]}', ":2: the tokenizer has no chat template"),
+        ("", "holds no prompt"),
+        ("\n \n", "holds no prompt"),
+        (b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_bad_prompt_files_are_refused_with_their_line(tmp_path: Path, content: str | bytes, names: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    refusal(lambda: read_prompts(path, tiny_tokenizer()), str(path), names)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no system role') }}", "{% for %}"])
+def test_what_a_template_refuses_is_refused_with_its_line(tmp_path: Path, template: str) -> None:
+    path = written(tmp_path / "p.jsonl", {"messages": [{"role": "system", "content": "a"}]})
+    refusal(lambda: read_prompts(path, chat_tokenizer(template)), f"{path}:1: the tokenizer's chat template refuses it")
+
+
+def test_a_missing_prompt_file_is_refused(tmp_path: Path) -> None:
+    refusal(lambda: read_prompts(tmp_path / "absent", tiny_tokenizer()), "absent", "does not exist")
+    refusal(lambda: read_prompts(tmp_path, tiny_tokenizer()), "does not exist")
+
+
+@given(domains=st.lists(st.sampled_from("abcd"), max_size=30), count=st.integers(1, 40))
+def test_some_of_many_are_of_all_domains_alike(domains: list[str], count: int) -> None:
+    prompts = [Prompt(domain, [number]) for number, domain in enumerate(domains)]
+    chosen = spread(prompts, count)
+    assert len(chosen) == min(count, len(prompts))
+    assert [one.tokens for one in chosen] == sorted(one.tokens for one in chosen)  # in their order
+    for domain in set(domains):
+        own = [one for one in prompts if one.domain == domain]
+        taken = [one for one in chosen if one.domain == domain]
+        assert taken == own[: len(taken)]
+        if len(taken) < len(own):  # nobody has more than one more than who had some left
+            assert all(sum(one.domain == other for one in chosen) <= len(taken) + 1 for other in set(domains))
+
+
+def test_a_file_is_used_whole_unless_told_and_a_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "p.jsonl", *({"text": f"{n}", "domain": "wxyz"[n // 50]} for n in range(200)))
+    pair = tiny_pair()
+    assert len(load_prompts(pair, path, None)) == 200
+    assert capsys.readouterr().err == ""
+    assert len(load_prompts(pair, path, 10)) == 10
+    assert capsys.readouterr().err == f"prompts: 10 of the 200 in {path} (3 w, 3 x, 2 y, 2 z)\n"
+
+
+def test_models_of_ones_own_need_prompts_of_their_own(tmp_path: Path) -> None:
+    assert prompts_source("lab", None) == prompts_source("lab-deep:24", None) == LAB_PROMPTS
+    assert prompts_source("mine/", written(tmp_path / "p.jsonl", {"text": "a"})) == "p.jsonl"
+    refusal(lambda: prompts_source("mine/", None), "mine/", "--prompts FILE")
+    refusal(lambda: prompts_source("lab", tmp_path / "absent"), "absent", "does not exist")
+
+
+def test_results_name_their_prompts() -> None:
+    prompts = tiny_prompts(3)
+    assert prompt_facts(prompts, "p.jsonl") == {"source": "p.jsonl", "count": 3, "digest": prompt_digest(prompts)}
+    assert prompt_facts(prompts, "")["source"] == "not named"
+
+
+def test_a_name_that_is_the_labs_drafter_and_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eesd").mkdir()
+    refusal(lambda: load_pair(drafter="eesd"), "drafter eesd", "lab:eesd", "./eesd")
+    assert load_pair(drafter="lab:eesd").draft_name == "lab/eesd"
+    refusal(lambda: load_pair(drafter="./eesd"), "eesd")  # an empty folder is no drafter, but the one that was meant
+    refusal(lambda: load_pair(drafter="lab:abacus"), "the lab has no drafter abacus", "eesd")
+    assert load_pair(drafter="edd").draft_name == "lab/edd"
