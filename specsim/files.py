@@ -1,14 +1,17 @@
 """Files and folders written whole or not at all, and digests.
 
-A kill leaves the old file or the new one, and beside it at most a hidden temporary one.
+A kill leaves the old file or the new one, and beside it at most a hidden temporary one, which the next writer clears.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +23,7 @@ from specsim.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
 
 
@@ -28,7 +32,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
     """A temporary file to write, which takes the place of `path` where the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    clear_left(path)
+    handle, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -42,29 +47,65 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which takes the place of `folder` where the block ends without an error.
-
-    An old folder is moved aside for the moment in which the new one takes its place.
-    """
+    """A temporary folder to fill, which takes the place of `folder` where the block ends without an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    clear_left(folder)
+    work = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
     try:
         yield work
         work.chmod(0o755)
         if not folder.exists():
             os.replace(work, folder)
             return
-        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-        os.replace(folder, old)
-        try:
-            os.replace(work, folder)
-        except BaseException:
-            os.replace(old, folder)
-            raise
-        shutil.rmtree(old)
+        _exchange(work, folder)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+    shutil.rmtree(work)
+
+
+def clear_left(path: Path) -> None:
+    """Remove what processes of this machine left beside a file or folder when they were killed while writing it."""
+    prefix = f".{path.name}.{_machine()}-"
+    for left in [one for one in path.parent.iterdir() if one.name.startswith(prefix)]:
+        process = left.name.removeprefix(prefix).partition(".")[0]
+        if process.isdecimal() and not _is_alive(int(process)):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _prefix(path: Path) -> str:
+    """Of the temporary file or folder beside this one, which says whose it is."""
+    return f".{path.name}.{_machine()}-{os.getpid()}."
+
+
+def _machine() -> str:
+    return digest(socket.gethostname(), length=6)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Let two folders change places, at once where the system can, so that a kill leaves one of them in the place."""
+    with contextlib.suppress(AttributeError, OSError):
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        if rename(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(old), RENAME_EXCHANGE) == 0:
+            return
+    aside = Path(tempfile.mkdtemp(prefix=_prefix(old), dir=old.parent))
+    os.replace(old, aside)
+    try:
+        os.replace(new, old)
+    except BaseException:
+        os.replace(aside, old)
+        raise
+    os.replace(aside, new)
 
 
 def write_text(path: Path | str, text: str) -> None:

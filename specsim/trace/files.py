@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from specsim.arrays import Array, IntArray
 from specsim.errors import InputError
-from specsim.files import file_digest, replacing, replacing_folder, write_table
+from specsim.files import digest, file_digest, replacing, replacing_folder, write_table
 from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
 from specsim.trace.tree_record import MAX_NODES, TreeRecord, record_from_nodes
 
-SCHEMA_VERSION = 2  # 1 ranked true tokens by probability alone, whatever the mode
+SCHEMA_VERSION = 3  # 1 ranked true tokens by probability alone, whatever the mode; 2 had no checksum of meta.json
+READ_VERSIONS = (2, SCHEMA_VERSION)
 META = "meta.json"
 SEQUENCES = "sequences.parquet"
 STEPS = "steps.parquet"
@@ -70,6 +71,7 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
             meta["tree"] = {"nodes": trace.tree.nodes, "width": trace.tree.width}
             files.append(TREES)
         meta["checksums"] = {name: file_digest(work / name) for name in files}
+        meta["checksums"][META] = meta_digest(meta)
         (work / META).write_text(json.dumps(meta, indent=2) + "\n")
 
 
@@ -134,6 +136,8 @@ def read_trace(folder: Path | str) -> Trace:
             return read_trace(unpacked)
     meta = _read_meta(folder)
     for name, expected in meta["checksums"].items():
+        if name == META:
+            continue
         path = folder / name
         if not path.is_file():
             raise InputError(f"{path} is missing; copy the whole trace folder or record it again")
@@ -176,7 +180,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise InputError(f"{path} holds no JSON object; restore or record it again")
     version = meta.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version not in READ_VERSIONS:
         raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
     missing = [key for key in (*META_KEYS, "checksums") if key not in meta]
     if missing:
@@ -186,7 +190,15 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: depth {depth!r} is no whole number from 1 to {MAX_DEPTH}; record it again")
     if not isinstance(checksums, dict) or not {SEQUENCES, STEPS} <= set(checksums):
         raise InputError(f"{path}: checksums do not name {SEQUENCES} and {STEPS}; restore or record it again")
+    if version == SCHEMA_VERSION and checksums.get(META) != meta_digest(meta):
+        raise InputError(f"{path} is altered (its own checksum differs); restore or record it again")
     return meta
+
+
+def meta_digest(meta: dict[str, Any]) -> str:
+    """A checksum of all that meta.json says but this."""
+    others = {name: value for name, value in meta["checksums"].items() if name != META}
+    return digest(json.dumps({**meta, "checksums": others}, sort_keys=True), length=64)
 
 
 def _read_table(path: Path) -> pa.Table:

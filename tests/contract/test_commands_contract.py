@@ -22,6 +22,7 @@ import specsim.cli.main
 import specsim.trace.files
 from specsim.files import file_digest
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, TREE_POLICIES
+from tests.support.checks import edit_meta
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_pair
 
@@ -436,11 +437,6 @@ def test_a_profile_that_does_not_cover_the_trace_is_refused(
     assert_refused(call("specsim", "replay", *args), says)
 
 
-def edit_meta(folder: Path, **values: object) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({**meta, **values}))
-
-
 def truncate(folder: Path) -> None:
     data = (folder / "steps.parquet").read_bytes()
     (folder / "steps.parquet").write_bytes(data[: len(data) // 2])
@@ -448,13 +444,18 @@ def truncate(folder: Path) -> None:
 
 def truncate_and_vouch(folder: Path) -> None:
     truncate(folder)
-    sums = {name: file_digest(folder / name) for name in ("sequences.parquet", "steps.parquet")}
-    edit_meta(folder, checksums=sums)
+    edit_meta(folder, lambda meta: meta["checksums"].update({"steps.parquet": file_digest(folder / "steps.parquet")}))
 
 
 def alter(folder: Path) -> None:
     table = pq.read_table(folder / "sequences.parquet")
     pq.write_table(table.slice(1), folder / "sequences.parquet")
+
+
+def alter_meta(folder: Path) -> None:
+    """Another way of decoding, which replays would then believe."""
+    path = folder / "meta.json"
+    path.write_text(path.read_text().replace('"mode": "', '"mode": "un'))
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -466,7 +467,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, "checksum"),
     "truncated, checksum right": (truncate_and_vouch, "Parquet"),
     "altered": (alter, "checksum"),
-    "other schema version": (lambda f: edit_meta(f, schema_version=99), "99"),
+    "meta altered": (alter_meta, "meta.json is altered"),
+    "other schema version": (lambda f: edit_meta(f, lambda meta: meta.update(schema_version=99)), "99"),
 }
 
 

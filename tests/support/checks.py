@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specsim.errors import InputError
+from specsim.trace.files import META, meta_digest
 
 
 def refusal(run: Callable[[], object], *names: str) -> None:
@@ -15,3 +19,12 @@ def refusal(run: Callable[[], object], *names: str) -> None:
         run()
     text = str(caught.value)
     assert "\n" not in text and all(name in text for name in names), text
+
+
+def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a trace's meta.json and its checksum, so that only the content is wrong."""
+    meta = json.loads((folder / META).read_text())
+    change(meta)
+    if isinstance(meta.get("checksums"), dict):
+        meta["checksums"][META] = meta_digest(meta)
+    (folder / META).write_text(json.dumps(meta))

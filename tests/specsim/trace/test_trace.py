@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from specsim import files
 from specsim.errors import InputError
-from specsim.files import file_digest
+from specsim.files import file_digest, write_text
 from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
+from tests.support import ROOT
+from tests.support.checks import edit_meta
 from tests.support.reference import small_trace
 
 META, SEQUENCES, STEPS = "meta.json", "sequences.parquet", "steps.parquet"
@@ -34,12 +39,6 @@ Table = pa.Table
 def folder(tmp_path: Path) -> Path:
     write_trace(small_trace(), tmp_path / "trace")
     return tmp_path / "trace"
-
-
-def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    meta = json.loads((folder / META).read_text())
-    change(meta)
-    (folder / META).write_text(json.dumps(meta))
 
 
 def edit(folder: Path, name: str, change: Callable[[Table], Table]) -> None:
@@ -132,17 +131,18 @@ def fail(*arguments: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("moment", ["tables", "meta", "swap"])
+@pytest.mark.parametrize("moment", ["tables", "meta", "swap", "swap in two steps"])
 def test_a_failed_write_leaves_the_old_state_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, overwrite: bool
 ) -> None:
     folder = tmp_path / "trace"
     if overwrite:
         write_trace(small_trace(), folder)
-    real_replace = os.replace
+    real_replace, refused = os.replace, list[Path]()
 
     def refuse_new(source: Path, target: Path) -> None:
-        if Path(target) == folder and ".old." not in str(source):
+        if Path(target) == folder and not refused:
+            refused.append(source)
             raise KeyboardInterrupt
         real_replace(source, target)
 
@@ -154,11 +154,62 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_else(
             patch.setattr(json, "dumps", fail)
         else:
             patch.setattr(os, "replace", refuse_new)
+            patch.setattr("specsim.files.ctypes.CDLL", fail if moment == "swap" else lambda *name, **how: None)
         with pytest.raises(KeyboardInterrupt):
             write_trace(new, folder, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == (["trace"] if overwrite else [])
     if overwrite:
         assert_equal(read_trace(folder), small_trace())
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next_writer(tmp_path: Path) -> None:
+    """Not what a living one is writing, nor what is another's."""
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    machine = files._machine()
+    folder, living = tmp_path / "trace", tmp_path / f".trace.{machine}-{os.getppid()}.b"
+    others = [living, tmp_path / ".trace.000000-1.c", tmp_path / ".trace.d"]
+    for path in (tmp_path / f".trace.{machine}-{killed.pid}.a", *others):
+        path.mkdir()
+        (path / STEPS).write_text("half")
+    write_trace(small_trace(), folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["trace", *(path.name for path in others)])
+    page = tmp_path / "report.html"
+    (tmp_path / f".report.html.{machine}-{killed.pid}.a").write_text("half")
+    write_text(page, "whole")
+    assert not list(tmp_path.glob(".report*")) and page.read_text() == "whole"
+
+
+REPLACED = """
+import sys
+from pathlib import Path
+from specsim.files import replacing_folder
+
+folder = Path(sys.argv[1])
+number = 0
+while True:
+    number += 1
+    with replacing_folder(folder) as work:
+        for name in ("a", "b"):
+            (work / name).write_text(str(number))
+    print(number, flush=True)
+"""
+
+
+def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    for _ in range(5):
+        command = [sys.executable, "-c", REPLACED, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+            assert writer.stdout is not None
+            for _ in range(20):
+                writer.stdout.readline()
+            writer.kill()
+        whole = {(folder / name).read_text() for name in ("a", "b")}
+        assert len(whole) == 1
+    with files.replacing_folder(folder) as work:
+        (work / "a").write_text("last")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
 @pytest.mark.parametrize("name", [SEQUENCES, STEPS])
@@ -184,6 +235,23 @@ def test_a_folder_without_meta_is_no_trace(tmp_path: Path) -> None:
 def test_meta_that_is_no_json_object_is_refused(folder: Path, content: bytes) -> None:
     (folder / META).write_bytes(content)
     refusal(folder, META)
+
+
+@pytest.mark.parametrize(("key", "value"), [("decoding", "gumbel"), ("eos_token_id", [3]), ("mine", 1)])
+def test_meta_that_was_altered_is_refused(folder: Path, key: str, value: Any) -> None:
+    """Replays believe it: what it says is covered by a checksum of its own."""
+    meta = json.loads((folder / META).read_text())
+    (folder / META).write_text(json.dumps({**meta, key: value}))
+    refusal(folder, META, "altered")
+
+
+def test_a_trace_of_before_has_no_checksum_of_its_meta(folder: Path) -> None:
+    meta = json.loads((folder / META).read_text())
+    del meta["checksums"][META]
+    (folder / META).write_text(json.dumps({**meta, "schema_version": 2}))
+    assert read_trace(folder).depth == meta["depth"]
+    (folder / META).write_text(json.dumps(meta))
+    refusal(folder, META, "altered")
 
 
 @pytest.mark.parametrize(

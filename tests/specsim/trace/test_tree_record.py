@@ -21,6 +21,7 @@ from specsim.files import file_digest
 from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
+from tests.support.checks import edit_meta
 from tests.support.reference import small_trace
 
 META, TREES = "meta.json", "trees.parquet"
@@ -215,12 +216,6 @@ def test_trees_are_readable_with_pandas_alone(folder: Path) -> None:
 def test_a_trace_without_trees_has_no_such_file(tmp_path: Path) -> None:
     write_trace(small_trace(), tmp_path / "trace")
     assert not (tmp_path / "trace" / TREES).exists() and read_trace(tmp_path / "trace").tree is None
-
-
-def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    meta = json.loads((folder / META).read_text())
-    change(meta)
-    (folder / META).write_text(json.dumps(meta))
 
 
 def edit(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
