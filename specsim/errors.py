@@ -15,3 +15,7 @@ class InputError(ValueError):
     ...     print(error)
     policy fixed_k: k=-1 is outside [1, 256]; choose a value inside
     """
+
+
+class Interrupted(BaseException):
+    """Stopped by the user, as KeyboardInterrupt; the message says what is kept and how to go on."""

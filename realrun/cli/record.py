@@ -60,12 +60,16 @@ def record(
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Record a dense trace: what the drafter would propose at every position of the target's output."""
+    """Record a dense trace: what the drafter would propose at every position of the target's output.
+
+    Finished sequences are kept in OUT.partial until the trace is whole; started again after an interruption, the same
+    command goes on with them.
+    """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.recording.record import RecordSettings, summary
-    from realrun.recording.record import record as run_record
-    from specsim.trace.files import check_free, write_trace
+    from realrun.recording.reuse import recorded_trace
+    from specsim.trace.files import check_free
 
     check_free(out, overwrite=overwrite)
     sampler = Sampler(mode.value, temperature, seed, top_p)
@@ -74,8 +78,9 @@ def record(
     pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = load_prompts(pair, prompts, num_prompts)
-        trace = run_record(pair, chosen, settings, lambda done, total: report("record", done, total))
-    write_trace(trace, out, overwrite=overwrite)
+        trace = recorded_trace(
+            pair, chosen, settings, out, lambda done, total: report("record", done, total), overwrite=overwrite
+        )
     document = {"trace": str(out), **summary(trace)}
     if json:
         print_json(document)

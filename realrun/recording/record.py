@@ -13,11 +13,10 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
-from realrun.proposals.recorder import Columns
 from realrun.proposals.trees import Trees, TreeSize
 from realrun.provenance import provenance
+from realrun.recording.partial import Partial, Recorded
 from speckernels import backend_for
-from specsim.arrays import Ints
 from specsim.errors import InputError
 from specsim.progress import Counter
 from specsim.speedup.formulas import distinct_trigrams
@@ -71,6 +70,7 @@ def record(
     prompts: Sequence[Prompt],
     settings: RecordSettings,
     progress: Counter | None = None,
+    partial: Partial | None = None,
 ) -> Trace:
     """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
 
@@ -84,6 +84,8 @@ def record(
         well (`realrun.proposals.rejection`).
     progress : callable, optional
         Told (done, total) after every prompt.
+    partial : realrun.recording.partial.Partial, optional
+        Where sequences are kept as they come, and taken from where they are.
 
     Returns
     -------
@@ -117,27 +119,31 @@ def record(
             f"longest prompt, output and draft make {longest} tokens, the models have {room} positions; shorten them"
         )
     predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
-    outputs: list[Ints] = []
-    columns: list[Columns] = []
-    generate_s = dense_s = 0.0
-    for sequence, prompt in enumerate(prompts):
-        start = decoder.clock()
-        decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
+
+    def recorded(sequence: int) -> Recorded:
+        prompt, start = prompts[sequence].tokens, decoder.clock()
+        tokens = decoder.decode(prompt, settings.max_new_tokens, None, sequence=sequence).tokens
         generated = decoder.clock()
         scorer = None
         if predictor is not None:
-            scorer = predictor.after(pending_token_states(pair.target, prompt.tokens, decoded.tokens))
-        columns.append(
-            recorder(prompt.tokens, decoded.tokens, depth, settings.sampler, sequence, scorer, settings.tree)
-        )
-        dense_s += decoder.clock() - generated
-        generate_s += generated - start
-        outputs.append(np.asarray(decoded.tokens))
+            scorer = predictor.after(pending_token_states(pair.target, prompt, tokens))
+        columns = recorder(prompt, tokens, depth, settings.sampler, sequence, scorer, settings.tree)
+        return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
+
+    found: list[Recorded] = []
+    for sequence in range(len(prompts)):
+        one = None if partial is None else partial.get(sequence)
+        if one is None:
+            one = recorded(sequence)
+            if partial is not None:
+                partial.put(sequence, one)
+        found.append(one)
         if progress:
             progress(sequence + 1, len(prompts))
+    outputs = [one.tokens for one in found]
     lengths = [len(output) for output in outputs]
     known = any(prompt.source for prompt in prompts)
-    arrays: dict[str, Any] = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
+    arrays: dict[str, Any] = {name: np.concatenate([one.columns[name] for one in found]) for name in found[0].columns}
     if settings.tree is not None:
         trees = Trees(*(arrays.pop(f"tree_{name}") for name in Trees._fields))
         arrays["tree"] = record_from_nodes(**trees._asdict(), width=settings.tree.width)
@@ -159,7 +165,10 @@ def record(
         "kernels": backend_for(pair.device),
         "distinct_trigram_share": distinct_trigrams(outputs),
         "first_token_accepted_share": float((arrays["match_len"] > 0).mean()),
-        "record_seconds": {"generate": generate_s, "dense": dense_s},
+        "record_seconds": {
+            "generate": sum(one.generate_s for one in found),
+            "dense": sum(one.dense_s for one in found),
+        },
         "provenance": provenance(pair.device, pair.dtype),
     }
     return Trace(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
+from realrun.recording.partial import Partial
 from realrun.recording.record import RecordSettings, record
 from speckernels import backend_for
-from specsim.errors import InputError
+from specsim.errors import InputError, Interrupted
 from specsim.progress import Counter
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
@@ -36,23 +37,27 @@ def recorded_trace(
     *,
     overwrite: bool = False,
 ) -> Trace:
-    """The trace in the folder if it was made with these settings, else a new one."""
+    """The trace in the folder if it was made with these settings, else a new one.
+
+    Of a recording that was interrupted the sequences that it kept beside the folder are taken. A KeyboardInterrupt
+    becomes Interrupted, which says how to go on.
+    """
+    wanted = {
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "weights": pair.fingerprint,
+        "device": pair.device.type,
+        "kernels": backend_for(pair.device),
+        "decoding": settings.sampler.as_dict(),
+        "depth": min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens),
+        "tree": None if settings.tree is None else settings.tree._asdict(),
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "prompts": prompt_digest(prompts),
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
+    }
     if folder.exists() and not overwrite:
         trace = read_trace(folder)
-        wanted = {
-            "target": pair.target_name,
-            "drafter": pair.draft_name,
-            "weights": pair.fingerprint,
-            "device": pair.device.type,
-            "kernels": backend_for(pair.device),
-            "decoding": settings.sampler.as_dict(),
-            "depth": min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens),
-            "tree": None if settings.tree is None else settings.tree._asdict(),
-            "max_new_tokens": settings.max_new_tokens,
-            "dtype": str(pair.dtype).removeprefix("torch."),
-            "prompts": prompt_digest(prompts),
-            "predictor": None if pair.predictor is None else pair.predictor.digest,
-        }
         there = {**trace.meta, "prompts": _digest_there(trace)}
         for key, value in wanted.items():
             if there.get(key) != value:
@@ -61,8 +66,15 @@ def recorded_trace(
                     f"{json.dumps(value)}; pass --overwrite or another --out"
                 )
         return trace
-    trace = record(pair, prompts, settings, progress)
+    partial = Partial(folder, wanted)
+    try:
+        trace = record(pair, prompts, settings, progress, partial)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{partial.count} of {len(prompts)} sequences are kept in {partial.folder}; the same command goes on"
+        ) from None
     write_trace(trace, folder, overwrite=overwrite)
+    partial.remove()
     return trace
 
 

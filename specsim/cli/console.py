@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specsim.errors import InputError
+from specsim.errors import InputError, Interrupted
 from specsim.progress import Progress
 
 BAD_INPUT = 2
+INTERRUPTED = 130  # as shells have it
 LINE_EVERY_S = 30.0  # of progress, where it goes to a file or a pipe
 Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
@@ -43,6 +44,9 @@ def run(app: typer.Typer) -> None:
             command = error.ctx.command_path if error.ctx else sys.argv[0]
             print(f"error: {message}; see `{command} --help`", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+    except Interrupted as stop:
+        print(f"interrupted: {stop}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     except typer.Abort:
         raise SystemExit(1) from None
     raise SystemExit(code or 0)

@@ -1,0 +1,77 @@
+"""Sequences of a recording that is not whole yet, kept beside it so that an interrupted one goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from realrun.proposals.recorder import Columns
+from specsim.arrays import Ints
+from specsim.files import replacing, write_text
+
+IDENTITY = "recording.json"
+
+
+class Recorded(NamedTuple):
+    """One sequence: output tokens [N], columns of the trace, seconds of decoding and of recording."""
+
+    tokens: Ints
+    columns: Columns
+    generate_s: float
+    dense_s: float
+
+
+class Partial:
+    """A folder of recorded sequences, OUT.partial for a trace OUT; what other settings left there is dropped.
+
+    Parameters
+    ----------
+    trace : Path
+        Folder that the trace is to have.
+    identity : mapping
+        All that a sequence depends on, as JSON.
+    """
+
+    def __init__(self, trace: Path, identity: Mapping[str, Any]):
+        self.folder = trace.with_name(f"{trace.name}.partial")
+        wanted, there = json.dumps(identity), self.folder / IDENTITY
+        if not there.is_file() or there.read_bytes() != wanted.encode():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            write_text(there, wanted)
+
+    @property
+    def count(self) -> int:
+        """Sequences that are kept."""
+        return sum(1 for _ in self.folder.glob("*.npz"))
+
+    def get(self, sequence: int) -> Recorded | None:
+        """A sequence that was recorded before."""
+        path = self._path(sequence)
+        if not path.is_file():
+            return None
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                columns = {name: arrays[name] for name in arrays.files}
+        except (OSError, ValueError, zipfile.BadZipFile):  # damaged: it is recorded again
+            return None
+        generate_s, dense_s = columns.pop("seconds").tolist()
+        return Recorded(columns.pop("output"), columns, generate_s, dense_s)
+
+    def put(self, sequence: int, one: Recorded) -> None:
+        """Keep a sequence."""
+        with replacing(self._path(sequence)) as temporary, temporary.open("wb") as file:
+            seconds = np.array([one.generate_s, one.dense_s])
+            np.savez(file, output=one.tokens, seconds=seconds, **one.columns)  # type: ignore[arg-type]
+
+    def remove(self) -> None:
+        """Drop the folder, the trace being whole."""
+        shutil.rmtree(self.folder)
+
+    def _path(self, sequence: int) -> Path:
+        return self.folder / f"{sequence:06d}.npz"
