@@ -93,7 +93,8 @@ def _replay(  # type: ignore[no-untyped-def]
         while t < end:
             bucket = (base_context + t) >> bucket_bits
             limit = min(limits.max_draft_tokens, budget_tokens - (t - start) - 1)
-            first, count, level = 0, 1, 0
+            # Of one type from the start: functions are compiled anew for a number known to be 0 or 1.
+            first, count, level = np.int64(0), np.int64(1), np.int64(0)
             unknown = False
             widths[0] = 0
             while level < limit:
