@@ -93,7 +93,7 @@ def _replay(  # type: ignore[no-untyped-def]
         sequence_id, budget_tokens = trace.sequence_id[s], trace.budget_tokens[s]
         t = start
         behind = 0  # 1 where the draft cache lacks the last accepted token, which was not expanded
-        rounds = all_drafted = all_accepted = all_asked = all_verified = truncated = 0
+        rounds = all_drafted = all_accepted = all_asked = all_verified = truncated = np.int64(0)
         draft_time = verify_time = 0.0
         while t < end:
             bucket = (base_context + t) >> bucket_bits
