@@ -55,6 +55,7 @@ class Difficulty:
 
     name = "difficulty"
     source = "latent Gaussian difficulty with a copula of confidence, entropy and hits; own"
+    informed = True
 
     def __post_init__(self) -> None:
         for side in ("on", "off"):

@@ -27,6 +27,7 @@ class IID:
 
     name = "iid"
     source = "Leviathan et al. 2023, arXiv:2211.17192, section 3.1"
+    informed = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

@@ -26,6 +26,7 @@ class PerPosition:
 
     name = "per_position"
     source = "acceptance counters per draft position, as vLLM exports; product-limit estimate, Kaplan and Meier 1958"
+    informed = False
 
     def __post_init__(self) -> None:
         if not self.alpha or not all(0 <= a <= 1 for a in self.alpha):

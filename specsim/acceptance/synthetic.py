@@ -32,6 +32,7 @@ class AcceptanceModel(Protocol):
 
     name: ClassVar[str]
     source: ClassVar[str]
+    informed: ClassVar[bool]  # whether what the drafter is sure of tells what is accepted
 
     @classmethod
     def fit(cls, source: Source) -> Self:
@@ -89,7 +90,12 @@ def generate(
             "target": "synthetic",
             "drafter": f"synthetic ({model.name})",
             "drafter_kind": "chain",
-            "synthetic": {"model": model.name, "parameters": model.parameters(), "seed": seed},
+            "synthetic": {
+                "model": model.name,
+                "parameters": model.parameters(),
+                "seed": seed,
+                "informed": model.informed,
+            },
             "decoding": {"mode": "greedy"},
             "depth": depth,
             "eos_token_id": [EOS],

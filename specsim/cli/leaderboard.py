@@ -138,6 +138,8 @@ def print_board(board: Mapping[str, Any]) -> None:
     cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in board["rows"] if row["truncated_share"]]
     if cut:
         print(f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}")
+    for warning in board["warnings"]:
+        print(f"warning: {warning}")
     if board["skipped"]:
         print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
     if board["sensitivity"]:

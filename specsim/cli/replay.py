@@ -47,16 +47,17 @@ def replay(
     """
     from specsim.api.predict import predict_with
     from specsim.replaying.priced import PricedTrace
+    from specsim.speedup.prediction import oracle_name
     from specsim.trace.files import read_trace
 
     priced = PricedTrace(read_trace(trace), read_costs(cost, draft_cost, batch))
     prediction = predict_with(
         priced, policy, parse_settings(set_), tuning_share=tuning_share, expected=expected, seed=seed
     )
-    document = prediction.as_dict()
+    document, oracle = prediction.as_dict(), oracle_name([type(prediction.policy)])
     if json:
         sizes = {name: getattr(prediction, name) for name in ("learned_on", "sequences")}
-        print_json({**document, **sizes, "approximate": priced.trace.approximate})
+        print_json({**document, **sizes, "oracle_of": oracle, "approximate": priced.trace.approximate})
         return
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
     for key in ("v_d", "r_d", "hm", "tau", "seconds", "ar_seconds"):
@@ -64,7 +65,7 @@ def replay(
     trees = ["verified", "truncated_rounds"] if prediction.truncated_rounds is not None else []
     for key in ("rounds", "drafted", *trees, "accepted", "output_tokens"):
         rows.append([key, f"{document[key]:,}"])
-    rows.append(["oracle regret", percent_text(prediction.oracle_regret)])
+    rows.append([f"regret to the oracle of {oracle}", percent_text(prediction.oracle_regret)])
     print_table("; ".join([str(prediction.policy), *prediction.notes]), ["quantity", "value"], rows)
 
 

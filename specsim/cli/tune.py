@@ -24,6 +24,7 @@ from specsim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from specsim.policy.base import Policy
     from specsim.speedup.prediction import Prediction
     from specsim.tuning.crossval import CrossValidation
     from specsim.tuning.search import Reference, TuneResult
@@ -121,7 +122,7 @@ def show_tuned(result: TuneResult, *, json: bool) -> None:
     parts = f"{result.tuned_on} sequences, reported on {result.reported_on} others"
     title = f"{result.best.name}: {result.trials} trials on {parts}"
     speedup = f"{result.train.speedup.estimate:.3f}"
-    _print(title + _aside(result), speedup, result.holdout, result.references)
+    _print(title + _aside(result), speedup, result.holdout, result.references, result.best)
     _print_warnings(result.warnings)
 
 
@@ -138,7 +139,7 @@ def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> No
     if folded.interrupted:
         title += f" of {sequences} sequences (interrupted)"
     speedup = f"{final.train.speedup.estimate:.3f}"
-    _print(title + _aside(final), speedup, folded.estimate, folded.references, str(final.best))
+    _print(title + _aside(final), speedup, folded.estimate, folded.references, final.best, str(final.best))
     rows = [
         [
             str(number),
@@ -169,14 +170,18 @@ def _print(
     train_speedup: str,
     tuned: Prediction,
     references: Mapping[str, Reference],
-    policy: str | None = None,
+    best: Policy,
+    shown: str | None = None,
 ) -> None:
+    """shown : the policy, where it is another than was reported on"""
+    from specsim.policy.chain.fixed_k import FixedK
+    from specsim.speedup.prediction import oracle_name
     from specsim.tuning.search import CALLED
 
     regret = "" if tuned.oracle_regret is None else f"{100 * tuned.oracle_regret:.1f} %"
     rows = [
         ["autoregressive", "", "1.000", *[""] * 4],
-        ["tuned", train_speedup, str(tuned.speedup), "", f"{tuned.tau:.2f}", regret, policy or str(tuned.policy)],
+        ["tuned", train_speedup, str(tuned.speedup), "", f"{tuned.tau:.2f}", regret, shown or str(tuned.policy)],
     ]
     for name, one in references.items():
         other = one.prediction
@@ -186,7 +191,8 @@ def _print(
         rows.append([label, "", str(other.speedup), gain, f"{other.tau:.2f}", regret, str(other.policy)])
     if tuned.approximate:
         title += "; approximate: rejection sampling"
-    columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", "regret", "policy"]
+    regret_of = f"regret to the oracle of {oracle_name([type(best), FixedK])}"
+    columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", regret_of, "policy"]
     print_table(title, columns, rows)
 
 

@@ -29,7 +29,7 @@ from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import PARTS
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
-from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
+from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, summarise
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -117,6 +117,7 @@ class Board:
     output_tokens: int
     baseline_s: Floats
     oracle: Estimate
+    oracle_of: str
     rows: list[Row]
     skipped: list[tuple[str, str]]
     sweeps: list[Sweep]
@@ -149,6 +150,15 @@ class Board:
 
         return ranking_figure(self.as_dict())
 
+    @property
+    def warnings(self) -> list[str]:
+        """What these sequences do not show, a sentence each."""
+        tied = sum(row.tied for row in self.rows)
+        if not tied:
+            return []
+        others = f"{tied} of the {len(self.rows) - 1} other rows"
+        return [f"{self.holdout} sequences cannot separate the leader from {others}: their differences may be chance"]
+
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")
         return {
@@ -160,9 +170,11 @@ class Board:
             "output_tokens": self.output_tokens,
             "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
             "oracle": self.oracle.as_dict(),
+            "oracle_of": self.oracle_of,
             "rows": [row.as_dict() for row in self.rows],
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
             "sensitivity": [s.as_dict() for s in self.sweeps],
+            "warnings": self.warnings,
         }
 
 
@@ -329,6 +341,7 @@ def _board(
         output_tokens=int(holdout.trace.output_tokens.sum()),
         baseline_s=holdout.baseline_s,
         oracle=ratio_interval(holdout.baseline_s, oracle_s),
+        oracle_of=oracle_name(kinds_of(entries)),
         rows=rows,
         skipped=skipped,
         sweeps=sweeps,

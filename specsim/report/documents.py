@@ -82,7 +82,8 @@ EFFECT_COLUMNS = (
 
 def board_rows(board: Mapping[str, Any]) -> list[Row]:
     """Rows of `BOARD_COLUMNS`: the oracle, then the policies with the baseline among them."""
-    oracle = {"label": "oracle", "place": "", "speedup": board["oracle"], "oracle_regret": 0.0, "row_class": "oracle"}
+    name = f"oracle of {board['oracle_of']}"
+    oracle = {"label": name, "place": "", "speedup": board["oracle"], "oracle_regret": 0.0, "row_class": "oracle"}
     baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0}
     return [oracle, *ranked(board["rows"], baseline, "speedup")]
 

@@ -13,6 +13,7 @@ from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 
 LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a measurement says so first
+LARGEST_EXPONENT = 300.0  # of an interval that says nothing; beyond it numbers overflow
 FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
 
@@ -84,15 +85,20 @@ def ratio_interval(
     """Sum over sum of two per-sequence quantities [S], resampled together.
 
     The interval is the expanded percentile interval (`tails`); of fewer than FEW sequences,
-    Student's t on the ratio's linear part, and of one sequence, nothing. The same seed resamples the
-    same sequences, so that intervals of two policies on one trace are paired. Raises
+    Student's t on the linear part of the ratio's logarithm, so that no end is below 0, and of one sequence, nothing.
+    The same seed resamples the same sequences, so that intervals of two policies on one trace are paired. Raises
     InputError when there is no sequence.
     """
     top, bottom = _columns(numerator, denominator)
     index = resample(top.size, repeats=repeats, seed=seed)
     ratios = top[index].sum(axis=1) / bottom[index].sum(axis=1)
     value = float(top.sum() / bottom.sum())
-    return _estimate(value, ratios, (top - value * bottom) / bottom.mean(), confidence)
+    deviations = (top - value * bottom) / bottom.mean()
+    found = _estimate(value, ratios, deviations, confidence)
+    if value <= 0 or not 1 < top.size < FEW:
+        return found
+    factor = math.exp(min((found.high - value) / value, LARGEST_EXPONENT))
+    return Estimate(value, value / factor, value * factor)
 
 
 def paired_difference(

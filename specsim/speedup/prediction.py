@@ -124,6 +124,12 @@ def oracle_seconds(
     return least
 
 
+def oracle_name(kinds: Iterable[type[Policy]]) -> str:
+    """What the oracle of these kinds chooses among; the more, the larger is every policy's regret."""
+    trees = [issubclass(kind, TreePolicy) for kind in kinds]
+    return "trees" if all(trees) else "chains and trees" if any(trees) else "chains"
+
+
 def oracle_width(policy: Policy) -> int:
     """Children of a node that the oracle should be allowed, to bound this policy."""
     return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH

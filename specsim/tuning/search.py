@@ -18,7 +18,7 @@ from specsim.progress import Counter, no_progress
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Comparison, paired_difference
-from specsim.speedup.prediction import Prediction, oracle_seconds, oracle_width, summarise
+from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, oracle_width, summarise
 from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
 from specsim.tuning.grid import grid_search
 from specsim.tuning.journal import Journal, describe_job
@@ -109,6 +109,7 @@ class TuneResult:
             "search": self.search,
             "work": self.work,
             "interrupted": self.interrupted,
+            "oracle_of": oracle_name([type(self.best), FixedK]),
             "references": {name: reference.as_dict() for name, reference in self.references.items()},
             "warnings": list(self.warnings),
         }
