@@ -140,7 +140,7 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
     from specsim.report.documents import drafters_columns, drafters_rows
-    from specsim.report.page import prompts_text
+    from specsim.report.page import load_text, prompts_text
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
@@ -153,6 +153,7 @@ def print_board(document: Mapping[str, Any]) -> None:
     print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)))
     if measured:
         best = document["best"]
+        print(f"machine: {load_text(document['load'])}")
         print(f"noise floor: {document['noise_floor_percent']:.2f} %")
         print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
         print(f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below {best['measured']}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,18 +105,35 @@ def validate(
         print_json(document)
     else:
         _print_validation(document, out)
+    if not resolves_something(document):
+        print(
+            "this run resolves nothing: no speedup differs from another's, or from none, by more than the noise floor; "
+            "run it again on a quieter machine, or with more prompts or repeats",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
     if max_error is not None and not document["median_abs_error_percent"] <= max_error:
         raise typer.Exit(1)
 
 
+def resolves_something(document: Mapping[str, Any]) -> bool:
+    """Whether any two rows, or the fastest and the baseline, differ by more than the noise floor."""
+    from specsim.speedup.intervals import beyond_floor
+
+    rows = document["rows"]
+    fastest = rows[0]["measured"]["estimate"]
+    return any(row["resolved"] for row in rows) or beyond_floor(document["noise_floor_percent"], fastest, 1.0)
+
+
 def _print_validation(document: dict[str, Any], out: Path) -> None:
     from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
-    from specsim.report.page import prompts_text
+    from specsim.report.page import load_text, prompts_text
     from specsim.report.table import as_text
     from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text
 
     floor, null = document["noise_floor_percent"], interval_text(document["null_arm"])
     too_noisy = f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy to tell policies apart"
+    print(f"machine: {load_text(document['load'])}")
     print(f"noise floor: {floor:.2f} %{too_noisy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})")
     print(f"prompts: {prompts_text(document['prompts'])}")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"

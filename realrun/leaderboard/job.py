@@ -37,6 +37,7 @@ from realrun.leaderboard.rows import (
     rows,
     trigram_shares,
 )
+from realrun.machine_load import watch
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.provenance import device_name
@@ -138,6 +139,7 @@ def run_leaderboard(
     tuning, held = split_sequences(next(iter(traces.values())), tuning_share=settings.tuning_share, seed=settings.seed)
     holdouts = {name: trace.select(held) for name, trace in traces.items()}
     measured: list[Measured] | None = None
+    load = watch()
     if settings.repeats:
         texts = [prompts[sequence] for sequence in held.tolist()]
         expected = replays(entries, holdouts, tuning_costs, settings.seed)
@@ -184,6 +186,7 @@ def run_leaderboard(
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
         **about(pairs, plain, holdouts, documents),
+        "load": load()._asdict(),
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},
         "null_arm": None if null_arm is None else null_arm.as_dict(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realrun.machine_load import watch
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.profiling.profile import profile
@@ -103,6 +104,7 @@ def validate(
         tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
         progress=lambda done, total: progress("profile", done, total),
     )
+    load = watch()
     result = predict_and_measure(
         pair,
         trace,
@@ -116,7 +118,8 @@ def validate(
         progress=progress,
     )
     write_json(result.profile, out / "profile.json")
-    document = {**as_document(result), "prompts": prompt_facts(prompts, settings.record.prompts_source)}
+    facts = {"prompts": prompt_facts(prompts, settings.record.prompts_source), "load": load()._asdict()}
+    document = {**as_document(result), **facts}
     write_table(rounds_table(result), out / "rounds.parquet")
     write_json(document, out / "validation.json")
     from specsim.report.validation import render_validation  # matplotlib is slow to load

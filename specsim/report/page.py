@@ -120,6 +120,14 @@ def prompts_text(prompts: Mapping[str, Any]) -> str:
     return f"{prompts['count']:,}, {prompts['source']} ({prompts['digest']})"
 
 
+def load_text(load: Mapping[str, Any]) -> str:
+    """In words, of other processes while something was measured."""
+    others, stolen = load["others_percent"], load["stolen_percent"]
+    if others is None or stolen is None:
+        return "this system does not tell how busy it was"
+    return f"other processes used {others:.0f} % of the CPUs' time, {stolen:.1f} % was stolen by other guests"
+
+
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:
     """How a trace was decoded, in words. decoding : mode and temperature, or the mode alone."""
     if isinstance(decoding, str):

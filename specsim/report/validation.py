@@ -15,6 +15,7 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
+    load_text,
     page,
     percent,
     prompts_text,
@@ -248,6 +249,7 @@ def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield from ((name, document[name]) for name in ("target", "drafter", "device", "dtype"))
     yield "decoding", decoding_text(document["decoding"])
     yield "prompts", prompts_text(document["prompts"])
+    yield "load of the machine", load_text(document["load"])
     yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
     yield "output tokens, held out", f"{document['output_tokens']:,}"
     yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")

@@ -1,0 +1,44 @@
+"""What other processes did meanwhile, from the system's counters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from realrun import machine_load
+from realrun.cli.validate import resolves_something
+from specsim.report.page import load_text
+
+
+def stat(path: Path, *ticks: int) -> Path:
+    path.write_text(f"cpu  {' '.join(map(str, ticks))} 0 0\ncpu0 1 2 3\n")
+    return path
+
+
+def test_shares_are_of_all_cpus_less_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, own = stat(tmp_path / "stat", 100, 0, 50, 800, 0, 0, 0, 10), iter([3.0, 5.0])
+    monkeypatch.setattr(machine_load, "STAT", path)
+    monkeypatch.setattr(machine_load.time, "process_time", lambda: next(own))
+    monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
+    load = machine_load.watch()
+    stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)  # 1,000 ticks: 400 busy, 200 of them its own, 50 stolen
+    found = load()
+    assert found == (20.0, 5.0)
+    assert load_text(found._asdict()) == "other processes used 20 % of the CPUs' time, 5.0 % was stolen by other guests"
+
+
+def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "STAT", tmp_path / "absent")
+    found = machine_load.watch()()
+    assert found == (None, None) and "does not tell" in load_text(found._asdict())
+
+
+RESOLVED = [(1.04, False, False), (1.06, False, True), (0.9, False, True), (1.0, True, True)]
+
+
+@pytest.mark.parametrize(("fastest", "resolved", "answer"), RESOLVED)
+def test_a_run_resolves_something_by_two_rows_or_by_the_baseline(fastest: float, resolved: bool, answer: bool) -> None:
+    speedups = (fastest, None), (1.0, resolved)
+    rows = [{"measured": {"estimate": estimate}, "resolved": apart} for estimate, apart in speedups]
+    assert resolves_something({"rows": rows, "noise_floor_percent": 5.0}) == answer
