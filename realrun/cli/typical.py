@@ -53,7 +53,6 @@ def typical(
     Speed is tokens per target pass, quality the target's log-likelihood of the output. Typical acceptance
     is lossy: what it writes is not what the target would have written.
     """
-    from realrun.pairs.prompts import prompt_facts
     from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
     from specsim.files import write_json
     from specsim.policy.base import build_policy
@@ -61,7 +60,7 @@ def typical(
     from specsim.tuning.space import cap_depth
 
     source = prompts_source(target, prompts)
-    settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed)
+    settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed, source)
     (kind,) = find_policies([policy]).values()
     pair = load(target, draft_model, device, dtype, threads, "none", drafter)
     cut: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
@@ -69,7 +68,6 @@ def typical(
     with progress_bar() as report:
         texts = load_prompts(pair, prompts, num_prompts)
         document = compare_typical(pair, texts, chosen, settings, lambda done, total: report("decode", done, total))
-    document |= {"prompts": prompt_facts(texts, source)}
     if out is not None:
         write_json(document, out)
     if json:
@@ -93,7 +91,7 @@ def typical(
         f"at temperature {temperature:g}",
         "distinct trigrams",
     ]
-    title = f"{document['drafter']}, {chosen.name}, {document['prompts']} prompts, 95 % intervals"
+    title = f"{document['drafter']}, {chosen.name}, {document['prompts']['count']} prompts, 95 % intervals"
     print_table(title, columns, rows)
 
 

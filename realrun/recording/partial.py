@@ -40,10 +40,14 @@ class Partial:
 
     def __init__(self, trace: Path, identity: Mapping[str, Any]):
         self.folder = trace.with_name(f"{trace.name}.partial")
-        wanted, there = json.dumps(identity), self.folder / IDENTITY
-        if not there.is_file() or there.read_bytes() != wanted.encode():
+        self.identity = json.dumps(identity)
+
+    def open(self) -> None:
+        """Make the folder, or find that it is of these settings; what is of others is dropped."""
+        there = self.folder / IDENTITY
+        if not there.is_file() or there.read_bytes() != self.identity.encode():
             shutil.rmtree(self.folder, ignore_errors=True)
-            write_text(there, wanted)
+            write_text(there, self.identity)
 
     @property
     def count(self) -> int:

@@ -130,6 +130,8 @@ def record(
         columns = recorder(prompt, tokens, depth, settings.sampler, sequence, scorer, settings.tree)
         return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
 
+    if partial is not None:
+        partial.open()  # ahead of the first token: a folder that cannot be written is found now
     found: list[Recorded] = []
     for sequence in range(len(prompts)):
         one = None if partial is None else partial.get(sequence)

@@ -69,11 +69,11 @@ def recorded_trace(
     partial = Partial(folder, wanted)
     try:
         trace = record(pair, prompts, settings, progress, partial)
+        write_trace(trace, folder, overwrite=overwrite)
     except KeyboardInterrupt:
         raise Interrupted(
             f"{partial.count} of {len(prompts)} sequences are kept in {partial.folder}; the same command goes on"
         ) from None
-    write_trace(trace, folder, overwrite=overwrite)
     partial.remove()
     return trace
 

@@ -27,7 +27,7 @@ from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, TypicalAcceptance, match_tree
 from realrun.lm.cached import CachedLM
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import provenance
 from specsim.errors import InputError
 from specsim.policy.base import Policy
@@ -44,7 +44,7 @@ class TypicalSettings:
     """What to compare.
 
     epsilons : thresholds, the paper's 0.01 to 0.25 by default; delta : of all of them, sqrt(epsilon) if None
-    temperature : the paper's in Fig. 7
+    temperature : the paper's in Fig. 7; prompts_source : where the prompts come from, for the document
     """
 
     epsilons: tuple[float, ...] = EPSILONS
@@ -52,6 +52,7 @@ class TypicalSettings:
     temperature: float = 0.7
     max_new_tokens: int = 128
     seed: int = 0
+    prompts_source: str = ""
 
     def __post_init__(self) -> None:
         if not self.epsilons:
@@ -120,6 +121,7 @@ def compare_typical(
         "kind": "specsim-typical",
         "target": pair.target_name,
         "drafter": pair.draft_name,
+        "prompts": prompt_facts(prompts, settings.prompts_source),
         "policy": policy.name,
         "params": policy.settings,
         "temperature": settings.temperature,

@@ -33,6 +33,8 @@ KEYS = (
     "dtype",
     "decoding",
     "environment",
+    "prompts",
+    "load",
     "sequences",
     "output_tokens",
     "distinct_trigram_share",

@@ -19,6 +19,7 @@ from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
+from realrun.pairs.prompts import prompt_facts
 from realrun.profiling.profile import profile
 from realrun.proposals.recorder import Columns
 from realrun.proposals.rejection import drafted_with, rejection_columns
@@ -243,5 +244,6 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
     for row in document["rows"]:
         assert row["rounds_identical_percent"] is None and row["output_identical_percent"] is None
         assert np.isfinite(row["error_percent"])
-    page = render_validation(document)
+    own = {"prompts": prompt_facts(prompts, "mine"), "load": {"others_percent": None, "stolen_percent": None}}
+    page = render_validation({**document, **own})
     assert "predictions are approximate" in page and "top-p 0.9" in page and "n.a." in page

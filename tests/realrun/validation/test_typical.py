@@ -44,7 +44,7 @@ def test_the_document_holds_every_arm(document: dict[str, Any]) -> None:
     assert [arm["arm"] for arm in arms] == ["greedy", "sampling", *["typical"] * 3]
     assert [arm["loss_free"] for arm in arms] == [True, True, False, False, False]
     assert [(arm["epsilon"], arm["delta"]) for arm in arms[2:]] == [(0.001, 1.0), (0.01, 1.0), (0.1, 1.0)]
-    assert document["policy"] == "cartesian" and document["temperature"] == 0.5 and document["prompts"] == 6
+    assert document["policy"] == "cartesian" and document["temperature"] == 0.5 and document["prompts"]["count"] == 6
     json.dumps(document, allow_nan=False)
     for arm in arms:
         for key in ("acceleration_rate", "log_likelihood_nats", "log_likelihood_at_temperature_nats"):

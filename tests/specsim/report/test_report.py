@@ -58,6 +58,8 @@ def document() -> dict[str, Any]:
         "dtype": "float32",
         "decoding": {"mode": "gumbel", "temperature": 0.8},
         "environment": {"numpy": "2.0", "threads": 2},
+        "prompts": {"source": "mine.jsonl", "count": 15, "digest": "0123456789abcdef"},
+        "load": {"others_percent": 12.0, "stolen_percent": 0.5},
         "sequences": {"tuning": 8, "holdout": 7},
         "output_tokens": 4321,
         "distinct_trigram_share": 0.93,
