@@ -22,7 +22,6 @@ import io
 import json
 import math
 import re
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +40,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import realrun.cli.main
-
 # IMPORTS of the project: all that this file takes from it.
 import realrun.leaderboard.costs as board_costs
 import realrun.validation.profile_slices as profile_slices
 import realrun.validation.run as validation_run
-import specsim.cli.main
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
@@ -59,10 +55,10 @@ from realrun.validation.measured_costs import MeasuredCosts
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
+from tests.support.commands import call
 
 # Where `realrun validate` and `realrun leaderboard` look up the function `profile`, which measures.
 PROFILE_USERS = (profile_slices, validation_run, board_costs)
-MAINS: dict[str, Callable[[], None]] = {"specsim": specsim.cli.main.main, "realrun": realrun.cli.main.main}
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
 
@@ -102,6 +98,7 @@ DROPPED: dict[str, dict[str, str]] = {
         "acceleration_over_overhead_off_percent": CLOCK,
         "sequence_seconds": CLOCK,
         "autoregressive_sequence_seconds": CLOCK,
+        "load": CLOCK,
         "best": CLOCK,  # of rows that are predicted alike, that which was fastest
         "predicted_speedup_best": CLOCK,  # of the row that was fastest by the clock
         "measured_speedup_best": CLOCK,
@@ -567,17 +564,10 @@ def settings_put_back() -> Iterator[None]:
 
 def printed(words: Sequence[str]) -> Document:
     """The JSON that this command prints, run in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code: Any = 0
-    with mock.patch.object(sys, "argv", list(words)):
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                MAINS[words[0]]()
-        except SystemExit as stop:
-            code = stop.code or 0
-    if code:
-        raise AssertionError(f"{' '.join(words)}\nended with {code}: {err.getvalue()}")
-    return json.loads(out.getvalue())
+    result = call(*words)
+    if result.code:
+        raise AssertionError(f"{' '.join(words)}\nended with {result.code}: {result.err}")
+    return json.loads(result.out)
 
 
 def rounded(values: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -29,6 +29,7 @@ from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
 from specsim.errors import InputError
 from specsim.trace.files import read_trace
 from tests.realrun.drafters.test_predictor import refused
+from tests.support.commands import on_any_machine
 from tests.support.pairs.inside import (
     INSIDE,
     SKIPS,
@@ -110,7 +111,8 @@ def load(home: Path, kind: str, dtype: str = "float64", **options: Any) -> Pair:
 
 def command(*words: object) -> str:
     """What the command prints; InputErrors come through."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    with on_any_machine():
+        result = CliRunner().invoke(app, [str(word) for word in words])
     if isinstance(result.exception, InputError):
         raise result.exception
     assert result.exit_code == 0, (result.output, result.exception)
