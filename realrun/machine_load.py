@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 STAT = Path("/proc/stat")
@@ -37,6 +38,11 @@ def watch() -> Callable[[], Load]:
         return Load(100 * max(busy - own, 0.0) / total, 100 * spent[STEAL] / total)
 
     return load
+
+
+def mean_load(loads: Sequence[Load]) -> Load:
+    """The mean of several; None where one of them is not known."""
+    return Load(*(None if None in values else fmean(values) for values in zip(*loads, strict=True)))
 
 
 def _ticks() -> list[int]:

@@ -21,7 +21,7 @@ import torch
 
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.leaderboard.costs import PLAIN, Costs, models
-from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
+from realrun.leaderboard.measure import Contender, Measured, load_of, measure, runs_of
 from realrun.leaderboard.rows import (
     ADAPTIVE,
     FIXED,
@@ -37,7 +37,6 @@ from realrun.leaderboard.rows import (
     rows,
     trigram_shares,
 )
-from realrun.machine_load import watch
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.provenance import device_name
@@ -139,7 +138,6 @@ def run_leaderboard(
     tuning, held = split_sequences(next(iter(traces.values())), tuning_share=settings.tuning_share, seed=settings.seed)
     holdouts = {name: trace.select(held) for name, trace in traces.items()}
     measured: list[Measured] | None = None
-    load = watch()
     if settings.repeats:
         texts = [prompts[sequence] for sequence in held.tolist()]
         expected = replays(entries, holdouts, tuning_costs, settings.seed)
@@ -186,7 +184,7 @@ def run_leaderboard(
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
         **about(pairs, plain, holdouts, documents),
-        "load": load()._asdict(),
+        "load": load_of(out / DECODED, settings.repeats) if settings.repeats else None,
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},
         "null_arm": None if null_arm is None else null_arm.as_dict(),

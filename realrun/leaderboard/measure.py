@@ -12,6 +12,7 @@ import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
+from realrun.machine_load import Load, mean_load, watch
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.validation.measured_costs import MeasuredCosts, Run
@@ -106,6 +107,7 @@ def measure(
             saw(done - 1)
             progress(repeat * total + done, repeats * total)
 
+        load = watch()
         decode_in_turns(
             arms,
             prompts,
@@ -126,10 +128,17 @@ def measure(
                     for arm, one in enumerate(contenders)
                 },
                 "probes": {name: costs[name].probed.as_dict() for name in names},
+                "load": load()._asdict(),
             },
             path,
         )
     return [_measured(one, arm, timings, len(prompts)) for arm, one in enumerate(contenders)]
+
+
+def load_of(folder: Path, repeats: int) -> dict[str, float | None]:
+    """How busy others kept the machine, the mean over the repeats in the folder."""
+    found = [Load(**json.loads((folder / f"{repeat}.json").read_text())["load"]) for repeat in range(repeats)]
+    return mean_load(found)._asdict()
 
 
 def runs_of(

@@ -160,7 +160,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("target", f"{document['target']}, {document['dtype']} on {document['device']}"),
         ("decoding", decoding_text(document["decoding"])),
         ("prompts", prompts_text(document["prompts"])),
-        ("load of the machine", load_text(document["load"])),
+        *([] if floor is None else [("load of the machine", load_text(document["load"]))]),
         ("sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"),
         ("autoregressive step, predicted", f"{1e3 * document['autoregressive_token_seconds']:.2f} ms"),
         *([] if floor is None else [("noise floor", f"{floor:.2f} %")]),

@@ -34,6 +34,12 @@ def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found == (None, None) and "does not tell" in load_text(found._asdict())
 
 
+def test_the_mean_of_several_is_known_where_all_are() -> None:
+    loads = [machine_load.Load(10.0, 0.0), machine_load.Load(30.0, 1.0)]
+    assert machine_load.mean_load(loads) == (20.0, 0.5)
+    assert machine_load.mean_load([*loads, machine_load.Load(None, 2.0)]) == (None, 1.0)
+
+
 RESOLVED = [(1.04, False, False), (1.06, False, True), (0.9, False, True), (1.0, True, True)]
 
 
