@@ -16,7 +16,7 @@ from specsim.trace.outcomes import DRAWS
 from specsim.trace.trace import Trace
 from studies.adaedl.bound import Signals, bounding_gamma, correlations, fitted_gamma, gap, paper_ratio, violated
 from studies.common import Config, Document, about_machine, about_prompts
-from studies.words import ORDERS, about_target, order_of
+from studies.words import REPLAYED_ORDERS, about_target, order_of
 
 MEASURED, PAPER = "measured costs", "paper's s_d / s_t"
 LAB_DRAFT, SMALL = "lab's draft model", "small draft model"
@@ -284,7 +284,8 @@ def report_text(config: Config, found: All, parameters: Mapping[str, int]) -> st
         f"AdaEDL and Max-Confidence move lambda by Algorithm 1 with the paper's values; lambda_0, which the paper does "
         f"not give, is tuned for each, with {config['trials']} trials. **{MEASURED}**: a profile of this machine for "
         f"each draft model. **{PAPER}**: {ratio:.3f} for both draft models and nothing else, which explains the rates "
-        f"of Base-SPD in table 1 best, with independent acceptance of {explained} on its three data sets. {ORDERS}",
+        f"of Base-SPD in table 1 best, with independent acceptance of {explained} on its three data sets. "
+        f"{REPLAYED_ORDERS}",
         "",
     ]
     for cost in (MEASURED, PAPER):

@@ -19,6 +19,7 @@ MEASURED_COSTS, CHEAP = "measured costs", "cheap drafter"
 ALL, EXTREME = "all", "least and most accepting"
 LEARNED = (gains.WEAK, gains.STRONG, gains.TUNED, gains.CALI)
 COMPARED = (FIXED_EACH, DRAWN, DRAWN_EACH, *LEARNED)
+CROSSING = (gains.WEAK, gains.STRONG, gains.TUNED, DRAWN_EACH)
 DRAFTERS = {"model": "draft model", "eagle": "EAGLE"}
 COLUMNS = ["accepted: mean, spread", "K", "speedup of K", *(f"{label} %" for label in COMPARED)]
 LINES = {  # of the figure
@@ -93,23 +94,24 @@ def pool_findings(documents: Pools, pool: str) -> list[str]:
         "- Lengths drawn geometrically, with the probability that is best on the tuning prompts: "
         f"{counted(gains_of(found, DRAWN))}.",
         f"- The same with the best probability of each prompt in hindsight: {counted(each)}. In {lost} of {len(each)} "
-        "cells drawn lengths are worse than the best fixed K even so: there no probability that is kept through a "
-        "prompt makes up for being drawn from, however well it is learned.",
+        "cells drawn lengths are worse than the best fixed K even so: there none of the probabilities, kept through a "
+        "prompt, makes up for being drawn from, however well it is learned.",
     ]
     lines += [f"- {label}: {counted(values)}." for label in LEARNED if (values := gains_of(found, label))]
     return [*lines, ""]
 
 
-def crossings(documents: Mapping[str, Mapping[float, Document]], labels: Sequence[str]) -> list[str]:
-    """From which spread on each way to choose lengths passes the best fixed K, a line per drafter."""
-    lines = []
+def crossing_table(documents: Mapping[str, Mapping[float, Document]]) -> list[str]:
+    """From which spread on each way to choose lengths passes the best fixed K, and what hindsight would gain there."""
+    rows = []
     for drafter, found in documents.items():
-        said = []
-        for label in labels:
+        cells = [DRAFTERS[drafter]]
+        for label in CROSSING:
             passed = gains.passes_from(list(zip(found, gains_of([*found.values()], label), strict=True)))
-            said.append(f"{label} " + ("at no spread tried" if passed is None else f"from a spread of {passed:g} on"))
-        lines.append(f"- {DRAFTERS[drafter]}: {'; '.join(said)}.")
-    return lines
+            bound = None if passed is None else gains.gain(found[passed], FIXED_EACH)
+            cells.append("at none tried" if bound is None else f"from {passed:g} on; {text(bound)}")
+        rows.append(cells)
+    return markdown_table(["drafter", *CROSSING], rows)
 
 
 @styled()
@@ -135,13 +137,20 @@ def against_spread(documents: Synthetic, recorded_spread: Mapping[str, float]) -
     return svg(figure, "spread", "Gain over the best fixed K against the spread of acceptance over prompts")
 
 
-def report_text(config: Config, traces: Mapping[tuple[str, str], Trace], pools: Pools, synthetic: Synthetic) -> str:
-    """The whole report as Markdown."""
+def report_text(
+    config: Config,
+    traces: Mapping[tuple[str, str], Trace],
+    pools: Pools,
+    synthetic: Synthetic,
+    recorded_spread: Mapping[str, float],
+) -> str:
+    """The whole report as Markdown. recorded_spread : of acceptance over recorded prompts, by drafter"""
     first = next(iter(traces.values()))
     measured = next(iter(pools.values()))
     sequences = next(iter(measured.values()))[ALL]["prompts"]
     ran = {"environment": first.meta["provenance"], "dtype": first.meta["dtype"], "sequences": sequences}
     wanted = config["synthetic"]
+    own = ", ".join(f"{spread:.2f} ({DRAFTERS[drafter]})" for drafter, spread in recorded_spread.items())
     percent = f"{100 * config['extreme_share']:g} %"
     lines = [
         "# Thompson sampling of draft lengths against a fixed K",
@@ -180,13 +189,19 @@ def report_text(config: Config, traces: Mapping[tuple[str, str], Trace], pools: 
         f"{config['max_new_tokens']} tokens each. Every prompt has an acceptance probability of its own, with which "
         "its tokens are accepted independently, so that it is equally easy from end to end; over prompts it follows a "
         f"Beta distribution whose mean is that of the drafter in run {wanted['run']} and whose spread (standard "
-        "deviation) grows. The recorded prompts' own spread is dotted in the figure.",
+        f"deviation) grows. The spread of the recorded prompts, dotted in the figure, is {own}.",
         "",
         "![Against spread](figures/spread.svg)",
         "",
     ]
     for cost, found in synthetic.items():
-        shown = (gains.WEAK, gains.STRONG, gains.TUNED, DRAWN_EACH)
-        lines += [f"### {cost}, synthetic", "", "Significantly faster than the best fixed K:", ""]
-        lines += [*crossings(found, shown), "", *spread_table(found)]
+        lines += [
+            f"### {cost}, synthetic",
+            "",
+            "From which spread on each is significantly faster than the best fixed K, and what the best K of each "
+            "prompt in hindsight gains at that spread, in percent:",
+            "",
+            *crossing_table(found),
+            *spread_table(found),
+        ]
     return "\n".join(lines)

@@ -103,7 +103,7 @@ def main(out: Path, config: Config) -> None:
                 synthetic.setdefault(cost, {}).setdefault(drafter, {})[spread] = document
     traces = {key: trace for key, (_, trace) in recorded_in.items()}
     write_text(out / "figures" / "spread.svg", against_spread(synthetic, spreads))
-    write_text(out / "report.md", report_text(config, traces, pools, synthetic))
+    write_text(out / "report.md", report_text(config, traces, pools, synthetic, spreads))
 
 
 if __name__ == "__main__":

@@ -91,11 +91,11 @@ def test_the_report_counts_what_its_tables_hold(document: Document) -> None:
     trace.meta["provenance"] = {"device": "a machine", "threads": 1, "date": "2026-01-01"}
     pools = {cost: {("T08", "model"): {report.ALL: document, report.EXTREME: document}} for cost in ("a", "b")}
     synthetic = {"a": {"model": {0.0: document, 0.3: document}}}
-    text = report.report_text(CONFIG, {("T08", "model"): trace}, pools, synthetic)
+    text = report.report_text(CONFIG, {("T08", "model"): trace}, pools, synthetic, {"model": 0.123})
     drawn = gains.gain(document, gains.DRAWN_EACH)
     assert drawn is not None
     lost = 2 * (drawn.high < 0)
     assert text.count(f"In {lost} of 2 cells drawn lengths are worse than the best fixed K even so") == 2
     assert text.count(report.text(drawn)) == 6  # of two costs and pools, and two spreads
-    assert "12 to tune on and 12 to report on" in text
+    assert "12 to tune on and 12 to report on" in text and "is 0.12 (draft model)" in text
     assert "</svg>" in report.against_spread(synthetic, {"model": 0.1})
