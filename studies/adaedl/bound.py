@@ -49,7 +49,7 @@ def bounding_gamma(signals: Signals, share: float) -> float:
 def _summed(values: npt.ArrayLike, signals: Signals) -> Floats:
     """Sums per prompt that has positions."""
     _, which = np.unique(signals.sequence, return_inverse=True)
-    return np.bincount(which, weights=np.asarray(values, dtype=np.float64))
+    return np.bincount(which, weights=np.asarray(values, dtype=np.float64)).astype(np.float64)
 
 
 def _mean(values: npt.ArrayLike, signals: Signals) -> Estimate:

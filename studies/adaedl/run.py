@@ -25,6 +25,7 @@ from realrun.lab.train import TrainSettings, export, train
 from realrun.pairs.pair import LAB, LAB_WEIGHTS, Pair, load_pair
 from realrun.pairs.prompts import Prompt, study_prompts
 from specsim.cli.console import progress_bar
+from specsim.cost.contexts import context_range
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.files import replacing, write_json, write_text
 from specsim.policy.base import Policy
@@ -54,6 +55,8 @@ from studies.adaedl.report import (
 )
 from studies.common import Config, Document, claim, parts, profiled, recorded, run_study
 
+FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
+
 
 def small_draft(out: Path, config: Config) -> Path:
     """The second draft model: on text first, then on the target's distributions. A killed training goes on."""
@@ -68,7 +71,7 @@ def small_draft(out: Path, config: Config) -> Path:
 
 def load_pairs(out: Path, config: Config) -> dict[str, Pair]:
     """The target with each draft model."""
-    drafts = {LAB_DRAFT: LAB, SMALL: str(small_draft(out / "small", config))}
+    drafts = {LAB_DRAFT: LAB, SMALL: str(small_draft(out / FOLDERS[SMALL], config))}
     options = {"dtype": config["dtype"], "threads": config["threads"], "predictor": None}
     return {name: load_pair(config["target"], draft, **options) for name, draft in drafts.items()}
 
@@ -132,26 +135,37 @@ def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Docum
     return dict(json.loads(done.read_text()))
 
 
-def find(out: Path, pairs: dict[str, Pair], config: Config, report: Progress) -> dict[tuple[str, str], Found]:
-    """Everything that the report needs, by draft model and run."""
+def pass_prices(cost: CostModel, trace: Trace) -> list[float]:
+    """Target passes over 1, 2, ... tokens, of a token's without speculation, at the trace's middle context."""
+    middle = sum(context_range(trace)) // 2
+    alone = cost.autoregressive_step(middle)
+    return [float(cost.verify(tokens, middle) / alone) for tokens in range(1, trace.depth + 2)]
+
+
+def find(
+    out: Path, pairs: dict[str, Pair], config: Config, report: Progress
+) -> tuple[dict[tuple[str, str], Found], dict[str, list[float]]]:
+    """What the report needs, by draft model and run, and by draft model the prices of target passes."""
     found = {}
     profile: dict[str, CostModel] = {}
+    prices: dict[str, list[float]] = {}
     ratio, _ = paper_ratio(**config["table1"])
     for (name, pair), run in product(pairs.items(), config["runs"]):
-        home = out / name.replace(" ", "-")
+        home = out / FOLDERS[name]
         folder = home / run["name"]
         trace = recorded(folder, pair, run, config, report)
         if name not in profile:  # one for all temperatures, so that they are compared at the same costs
             profile[name] = profiled(home / "profile.json", pair, trace, report)
+            prices[name] = pass_prices(profile[name], trace)
         costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
         boards = {
             cost: speedups(folder / f"{cost.replace(' ', '-')}.json", trace, model, config)
             for cost, model in costs.items()
         }
         signals = saved_signals(folder / "signals.npz", pair, trace, config)
-        split = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
-        found[name, run["name"]] = Found(trace, *(signals.of(part) for part in split), boards)
-    return found
+        tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+        found[name, run["name"]] = Found(trace, signals.of(tuning), signals.of(held), boards)
+    return found, prices
 
 
 def main(out: Path, config: Config) -> None:
@@ -159,12 +173,12 @@ def main(out: Path, config: Config) -> None:
     claim(out, config)
     pairs = load_pairs(out, config)
     with progress_bar() as report:
-        found = find(out, pairs, config, report)
+        found, prices = find(out, pairs, config, report)
     parameters = {
         name: sum(p.numel() for p in pair.drafter.weights(pair.target)[0].parameters()) for name, pair in pairs.items()
     }
     write_text(out / "figures" / "entropy.svg", against_entropy(found, config))
-    write_text(out / "report.md", report_text(config, found, parameters))
+    write_text(out / "report.md", report_text(config, found, parameters, prices))
 
 
 if __name__ == "__main__":

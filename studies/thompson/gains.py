@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninforme
 from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 from specsim.policy.base import Policy
+from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
@@ -43,8 +44,8 @@ class PerPrompt:
     mean: float
     spread: float
 
-    name = "per_prompt"
-    source = "own"
+    name: ClassVar[str] = "per_prompt"
+    source: ClassVar[str] = "own"
 
     def __post_init__(self) -> None:
         if not 0 < self.mean < 1 or not 0 <= self.spread**2 < self.mean * (1 - self.mean):
@@ -103,6 +104,7 @@ def geometric(keep: float, depth: int) -> BetaTS:
 
 def replays(priced: PricedTrace, policy: Policy, config: Config) -> tuple[Floats, Floats]:
     """Seconds per prompt [S], and drafted tokens and rounds [2, S], in the mean over what the policy draws."""
+    assert isinstance(policy, ChainPolicy)
     seeds = range(config["replay_seeds"]) if draws_uniforms(type(policy)) else range(1)
     found = [priced.replay(policy, seed=seed) for seed in seeds]
     seconds = np.mean([one.speculative_s for one in found], axis=0)

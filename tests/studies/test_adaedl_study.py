@@ -117,9 +117,14 @@ def test_the_report_is_whole(recorded: tuple[Any, Any, Any]) -> None:
     found = {
         (draft, "T13"): report.Found(trace, signals(), signals(), boards) for draft in (report.LAB_DRAFT, report.SMALL)
     }
-    text = report.report_text(CONFIG, found, {report.LAB_DRAFT: 1000, report.SMALL: 100})
+    sizes, prices = (
+        {report.LAB_DRAFT: 1000, report.SMALL: 100},
+        {report.LAB_DRAFT: [1.0, 1.25], report.SMALL: [1.0, 1.5]},
+    )
+    text = report.report_text(CONFIG, found, sizes, prices)
     share = bound.violated(signals(), 0.2).estimate
-    assert f"the score exceeds 1 - TVD at {share:.1f} to {share:.1f} % of the positions" in text
+    assert f"in percent: T = 1.3: {share:.1f} and {share:.1f}." in text
+    assert "takes 1.00, 1.25 (lab's draft model); 1.00, 1.50 (small draft model) of one token's" in text
     assert text.count(report.order(board)) == 4
     assert text.count("At T = 1.3:") == 2 and "(above 1)" in text
     assert "</svg>" in report.against_entropy(found, CONFIG)
