@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def kernels_ran(pytestconfig: pytest.Config) -> set[tuple[str, str, str]]:
     return pytestconfig.stash[RAN]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: a collection of garbage need not look at it, which takes most of a second each time."""
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,7 +22,7 @@ from specsim.cost.contexts import context_share
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.fitting.tree_calibration import Rounds
-from specsim.policy.estimates.node_value import KNOTS, LOWEST, NEVER, best_expanded, best_kept, gain_s
+from specsim.policy.estimates.node_value import KNOTS, LOWEST, NEVER, best_expanded, best_kept, descending, gain_s
 from specsim.trace.trace import Trace
 
 BINS = 6  # of a node's own probability
@@ -186,10 +186,11 @@ def levels(  # type: ignore[no-untyped-def]
                     continue
                 here[begun] = gain_s(values[r, node], values[r, node] / values[r, parent[node]], edges, gains)
                 begun += 1
-            best_value_s[r, d] = best_kept(np.sort(likely[:count])[::-1], time_per_token_s, verify_s)[1]
+            values_here = likely[:count][descending(likely[:count])]
+            best_value_s[r, d] = best_kept(values_here, time_per_token_s, verify_s)[1]
             if d == depths:
                 break
-            expanded, total = best_expanded(np.sort(here[:begun])[::-1], extra_nodes_s)
+            expanded, total = best_expanded(here[:begun][descending(here[:begun])], extra_nodes_s)
             predicted_gain_s[r, d] = total
             extra_s[r, d] = extra_nodes_s[expanded] if expanded > 0 else 0.0
             last = end

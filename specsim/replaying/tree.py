@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Array, IntArray, Ints
+from specsim.arrays import Array, Bools, IntArray, Ints
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
-from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept
+from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, new_tree
 
 # `tree_kernel` rebinds these four names to each policy's own functions.
 from specsim.policy.tree.static import StaticTree, expand, initial_state, select, update
@@ -49,8 +49,27 @@ class Limits(NamedTuple):
     max_expanded: int
 
 
+class Room(NamedTuple):
+    """What a round writes to, over nodes; made outside of the kernel, which would take longer to compile.
+
+    recorded : number of each node in the record, -1 if it is not there
+    child : first child of each node
+    """
+
+    tree: Tree
+    recorded: IntArray
+    child: IntArray
+    widths: IntArray
+    keep: Bools
+
+
+def _room() -> Room:
+    recorded, child, widths = np.zeros((3, MAX_DRAFTED + 1), np.int32)
+    return Room(new_tree(), recorded, child, widths, np.zeros(MAX_DRAFTED + 1, np.bool_))
+
+
 def _replay(  # type: ignore[no-untyped-def]
-    params, carries_state, limits, seed, which, trace, costs, sums, log
+    params, carries_state, limits, seed, which, trace, costs, room, sums, log
 ):
     """The loop of one policy over the sequences `which`; `tree_kernel` binds the policy's functions.
 
@@ -62,21 +81,7 @@ def _replay(  # type: ignore[no-untyped-def]
     prob, first_child = trace.prob, trace.first_child
     bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s
     wider_s, verify_s = costs.wider_s, costs.verify_s
-    room = MAX_DRAFTED + 1
-    tree = Tree(
-        np.zeros(room, np.float32),
-        np.zeros(room, np.float32),
-        np.zeros(room, np.int32),
-        np.zeros(room, np.int32),
-        np.zeros(room, np.int32),
-        np.zeros(room, np.float64),
-    )
-    tree.path[0] = tree.prob[0] = 1.0
-    tree.parent[0] = -1
-    recorded = np.zeros(room, np.int32)  # number of each node in the record, -1 if it is not there
-    child = np.zeros(room, np.int32)  # first child of each node
-    widths = np.zeros(room, np.int32)
-    keep = np.zeros(room, np.bool_)
+    tree, recorded, child, widths, keep = room
     log_row = 0
     logging = len(log.t) > 0
     state = initial_state(params)
@@ -88,12 +93,13 @@ def _replay(  # type: ignore[no-untyped-def]
         sequence_id, budget_tokens = trace.sequence_id[s], trace.budget_tokens[s]
         t = start
         behind = 0  # 1 where the draft cache lacks the last accepted token, which was not expanded
-        rounds = all_drafted = all_accepted = all_asked = all_verified = truncated = 0
+        rounds = all_drafted = all_accepted = all_asked = all_verified = truncated = np.int64(0)
         draft_time = verify_time = 0.0
         while t < end:
             bucket = (base_context + t) >> bucket_bits
             limit = min(limits.max_draft_tokens, budget_tokens - (t - start) - 1)
-            first, count, level = 0, 1, 0
+            # Of one type from the start: functions are compiled anew for a number known to be 0 or 1.
+            first, count, level = np.int64(0), np.int64(1), np.int64(0)
             unknown = False
             widths[0] = 0
             while level < limit:
@@ -103,7 +109,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 level += 1
                 expanded = 0
                 for node in range(first, last):
-                    width = min(max(widths[node], 0), room - count)
+                    width = min(max(widths[node], 0), len(keep) - count)
                     widths[node] = width
                     child[node] = count
                     if width == 0:
@@ -227,6 +233,6 @@ def bind_tree(policy: TreePolicy) -> Callable[..., int]:
             horizon=trace.tree.horizon,
         )
         own = policy.params, policy.carries_state, limits
-        return kernel(*own, outcome[1], which, recorded, costs, sums, log.arrays)
+        return kernel(*own, outcome[1], which, recorded, costs, _room(), sums, log.arrays)
 
     return run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, Comparison, interval_text
+from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, Comparison, Estimate, interval_text
 
 MEDIAN_PERCENT, MOST_PERCENT = 3.0, 5.0  # what predictions may be off by: the median, the 90th percentile
 
@@ -22,7 +22,11 @@ def verdict(comparison: Comparison | None) -> str:
     """A difference of speedups and what it says."""
     if comparison is None:
         return "not on this board"
-    d = comparison.difference
+    return difference_text(comparison.difference)
+
+
+def difference_text(d: Estimate) -> str:
+    """A difference with its interval and what it says."""
     word = "better" if d.low > 0 else "worse" if d.high < 0 else "not separated"
     return f"{d.estimate:+.3f} [{d.low:+.3f}, {d.high:+.3f}] {word}"
 

@@ -58,38 +58,6 @@ def against_k(documents: Mapping[str, Document], contenders: Mapping[str, Mappin
 
 
 @styled()
-def sweeps(layers: Mapping[int, Document], exits: Mapping[int, Document], best: Any) -> str:
-    """Quality (HM) and measured speedup against N and against the number of exit layers (EESD, figures 4 and 5)."""
-    figure = Figure(figsize=(8.2, 3.1), layout="constrained")
-    panels = figure.subplots(1, 2)
-    swept = (("first N layers", layers), ("early-exit layers", exits))
-    for axes, (what, documents) in zip(panels, swept, strict=True):
-        rows = [best(document, "beta_ts") for document in documents.values()]
-        at = list(documents)
-        axes.bar(at, [row["hm"] for row in rows], width=0.5, color="#c9dcec", label="HM of Beta-TS")
-        axes.set_ylabel("HM")
-        axes.set_xlabel(what)
-        axes.set_xticks(at)
-        twin = axes.twinx()
-        value, low, high = estimates([row["measured"] for row in rows])
-        twin.errorbar(
-            at,
-            value,
-            yerr=spans(value, low, high),
-            fmt="D-",
-            color=MEASURED,
-            markersize=5,
-            label="its measured speedup",
-        )
-        twin.set_ylabel("measured speedup")
-        twin.grid(visible=False)
-        twin.spines["right"].set_visible(True)
-    marks = [mark for a in (axes, twin) for mark in a.get_legend_handles_labels()[0]]  # once for both panels
-    figure.legend(handles=marks, loc="outside upper right", ncols=2)
-    return svg(figure, "sweeps", "Quality and speedup of early exits")
-
-
-@styled()
 def typical(arms: Sequence[Mapping[str, Any]]) -> str:
     """Acceleration rate against the target's log-likelihood of the output, over epsilon (MEDUSA, figure 7).
 

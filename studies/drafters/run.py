@@ -1,8 +1,8 @@
 """Drafters inside the lab's target (EESD, MEDUSA), beside its draft model: `python -m studies.drafters.run [OUT]`.
 
 Validates every drafter of config.toml (recorded, profiled, tuned, predicted, really decoded on this
-machine), trains the early exits of EESD's ablation and sweeps and validates them too, and weighs
-speed against likelihood for MEDUSA's typical acceptance. A second start goes on with what is there.
+machine), and weighs speed against likelihood for MEDUSA's typical acceptance. A second start goes on
+with what is there. EESD's ablation is in studies/training.
 
 Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
 """
@@ -14,23 +14,21 @@ from pathlib import Path
 from specsim.cli.console import progress_bar
 from specsim.files import write_text
 from specsim.report.markdown import accuracy, ladder_table, trust_table
-from studies.common import Config, about_machine, about_prompts, claim, run_study
+from studies.common import REPLAYED, Config, about_machine, about_prompts, claim, run_study
 from studies.drafters import figures, tables
 from studies.drafters.jobs import (
-    Exits,
     cheap_jobs,
     drafter_facts,
-    early_exit_jobs,
     main_jobs,
     predictor_facts,
     typical_job,
 )
 from studies.words import about_target, without_self_sd
 
+RECORDED = ("config.json", "typical.json", *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "cheap.json")))
 
-def report_text(
-    config: Config, runs: tables.Runs, cheap: tables.Runs, exits: Exits, typical: tables.Document, out: Path
-) -> str:
+
+def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: tables.Document, out: Path) -> str:
     """The whole report as Markdown."""
     one = next(iter(next(iter(runs.values())).values()))
     facts = drafter_facts(config["drafters"])
@@ -78,22 +76,7 @@ def report_text(
             "",
             *tables.overhead_table({d: documents[d] for d in documents if d.startswith("medusa")}),
         ]
-    first = config["runs"][0]["name"]
     lines += [
-        f"## EESD taken apart, {first}",
-        "",
-        f"Early exits trained alike for this table, {config['train']['tokens']:g} M tokens each, one exit layer after "
-        f"N = {config['train']['layers']} layers where nothing else is said (EESD, Table 4).",
-        "",
-        *tables.ablation_table(exits.ablation),
-        "The first N layers (figure 4):",
-        "",
-        *tables.sweep_table("N", exits.layers),
-        "Early-exit layers (figure 5); 0 is a norm and a head alone:",
-        "",
-        *tables.sweep_table("E", exits.exit_layers),
-        "![Sweeps](figures/sweeps.svg)",
-        "",
         "## The predictor of Cali-TS",
         "",
         "On held-out sequences; confidence is calibrated by Platt scaling. A predictor helps where its log-loss is "
@@ -112,7 +95,7 @@ def report_text(
     return "\n".join(lines)
 
 
-def write_figures(folder: Path, runs: tables.Runs, exits: Exits, typical: tables.Document) -> None:
+def write_figures(folder: Path, runs: tables.Runs, typical: tables.Document) -> None:
     """All figures as SVG."""
     for name, documents in runs.items():
         points = tables.speedups(documents)
@@ -122,7 +105,6 @@ def write_figures(folder: Path, runs: tables.Runs, exits: Exits, typical: tables
         }
         write_text(folder / f"speedups-{name}.svg", figures.speedups(points, name))
         write_text(folder / f"k-{name}.svg", figures.against_k(documents, lines, name))
-    write_text(folder / "sweeps.svg", figures.sweeps(exits.layers, exits.exit_layers, tables.best))
     write_text(folder / "typical.svg", figures.typical(typical["arms"]))
 
 
@@ -132,10 +114,9 @@ def main(out: Path, config: Config) -> None:
     with progress_bar() as report:
         runs = {run["name"]: main_jobs(out, run, config, report) for run in config["runs"]}
         cheap = {run["name"]: cheap_jobs(out, run, config, report) for run in config["runs"]}
-        exits = early_exit_jobs(out, config, report)
         typical = typical_job(out, config, runs[config["runs"][0]["name"]]["medusa-1"], report)
-    write_figures(out / "figures", runs, exits, typical)
-    write_text(out / "report.md", report_text(config, runs, cheap, exits, typical, out))
+    write_figures(out / "figures", runs, typical)
+    write_text(out / "report.md", report_text(config, runs, cheap, typical, out))
 
 
 if __name__ == "__main__":

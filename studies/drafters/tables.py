@@ -106,29 +106,6 @@ def gains(documents: Mapping[str, Document]) -> list[tuple[str, Row, Row, str]]:
     return found
 
 
-def ablation_table(variants: Mapping[str, tuple[Document, str]]) -> list[str]:
-    """Table 4 of the paper. variants : what is left out -> (validation, label of the row)"""
-    columns = ["variant", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured"]
-    rows = []
-    for name, (document, label) in variants.items():
-        row = next(row for row in document["rows"] if row["label"] == label)
-        cells = (*(f"{row[key]:.3f}" for key in ("v_d", "r_d", "hm")), f"{row['tau']:.2f}")
-        rows.append([name, label, *cells, interval_text(row["predicted"]), interval_text(row["measured"])])
-    return markdown_table(columns, rows)
-
-
-def sweep_table(what: str, documents: Mapping[int, Document]) -> list[str]:
-    """A sweep over N or E: the best fixed K and Beta-TS. documents : by the swept number"""
-    columns = [what, "policy", "HM", "tau", "s_d / s_t", "predicted", "measured"]
-    rows = []
-    for number, document in documents.items():
-        for name, row in contenders(document)[:2]:
-            constant = document["step_ratio"]
-            cells = [f"{row['hm']:.3f}", f"{row['tau']:.2f}", f"{constant:.3f}"]
-            rows.append([str(number), name, *cells, interval_text(row["predicted"]), interval_text(row["measured"])])
-    return markdown_table(columns, rows)
-
-
 def generality_table(documents: Mapping[str, Document]) -> list[str]:
     """Table 5: what Thompson sampling adds to each drafter's best fixed K, over the same sequences."""
     rows = []

@@ -31,18 +31,3 @@ def speedups(points: Sequence[tuple[str, Row]], name: str, title: str) -> str:
     axes.set_xlabel("speedup, autoregressive = 1; 95 % intervals")
     figure.legend(loc="outside upper right", ncols=2)
     return svg(figure, name, title)
-
-
-@styled()
-def sweep(rows: Mapping[int, Mapping[str, Row]]) -> str:
-    """Acceptance length against the layer whose states are read (EDD + PCT, figure 5)."""
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for what, color, marker in zip(next(iter(rows.values())), (PREDICTED, MEASURED), "oD", strict=False):
-        at = [split for split in rows if what in rows[split]]
-        axes.plot(at, [rows[split][what]["tau"] for split in at], f"{marker}-", color=color, label=what, **DOT)
-    axes.set_xticks(list(rows))
-    axes.set_xlabel("layers of the target below the states that EDD reads")
-    axes.set_ylabel("acceptance length tau, tokens")
-    axes.legend(loc="best")
-    return svg(figure, "layers", "Acceptance length against the layer of the states")

@@ -1,8 +1,8 @@
 """EDD beside VDM, MEDUSA-1 and EAGLE, and candidate trees on EDD, on the lab: `python -m studies.edd.run [OUT]`.
 
-Trains VDM and the decoders of the ablation and the sweep, validates every drafter of config.toml (recorded,
-profiled, tuned, predicted, really decoded on this machine), and replays what was recorded at the paper's
-costs as well. A second start goes on with what is there.
+Trains VDM, validates every drafter of config.toml (recorded, profiled, tuned, predicted, really decoded on this
+machine), and replays what was recorded at the paper's costs as well. A second start goes on with what is there.
+EDD's ablation is in studies/training.
 
 Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
 """
@@ -15,9 +15,11 @@ from specsim.cli.console import progress_bar
 from specsim.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.validation_figures import reliability_diagram
-from studies.common import Config, claim, run_study
+from studies.common import REPLAYED, Config, claim, run_study
 from studies.edd import figures, jobs, tables, text
 from studies.edd.jobs import EDD
+
+RECORDED = ("config.json", *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "board-*.json")))
 
 
 def short(row: tables.Row) -> str:
@@ -25,7 +27,7 @@ def short(row: tables.Row) -> str:
     return row["label"] if row["policy"] == FixedK.name else f"{row['policy']}, {row['role']}"
 
 
-def write_figures(folder: Path, config: Config, runs: dict[str, text.Documents], variants: text.Boards) -> None:
+def write_figures(folder: Path, runs: dict[str, text.Documents]) -> None:
     """All figures as SVG."""
     for name, documents in runs.items():
         points = []
@@ -40,19 +42,16 @@ def write_figures(folder: Path, config: Config, runs: dict[str, text.Documents],
         ]
         write_text(folder / f"trees-{name}.svg", figures.speedups(trees, f"trees-{name}", "Candidate trees on EDD"))
         write_text(folder / f"calibration-{name}.svg", reliability_diagram(documents[EDD]["reliability"]))
-    write_text(folder / "layers.svg", figures.sweep(text.sweep_rows(variants, config)))
 
 
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
     claim(out, config)
     with progress_bar() as report:
-        folders = jobs.trained(out, config, report)
-        runs = {run["name"]: jobs.main_jobs(out, run, config, folders, report) for run in config["runs"]}
+        runs = {run["name"]: jobs.main_jobs(out, run, config, report) for run in config["runs"]}
         boards = {run["name"]: jobs.tree_boards(out, run, config, report) for run in config["runs"]}
-        variants = jobs.variants(out, config, folders, report)
-    write_figures(out / "figures", config, runs, variants)
-    write_text(out / "report.md", text.report_text(config, runs, boards, variants, out))
+    write_figures(out / "figures", runs)
+    write_text(out / "report.md", text.report_text(config, runs, boards, out))
 
 
 if __name__ == "__main__":

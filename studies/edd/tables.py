@@ -20,14 +20,6 @@ NAMES = {"vdm": "VDM", "medusa-1": "MEDUSA-1", "eagle": "EAGLE", "edd": "EDD"}
 TREES = {"vct": "VCT", "cape": "CAPE", "eagle2": "EAGLE-2", "pct": "PCT", "hardware_pct": "hardware-aware PCT"}
 PAPER_LENGTHS = ("medusa-1", "vdm", "eagle", "edd")  # by rising mean tau in the paper's table 1
 PAPER_SPEEDUPS = ("vdm", "medusa-1", "eagle", "edd")  # by rising speedup there, in 15 of its 16 cells
-PAPER_ABLATION = {  # speedups of table 3
-    "EDD + PCT": 3.04,
-    "without states": 2.58,
-    "without KL": 2.86,
-    "one block length": 2.95,
-    "without expected time gain": 2.73,
-    "leaves kept": 2.95,
-}
 PAPER_FORMS = {"vct": "10 a level", "cape": "7, 5, 3, 1", "eagle2": "50 nodes", "pct": "of the costs"}
 PAPER_TREES = ("vct", "cape", "eagle2", "pct")  # by rising speedup in the paper's table 2, in 14 of its 16 cells
 
@@ -125,63 +117,6 @@ def paper_form(board: Document, policy: str) -> Row | None:
     """The row of a board with this policy as the paper runs it."""
     rows = (row for row in board["rows"] if row["policy"] == policy and PAPER_FORMS[policy] in row["label"])
     return next(rows, None)
-
-
-def form(board: Document, policy: str, mark: str = "") -> Row | None:
-    """The row of this policy with this among its settings; the first one by default."""
-    return next((row for row in board["rows"] if row["policy"] == policy and mark in row["settings"]), None)
-
-
-def untuned(board: Document, policy: str, leaf: float) -> Row | None:
-    """The untuned row of this policy with this threshold of leaves."""
-    rows = (row for row in board["rows"] if row["policy"] == policy and not row["tuned"])
-    return next((row for row in rows if row["params"]["leaf_threshold"] == leaf), None)
-
-
-def tuned(board: Document, policy: str) -> Row | None:
-    """The tuned row of this policy."""
-    return next((row for row in board["rows"] if row["policy"] == policy and row["tuned"]), None)
-
-
-def ablation_table(rows: Mapping[str, Row | None], board: Document) -> list[str]:
-    """Table 3. rows : what is left out -> row of a board, the whole first. board : one of theirs, for the baseline
-
-    A row that the record truncates is None and left out.
-    """
-    whole = next(iter(rows.values()))
-    table = []
-    for name, row in rows.items():
-        if row is None:
-            continue
-        gain = "" if row is whole or whole is None else verdict(board_difference(board, row, whole))
-        paper = f"{PAPER_ABLATION[name]:.2f}" if name in PAPER_ABLATION else ""
-        cells = (f"{row['v_d']:.3f}", f"{row['tau']:.2f}", share_text(row))
-        table.append([name, *cells, interval_text(row["speedup"]), gain, paper])
-    columns = ["variant", "v_d", "tau", "rounds truncated %", "speedup", "less the whole", "the paper's speedup"]
-    left_out = [name for name, row in rows.items() if row is None]
-    note = [f"Left out for too many truncated rounds: {', '.join(left_out)}.", ""] if left_out else []
-    return [*markdown_table(columns, table), *note]
-
-
-def sweep_table(rows: Mapping[int, Mapping[str, Row]], usual: int, board: Document) -> list[str]:
-    """Figure 5 as numbers. rows : layers below the states -> what -> row of a board, where it is not left out"""
-    table = []
-    for split, found in rows.items():
-        cells = [str(split)]
-        for what, whole in rows[usual].items():
-            row = found.get(what)
-            if row is None:
-                cells += ["", "left out", "", ""]
-                continue
-            gain = "" if split == usual else verdict(board_difference(board, row, whole))
-            cells += [f"{row['tau']:.2f}", share_text(row), interval_text(row["speedup"]), gain]
-        table.append(cells)
-    columns = [
-        f"{text}, {name}"
-        for name in rows[usual]
-        for text in ("tau", "rounds truncated %", "speedup", f"less that of {usual}")
-    ]
-    return markdown_table(["layers below", *columns], table)
 
 
 def compared(document: Document, first: Sequence[str], second: Sequence[str]) -> str:

@@ -11,39 +11,14 @@ import pandas as pd
 
 from specsim.report.markdown import accuracy, ladder_table, trust_table
 from studies.common import Config, Document, about_machine, about_prompts
-from studies.costs import MEASURED, PAPER, about_costs
+from studies.costs import PAPER, about_costs
 from studies.edd import tables
-from studies.edd.jobs import EDD, NO_GAIN, NO_KL, NO_LEAVES, NO_STATES, ONE_BLOCK, WHOLE
+from studies.edd.jobs import EDD
 from studies.edd.tables import Row
 from studies.words import ORDERS, Told, about_target, not_compared, order_of, told_apart
 
 PAPER_ECE = 0.019  # figure 3b
 Documents = dict[str, Document]  # by drafter
-Boards = dict[str, dict[str, Document]]  # by decoder and costs
-
-
-def ablation_rows(boards: Boards, costs: str) -> dict[str, Row | None]:
-    """Table 3 at these costs: variant -> row."""
-    found = {name: tables.untuned(boards[name][costs], "pct", 0.01) for name in (WHOLE, NO_STATES, NO_KL, ONE_BLOCK)}
-    found[NO_GAIN] = tables.untuned(boards[WHOLE][costs], "sure_tree", 0.01)
-    found[NO_LEAVES] = tables.untuned(boards[WHOLE][costs], "pct", 0.0)
-    return found
-
-
-def sweep_rows(boards: Boards, config: Config) -> dict[int, dict[str, Row]]:
-    """Figure 5: layers below the states -> what -> row, at measured costs, where it is not left out."""
-    ablation = config["ablation"]
-    found = {}
-    for split in ablation["states_after"]:
-        board = boards[WHOLE if split == ablation["usual"] else f"states {split}"][MEASURED]
-        both = {"K = 5": tables.form(board, "fixed_k", "k=5"), "PCT": tables.untuned(board, "pct", 0.01)}
-        found[split] = {what: row for what, row in both.items() if row is not None}
-    return found
-
-
-def tuned_rows(boards: Boards, costs: str) -> dict[str, Row | None]:
-    """The whole and what does without expected time gain, each tuned."""
-    return {name: tables.tuned(boards[WHOLE][costs], kind) for name, kind in ((WHOLE, "pct"), (NO_GAIN, "sure_tree"))}
 
 
 def findings(documents: Documents, rounds: dict[str, pd.DataFrame], boards: Documents) -> list[str]:
@@ -157,9 +132,7 @@ def replayed(costs: str, board: Document) -> list[str]:
     ]
 
 
-def report_text(
-    config: Config, runs: dict[str, Documents], boards: dict[str, Documents], variants: Boards, out: Path
-) -> str:
+def report_text(config: Config, runs: dict[str, Documents], boards: dict[str, Documents], out: Path) -> str:
     """The whole report as Markdown. boards : by way of decoding and costs"""
     first = config["runs"][0]["name"]
     one = runs[first][EDD]
@@ -187,26 +160,4 @@ def report_text(
     ]
     for name, documents in runs.items():
         lines += section(name, documents, boards[name], out)
-    lines += [
-        f"## Taken apart, {first}",
-        "",
-        f"Decoders trained alike for this table, {config['ablation']['tokens']:g} M tokens each; replayed on the same "
-        "prompts under PCT as the paper runs it (width 5, depth 10, leaves below 0.01 dropped, s_d / s_t of the "
-        "costs). Without expected time gain: a node's own confidence against the same threshold, and the likeliest "
-        "nodes kept as PCT keeps them. At measured costs all are priced by EDD's profile.",
-        "",
-    ]
-    for costs, board in variants[WHOLE].items():
-        lines += [f"At {costs}:", "", *tables.ablation_table(ablation_rows(variants, costs), board)]
-        lines += ["The gain's estimate alone, with and without it tuned on the same trials:", ""]
-        lines += tables.ablation_table(tuned_rows(variants, costs), board)
-    usual = config["ablation"]["usual"]
-    lines += [
-        f"The layer whose states are read (figure 5, where the fourth-to-last of 32 is best), at {MEASURED}; layers of "
-        "the target as it was trained:",
-        "",
-        *tables.sweep_table(sweep_rows(variants, config), usual, variants[WHOLE][MEASURED]),
-        "![Layers](figures/layers.svg)",
-        "",
-    ]
     return "\n".join(lines)

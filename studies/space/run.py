@@ -1,8 +1,8 @@
 """SPACE on the lab: `python -m studies.space.run [OUT]`.
 
 Validates every k (recorded, profiled, predicted, really decoded on this machine) beside policies that verify
-fewer of the candidates, replays the same trace where a pass costs the same whatever its size, and
-trains the plainly tuned target that SAR-SFT is to be compared with. A second start goes on with what is there.
+fewer of the candidates, and replays the same trace where a pass costs the same whatever its size. A second start
+goes on with what is there. What SAR-SFT does to the target is in studies/training.
 
 Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
 """
@@ -17,27 +17,32 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, load_target
-from realrun.training.common.distill import DistillSettings, TextSettings
-from realrun.training.common.loop import LoopSettings
-from realrun.training.common.lora import AdapterSettings
-from realrun.training.common.on_text import TextRun
-from realrun.training.space import SpaceSettings, train_space
+from realrun.pairs.pair import LAB_WEIGHTS
 from specsim.cli.console import progress_bar
 from specsim.cost.model import ConstantCost
 from specsim.files import write_text
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.registry import POLICIES
-from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, styled, svg
 from specsim.report.markdown import accuracy, ladder_table, markdown_table, trust_table
 from specsim.speedup.intervals import interval_text, ratio_interval
 from specsim.trace.files import read_trace
-from studies.common import Config, Document, about_machine, about_prompts, claim, parts, run_study, validation
+from studies.common import (
+    VALIDATED,
+    Config,
+    Document,
+    about_machine,
+    about_prompts,
+    claim,
+    parts,
+    run_study,
+    validation,
+)
 from studies.words import about_target, first_best, highest, told_apart
 
+RECORDED = ("config.json", *(f"*/{name}" for name in VALIDATED))
 DRAFTER = "space"
 PAPER_K = 5  # figure 6
 ALIKE_PERCENT = 0.01  # by which replays differ as no price can be quite nothing
@@ -63,19 +68,6 @@ def free_passes(folder: Path, config: Config) -> Document:
         speedup = ratio_interval(priced.baseline_s, seconds).as_dict()
         rows.append({"policy": "space_k", "params": {"k": k}, "measured": speedup, "sequence_seconds": seconds})
     return {"rows": rows, "autoregressive_sequence_seconds": priced.baseline_s, "noise_floor_percent": ALIKE_PERCENT}
-
-
-def plain_tuning(out: Path, config: Config, report: Progress) -> tuple[Document, Document]:
-    """Facts of the lab's SAR-SFT, and of a plain fine-tuning with the same text, steps and rates."""
-    ours = read_drafter(LAB_WEIGHTS / DRAFTER).facts
-    pair = load_target(dtype=config["sft"]["dtype"], threads=config["threads"])
-    own, loop = ours["settings"], LoopSettings(**ours["loop"])
-    adapter = AdapterSettings(**own["adapter"])
-    settings = SpaceSettings(own["masks"], 1.0, own["full"], own["lr"], own["examples"], adapter)
-    text = ours["text"]
-    wanted = TextSettings(None, text["generated_share"], text["generated_tokens"], DistillSettings(**text["distill"]))
-    theirs = train_space(pair, settings, TextRun(wanted, loop, out / "plain", out / "text", progress=report))
-    return ours, theirs
 
 
 def ks(document: Document) -> dict[int, Mapping[str, Any]]:
@@ -131,18 +123,6 @@ def findings(document: Document, free: Document) -> str:
     )
 
 
-def tuning_table(ours: Document, theirs: Document) -> list[str]:
-    """Held-out loss of SAR-SFT against plain fine-tuning (table 6 and figure 4 ask the same of benchmarks)."""
-    rows = []
-    for name, facts in (("SAR-SFT", ours), ("SFT", theirs)):
-        end = facts["held_out"]["end"]
-        masks = [key for key in end if key.endswith("_agreement")]
-        cells = (f"{facts['settings']['p_ar']:g}", f"{end['original']:.4f}", f"{end['tuned']:.4f}")
-        rows.append([name, *cells, *(f"{end[key]:.3f}" for key in masks)])
-    columns = ["tuned by", "p_ar", "nats before", "nats after", *(f"mask {i + 1} agrees" for i in range(len(masks)))]
-    return markdown_table(columns, rows)
-
-
 @styled()
 def against_k(documents: Mapping[str, Document]) -> str:
     """Tokens a pass, and predicted and measured speedup, against k (figure 6)."""
@@ -166,12 +146,10 @@ def against_k(documents: Mapping[str, Document]) -> str:
     return svg(figure, "k", "Tokens a pass and speedup against k")
 
 
-def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: tuple[Document, Document]) -> str:
+def report_text(config: Config, runs: Mapping[str, Document], out: Path) -> str:
     """The whole report as Markdown."""
     one = next(iter(runs.values()))
-    ours, theirs = tuned
-    ends = [facts["held_out"]["end"] for facts in (ours, theirs)]
-    harm, plain = ends[0]["tuned"] - ends[1]["tuned"], ends[1]["tuned"] - ends[1]["original"]
+    ours = read_drafter(LAB_WEIGHTS / DRAFTER).facts
     lines = [
         "# SPACE, on the lab",
         "",
@@ -200,16 +178,7 @@ def report_text(config: Config, runs: Mapping[str, Document], out: Path, tuned: 
             "",
             *ladder_table((row["label"], row) for row in document["rows"]),
         ]
-    lines += [
-        "![Against k](figures/k.svg)",
-        "",
-        "## What SAR-SFT does to the target",
-        "",
-        f"Held-out cross-entropy in nats a token; one seed, no interval. Plain fine-tuning on this text changes it by "
-        f"{plain:+.4f}, SAR-SFT by {harm:+.4f} more; the paper finds the two alike in its benchmarks.",
-        "",
-        *tuning_table(ours, theirs),
-    ]
+    lines += ["![Against k](figures/k.svg)", ""]
     return "\n".join(lines)
 
 
@@ -222,9 +191,8 @@ def main(out: Path, config: Config) -> None:
         runs = {
             run["name"]: validation(out / run["name"], DRAFTER, kinds, run, one_pass, report) for run in config["runs"]
         }
-        tuned = plain_tuning(out, config, report)
     write_text(out / "figures" / "k.svg", against_k(runs))
-    write_text(out / "report.md", report_text(config, runs, out, tuned))
+    write_text(out / "report.md", report_text(config, runs, out))
 
 
 if __name__ == "__main__":

@@ -140,11 +140,14 @@ FILES: dict[str, Callable[[Any], State]] = {
 def test_every_drafter_is_here() -> None:
     assert {case.kind for case in QUICK} == DRAFTERS.keys()
     assert FILES.keys() == {name for name, kind in DRAFTERS.items() if kind.origin == "file"}
-    for case in (*QUICK, *SLOW):
-        assert type(case_pair(case).drafter) is DRAFTERS[case.kind]
     for kind in DRAFTERS:
         tried = [policy for case in QUICK if case.kind == kind for mode in MODES for policy in share_of(case, mode)]
         assert len(tried) == len(policies_of(Case(kind))) and all(policy in tried for policy in policies_of(Case(kind)))
+
+
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
+def test_a_case_is_of_its_kind(case: Case) -> None:
+    assert type(case_pair(case).drafter) is DRAFTERS[case.kind]
 
 
 def outputs_of(case: Case, mode: str, ends: bool) -> tuple[tuple[int, ...], list[list[int]]]:

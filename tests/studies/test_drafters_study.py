@@ -127,8 +127,3 @@ def test_self_sd_is_not_run_on_a_deepened_target(tmp_path: Path) -> None:
     chosen = tomllib.loads(Path(run.__file__).with_name("config.toml").read_text())
     assert chosen["target"] == "lab-deep" and "self-sd" not in chosen["drafters"]
     assert "Self-SD" in run.without_self_sd(chosen) and run.without_self_sd({"target": "lab"}) == ""
-
-
-def test_the_ablation_takes_the_row_it_is_told(document: dict[str, Any]) -> None:
-    (line,) = cells(tables.ablation_table({"without TS, K = 10": (document, "fixed_k(k=10)")}))
-    assert line[1] == "fixed_k(k=10)" and line[6].startswith("1.9")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from specsim.policy.tree.base import new_tree
-from specsim.policy.tree.pct import PCT
 from studies.edd import tables
 
 Row = dict[str, Any]
@@ -22,12 +18,6 @@ Row = dict[str, Any]
 def space() -> ModuleType:
     pytest.importorskip("torch")
     return importlib.import_module("studies.space.run")
-
-
-@pytest.fixture(scope="module")
-def jobs() -> ModuleType:
-    pytest.importorskip("torch")
-    return importlib.import_module("studies.edd.jobs")
 
 
 def spread(estimate: float) -> dict[str, float]:
@@ -136,69 +126,9 @@ def test_drafters_are_told_apart_over_what_each_of_them_ran() -> None:
     assert not tables.speedups_apart(a, noisy, a["rows"][0], a["rows"][0])  # 1.25 against 2.5
 
 
-def test_the_ablation_takes_the_untuned_pct_with_its_leaves() -> None:
-    board = {
-        "rows": [
-            board_row("pct", "pct, tuned", 1.6, leaf_threshold=0.01),
-            board_row("pct", "pct, plain", 1.4, leaf_threshold=0.01),
-            board_row("pct", "pct, leaves kept", 1.3, leaf_threshold=0.0),
-            board_row("fixed_k", "fixed_k, the paper's", 1.2, "k=5", k=5),
-        ]
-    }
-    assert tables.untuned(board, "pct", 0.01)["label"] == "pct, plain"
-    assert tables.untuned(board, "pct", 0.0)["label"] == "pct, leaves kept"
-    assert tables.form(board, "fixed_k", "k=5")["speedup"]["estimate"] == 1.2
-    assert tables.tuned(board, "pct")["label"] == "pct, tuned"
-    assert tables.tuned(board, "sure_tree") is None and tables.untuned(board, "sure_tree", 0.01) is None
-
-
 def test_what_was_really_run_is_compared_pair_by_pair() -> None:
     assert tables.compared(document(), ["pct"], ["eagle2"]).startswith("+0.050 ")
     assert tables.compared(document(), ["fixed_k", "max_confidence"], ["pct"]).startswith("+0.250 ")
-
-
-def test_the_ablation_is_set_against_the_whole() -> None:
-    rows = {"EDD + PCT": board_row("pct", "pct, plain", 1.5), "without states": board_row("pct", "pct, plain", 1.2)}
-    lines = cells(tables.ablation_table(rows, {"baseline_s": [3.0, 2.0]}))
-    assert [line[0] for line in lines] == list(rows) and [line[6] for line in lines] == ["3.04", "2.58"]
-    assert lines[0][5] == "" and lines[1][5].startswith("-0.300 ")
-    cut = tables.ablation_table({**rows, "leaves kept": None}, {"baseline_s": [3.0, 2.0]})
-    assert cells(cut) == lines and cut[-2] == "Left out for too many truncated rounds: leaves kept."
-
-
-def test_sure_trees_keep_the_likeliest_nodes_and_are_tuned_as_pct_is(jobs: ModuleType) -> None:
-    tree, count = new_tree(), 40
-    tree.path[1:count] = np.random.default_rng(0).permutation(np.linspace(0.005, 0.9, count - 1))
-    kept = {}
-    for kind in (PCT, jobs.SureTree):
-        policy = kind(max_nodes=8)
-        keep = np.zeros(count, dtype=np.bool_)
-        kind.select((0.0,), policy.params, tree, count, keep)
-        kept[kind.name] = np.flatnonzero(keep).tolist()
-    likeliest = np.sort(1 + np.argsort(-tree.path[1:count])[:8]).tolist()
-    assert kept == {"pct": likeliest, "sure_tree": likeliest}
-    searched = {field.name: field.metadata["tune"] for field in dataclasses.fields(PCT)}
-    assert {field.name: field.metadata["tune"] for field in dataclasses.fields(jobs.SureTree)} == searched
-    assert jobs.SureTree.variants == PCT.variants == jobs.PaperPCT.variants[:2]
-
-
-def test_sure_trees_expand_the_sure_children_of_unlikely_nodes_but_none_that_would_be_dropped(jobs: ModuleType) -> None:
-    tree, widths = new_tree(), np.zeros(4, dtype=np.int32)
-    tree.prob[1:4], tree.path[1:4] = (0.9, 0.9, 0.05), (0.05, 0.001, 0.05)
-    policy = jobs.SureTree(cost_ratio=0.2, leaf_threshold=0.01, width=3)
-    jobs.SureTree.expand((0.0,), policy.params, tree, 1, 4, 0.5, widths)
-    assert widths.tolist() == [0, 3, 0, 0]
-    PCT.expand((0.0,), policy.params, tree, 1, 4, 0.5, (other := np.zeros(4, dtype=np.int32)))
-    assert other.tolist() == [0, 0, 0, 0]  # the chance of the whole path is below the threshold
-
-
-def test_the_sweep_is_set_against_the_usual_layer() -> None:
-    rows = {n: {"PCT": board_row("pct", "pct, plain", 1.0 + n / 10)} for n in (1, 5, 8)}
-    lines = cells(tables.sweep_table(rows, 5, {"baseline_s": [3.0, 2.0]}))
-    assert [line[0] for line in lines] == ["1", "5", "8"]
-    assert [line[4][:7] for line in lines] == ["-0.400 ", "", "+0.300 "]
-    rows[8] = {}  # left out
-    assert cells(tables.sweep_table(rows, 5, {"baseline_s": [3.0, 2.0]}))[2] == ["8", "", "left out", "", ""]
 
 
 def test_space_shows_every_k_with_what_it_feeds(space: ModuleType) -> None:
@@ -225,13 +155,3 @@ def test_space_names_every_k_that_is_not_told_apart_from_the_fastest(space: Modu
     near = found(2.0, 1.0, 1.1, 1.2, 1.29, 1.3)
     assert near.startswith("Fastest k when really run: 4, 5; not decided whether as in the paper, which has 5.")
     assert found(0.5, 1.0, 1.1, 1.2, 1.25, 1.3).startswith("Fastest k when really run: 5, as in the paper.")
-
-
-def test_space_compares_held_out_losses(space: ModuleType) -> None:
-    def facts(p_ar: float, nats: float) -> dict[str, Any]:
-        end = {"original": 2.0, "tuned": nats, "mask_1": 5.0, "mask_1_agreement": 0.25}
-        return {"settings": {"p_ar": p_ar}, "held_out": {"end": end}}
-
-    ours, theirs = cells(space.tuning_table(facts(0.5, 1.98), facts(1.0, 1.97)))
-    assert ours == ["SAR-SFT", "0.5", "2.0000", "1.9800", "0.250"]
-    assert theirs[:4] == ["SFT", "1", "2.0000", "1.9700"]

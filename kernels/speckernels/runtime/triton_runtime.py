@@ -37,8 +37,31 @@ def _interpret_library() -> None:
                 setattr(sys.modules[name], key, triton.jit(value.fn))
 
 
+def _patch_once_a_launch() -> None:
+    """Patch Triton's language once a launch for each module of kernels, not again at every call of a device function.
+
+    Those patches set what is set already, and would take near half of the time of an interpreted kernel.
+    """
+    from triton.runtime import interpreter
+
+    patch, launch, done = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[int]()
+
+    def patch_once(function: Any) -> Any:
+        if id(function.__globals__) not in done:
+            done.add(id(function.__globals__))
+            return patch(function)
+        return None  # the launch puts back what its own patch changed
+
+    def launch_anew(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        done.clear()
+        return launch(executor, *args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
+
+
 if INTERPRETED:
     _interpret_library()
+    _patch_once_a_launch()
 
 
 @dataclass(frozen=True)

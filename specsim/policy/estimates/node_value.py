@@ -40,6 +40,12 @@ def min_useful_path_prob(gains):  # type: ignore[no-untyped-def]
 
 
 @nb.njit
+def descending(values):  # type: ignore[no-untyped-def]
+    """The places of these numbers from the largest to the least, ties to the first."""
+    return np.argsort(-values, kind="mergesort")
+
+
+@nb.njit
 def best_expanded(gains, extra_nodes_s):  # type: ignore[no-untyped-def]
     """How many of the nodes of these gains, the largest first, a draft pass best expands; and what that gains.
 

@@ -32,7 +32,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
         return mark_best(tree.path, 1, count, most, True, keep, tree.value)
     # Else only the beams could differ: those of the levels that were expanded and have more nodes than a beam holds.
     keep[1:count] = True
-    floor, first = np.inf, 1
+    floor, first = np.inf, np.int64(1)
     while tree.depth[first] < tree.depth[count - 1]:
         end = first
         while tree.depth[end] == tree.depth[first]:

@@ -23,6 +23,7 @@ from specsim.policy.estimates.node_value import (
     NEVER,
     best_expanded,
     best_kept,
+    descending,
     gain_s,
     irrelevance_bound,
     min_useful_path_prob,
@@ -81,7 +82,7 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
             own = tree.value[i] / tree.value[tree.parent[i]]
             gains[count] = gain_s(tree.value[i], own, params.edges, params.gains)
             count += 1
-    order = np.argsort(-gains, kind="mergesort")
+    order = descending(gains)
     expanded, total = best_expanded(gains[order], params.extra_nodes_s)
     if expanded > 0 and total >= limit:
         for i in range(expanded):
@@ -102,7 +103,8 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
             likely[n] = tree.value[i]
             n += 1
         unknown |= tree.value[i] < 0.0
-    values = np.sort(likely[:n])[::-1][:most]
+    likely = likely[:n]
+    values = likely[descending(likely)][:most]
     kept, _ = best_kept(values, time_per_token_s, verify_s)
     if kept > 0:
         lowest, ties = values[kept - 1], kept

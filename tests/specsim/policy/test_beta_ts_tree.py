@@ -143,7 +143,7 @@ def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
 )
 def test_depth_of_a_first_round_has_its_distribution(theta: str, accept_probs: list[float]) -> None:
     """Beta(3, 2): each further level has the chance of the posterior mean, or of Polya's urn. Chi-square of 20,000."""
-    trace = tree_trace(3, sequences=1, tokens=20, depth=5, width=3, nodes=400, vocabulary=6)
+    trace = tree_trace(3, sequences=1, tokens=6, depth=5, width=3, nodes=400, vocabulary=6)  # as deep as a draft
     count = 20_000
     many = replace(trace.select(np.zeros(count, dtype=np.int64)), sequence_id=np.arange(count))
 

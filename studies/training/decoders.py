@@ -1,0 +1,87 @@
+"""EDD taken apart: its table 3 and figure 5, every decoder trained with every seed and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from specsim.cost.model import CostModel
+from specsim.policy.base import Variant
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.tree.pct import PCT
+from specsim.progress import Progress
+from studies.common import MOST_TRUNCATED, Config
+from studies.costs import MEASURED, paper_costs
+from studies.training.policies import SureTree
+from studies.training.replays import Traces, by_seed, profiled
+from studies.training.seeds import Seeds, share
+from studies.training.tables import difference_cells, length_cells, markdown_table
+from studies.training.trainings import NO_KL, NO_STATES, ONE_BLOCK, WHOLE
+
+NO_GAIN, NO_LEAVES = "without expected time gain", "leaves kept"
+PAPER_SPEEDUPS = {WHOLE: 3.04, NO_STATES: 2.58, NO_KL: 2.86, ONE_BLOCK: 2.95, NO_GAIN: 2.73, NO_LEAVES: 2.95}
+OF_COSTS, TUNED = Variant("s_d / s_t of the costs", tuned=False), Variant("tuned")
+KEPT, PAPER_K = Variant("leaves kept", {"leaf_threshold": 0.0}, tuned=False), Variant("K = 5", {"k": 5}, tuned=False)
+SWEPT = {"K = 5": (FixedK, PAPER_K), "PCT": (PCT, OF_COSTS)}
+
+Rows = dict[str, Seeds]
+
+
+def costs(out: Path, traces: Traces, folder: Path, config: Config, report: Progress) -> dict[str, CostModel]:
+    """What prices all decoders, which have one structure: the profile of the whole, and the paper's costs."""
+    first = next(iter(traces[WHOLE].values()))
+    return {MEASURED: profiled(out, folder, first, config, report, trees=True), **paper_costs(config)}
+
+
+def ablation(traces: Traces, cost: CostModel, config: Config) -> Rows:
+    """Table 3 at one cost, on all prompts, for nothing is tuned."""
+    trained = {name: (PCT, OF_COSTS, traces[name]) for name in (WHOLE, NO_STATES, NO_KL, ONE_BLOCK)}
+    whole = traces[WHOLE]
+    forms = {**trained, NO_GAIN: (SureTree, OF_COSTS, whole), NO_LEAVES: (PCT, KEPT, whole)}
+    return {name: by_seed(kind, form, of, cost, config, tuned=False) for name, (kind, form, of) in forms.items()}
+
+
+def tuned(traces: Traces, cost: CostModel, config: Config) -> Rows:
+    """The estimate of a gain and what does without it, both tuned alike, on the prompts that were not tuned on."""
+    kinds = {WHOLE: PCT, NO_GAIN: SureTree}
+    return {name: by_seed(kind, TUNED, traces[WHOLE], cost, config, tuned=True) for name, kind in kinds.items()}
+
+
+def sweep(traces: Traces, cost: CostModel, config: Config) -> dict[int, Rows]:
+    """Figure 5: layers below the states -> what -> replays, on all prompts."""
+    asked = config["decoders"]
+    names = {n: WHOLE if n == asked["usual"] else f"states {n}" for n in asked["states_after"]}
+    return {
+        n: {what: by_seed(kind, form, traces[name], cost, config, tuned=False) for what, (kind, form) in SWEPT.items()}
+        for n, name in names.items()
+    }
+
+
+def ablation_table(rows: Rows, paper: Mapping[str, float]) -> list[str]:
+    """What is left out, each against the whole, the first. paper : its speedups; with too many truncated, left out"""
+    whole, table, left_out = next(iter(rows.values())), [], []
+    for name, runs in rows.items():
+        truncated = share(runs, "truncated", "rounds")
+        if truncated > MOST_TRUNCATED:
+            left_out.append(f"{name} ({100 * truncated:.1f} %)")
+            continue
+        cells = (f"{share(runs, 'accepted', 'drafted'):.3f}", f"{100 * truncated:.2f}", *length_cells(runs))
+        against = ("", "") if runs is whole else difference_cells(runs, whole)
+        table.append([name, *cells, *against, f"{paper[name]:.2f}" if name in paper else ""])
+    columns = ["variant", "v_d", "rounds truncated %", "tau", "speedup", "tau less the whole's"]
+    columns += ["speedup less the whole's", "the paper's speedup"]
+    percent = 100 * MOST_TRUNCATED
+    cut = f"Left out, as more than {percent:g} % of their rounds ask for nodes that were not recorded: "
+    return [*markdown_table(columns, table), *([f"{cut}{', '.join(left_out)}.", ""] if left_out else [])]
+
+
+def sweep_table(rows: Mapping[int, Rows], usual: int) -> list[str]:
+    """Figure 5 as numbers, each against the usual layer."""
+    table = []
+    for layers, found in rows.items():
+        for what, runs in found.items():
+            against = ("", "") if layers == usual else difference_cells(runs, rows[usual][what])
+            table.append([str(layers), what, f"{100 * share(runs, 'truncated', 'rounds'):.2f}", *length_cells(runs)])
+            table[-1] += against
+    columns = ["layers below", "policy", "rounds truncated %", "tau", "speedup"]
+    return markdown_table([*columns, f"tau less that of {usual}", f"speedup less that of {usual}"], table)

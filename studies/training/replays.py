@@ -1,0 +1,99 @@
+"""Traces of trained drafters, what they cost on the deepened target, and their replays; read where they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from realrun.pairs.prompts import study_prompts
+from realrun.profiling.profile import profile
+from realrun.recording.reuse import recorded_trace
+from specsim.arrays import Floats
+from specsim.cost.contexts import context_range
+from specsim.cost.model import CostModel
+from specsim.cost.profile import read_cost
+from specsim.files import write_json
+from specsim.policy.base import Policy, Variant
+from specsim.progress import Progress
+from specsim.ranking.leaderboard import replay_seeds
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+from specsim.tuning.settings import SearchSettings
+from specsim.tuning.variants import fit_variant
+from studies.common import Config, load, named, parts, record_settings
+from studies.training.seeds import Replayed, Seeds
+
+Folders = Mapping[str, Mapping[int, Path]]  # drafters by name and seed
+Traces = dict[str, dict[int, Trace]]  # likewise
+
+DRAWS = 5
+
+
+def recorded(out: Path, folders: Folders, run: Config, config: Config, report: Progress, *, trees: bool) -> Traces:
+    """The traces of all of these drafters in one way of decoding."""
+    found: Traces = {}
+    for name, by_seed in folders.items():
+        for seed, folder in by_seed.items():
+            pair = load(config, folder)
+            found.setdefault(name, {})[seed] = recorded_trace(
+                pair,
+                study_prompts(pair.tokenizer, config["prompts"]),
+                record_settings(run, config, trees=trees),
+                out / run["name"] / folder.name,
+                partial(named(report, f"{name}, seed {seed}"), "record"),
+            )
+    return found
+
+
+def profiled(out: Path, folder: Path, trace: Trace, config: Config, report: Progress, *, trees: bool) -> CostModel:
+    """What a drafter of this structure costs on the deepened target, at the ends of what the trace's rounds meet."""
+    done = out / "profiles" / f"{folder.name}.json"
+    if not done.is_file():
+        document = profile(
+            load({**config, "target": config["priced"]}, folder),
+            contexts=context_range(trace),
+            depth=config["depth"],
+            repeats=config["profile_repeats"],
+            seed=config["seed"],
+            tree_tokens=65 if trees else 0,
+            progress=partial(named(report, folder.name), "profile"),
+        )
+        write_json(document, done)
+    return read_cost(done)
+
+
+def form(kind: type[Policy], variant: Variant, train: PricedTrace, report: PricedTrace, config: Config) -> Replayed:
+    """A policy in this form, what is open of it tuned or read from the costs on one trace, replayed on the other.
+
+    A policy that draws is replayed DRAWS times, and its counts and seconds are summed.
+    """
+    search = SearchSettings(trials=config["trials"], seed=config["seed"], jobs=1)
+    policy = fit_variant(kind, variant, train, search)
+    runs = replay_seeds(report, policy, range(config["seed"], config["seed"] + DRAWS))
+
+    def total(column: str) -> Floats:
+        return np.sum([getattr(run, column) for run in runs], axis=0, dtype=np.float64)
+
+    columns = ("autoregressive_s", "speculative_s", "output_tokens", "num_rounds", "drafted", "accepted")
+    cut = np.zeros(report.trace.sequences) if runs[0].truncated is None else total("truncated")
+    return Replayed(*(total(column) for column in columns), truncated=cut)
+
+
+def halves(trace: Trace, cost: CostModel, config: Config) -> tuple[PricedTrace, PricedTrace]:
+    """The prompts to tune on and those to report on."""
+    train, holdout = (PricedTrace(part, cost) for part in parts(trace, config))
+    return train, holdout
+
+
+def by_seed(
+    kind: type[Policy], variant: Variant, traces: Mapping[int, Trace], cost: CostModel, config: Config, *, tuned: bool
+) -> Seeds:
+    """`form` of every seed's trace; on all prompts, or tuned on some and reported on the others."""
+    found = {}
+    for seed, trace in traces.items():
+        train, report = halves(trace, cost, config) if tuned else (PricedTrace(trace, cost),) * 2
+        found[seed] = form(kind, variant, train, report, config)
+    return found

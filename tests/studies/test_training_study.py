@@ -1,0 +1,144 @@
+"""The study of what training decides: intervals over seeds and prompts, its policies, and its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from specsim.policy.tree.base import new_tree
+from specsim.policy.tree.pct import PCT
+from studies.training import seeds
+from studies.training.policies import SureTree
+from studies.training.seeds import Replayed
+
+
+@pytest.fixture(scope="module")
+def decoders() -> ModuleType:
+    pytest.importorskip("torch")
+    return importlib.import_module("studies.training.decoders")
+
+
+@pytest.fixture(scope="module")
+def exits() -> ModuleType:
+    pytest.importorskip("torch")
+    return importlib.import_module("studies.training.exits")
+
+
+def replayed(speedup: float, *, rounds: float = 10.0, truncated: float = 0.0, prompts: int = 8) -> Replayed:
+    """Prompts alike but for their length, 24 tokens and more each."""
+    length = np.arange(1.0, prompts + 1)
+    return Replayed(
+        baseline_s=3 * length,
+        seconds=3 * length / speedup,
+        tokens=24 * length,
+        rounds=rounds * length,
+        drafted=40 * length,
+        accepted=10 * length,
+        truncated=truncated * length,
+    )
+
+
+def cells(table: list[str]) -> list[list[str]]:
+    """The body of a Markdown table."""
+    lines = [line for line in table if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_linear_parts_have_each_seeds_ratio_as_their_mean() -> None:
+    rng = np.random.default_rng(0)
+    top, bottom = rng.uniform(1, 9, (3, 7)), rng.uniform(1, 9, (3, 7))
+    parts = seeds.linear_parts(top, bottom)
+    assert parts.mean(axis=1) == pytest.approx(top.sum(axis=1) / bottom.sum(axis=1))
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say_whatever_varies() -> None:
+    """x_rs = seed + prompt + both, of which either may be nothing."""
+    rng = np.random.default_rng(1)
+    for seed_sd, prompt_sd, both_sd in ((0.0, 1.0, 0.3), (1.0, 0.0, 0.3), (1.0, 1.0, 1.0), (0.3, 1.0, 0.0)):
+        held = 0
+        for _ in range(1000):
+            parts = rng.normal(0, seed_sd, (3, 1)) + rng.normal(0, prompt_sd, 16) + rng.normal(0, both_sd, (3, 16))
+            found = seeds.estimate(parts)
+            held += found.low <= 0 <= found.high
+        assert held >= 930, (seed_sd, prompt_sd, both_sd)  # 950 less three standard deviations
+
+
+def test_pairing_cancels_what_seeds_and_prompts_do_to_both() -> None:
+    rng = np.random.default_rng(2)
+    a = rng.normal(0, 1, (3, 16))
+    found = seeds.estimate(a + 0.1 - a)
+    assert found.estimate == pytest.approx(0.1) and found.low == pytest.approx(0.1)
+    assert seeds.estimate(a).low < -0.2
+
+
+def test_one_seed_that_is_worse_leaves_a_difference_open() -> None:
+    """Prompts alone would separate it: each seed's difference is the same on all of them."""
+    better = {seed: replayed(speedup) for seed, speedup in enumerate((1.5, 1.4, 1.0))}
+    base = {seed: replayed(1.1) for seed in range(3)}
+    found = seeds.speedup_difference(better, base)
+    assert found.estimate == pytest.approx(0.2) and found.low < 0 < found.high
+    sure = {seed: replayed(speedup) for seed, speedup in enumerate((1.31, 1.3, 1.29))}
+    assert seeds.speedup_difference(sure, base).low > 0
+
+
+def test_shares_are_pooled_over_seeds_and_prompts() -> None:
+    runs = {0: replayed(1.0), 1: replayed(2.0)}
+    assert seeds.share(runs, "accepted", "drafted") == 0.25
+    assert seeds.harmonic_mean(runs) == pytest.approx(2 * 0.25 * (10 / 24) / (0.25 + 10 / 24))
+    assert str(seeds.tau(runs)).startswith("2.400 ")
+
+
+def test_the_ablation_is_set_against_the_whole_and_leaves_out_what_the_record_cuts(decoders: ModuleType) -> None:
+    rows = {
+        "EDD + PCT": {0: replayed(1.5), 1: replayed(1.52)},
+        "without states": {0: replayed(1.2, rounds=12), 1: replayed(1.21, rounds=12)},
+        "leaves kept": {0: replayed(1.6, truncated=5.0), 1: replayed(1.6)},
+    }
+    table = decoders.ablation_table(rows, decoders.PAPER_SPEEDUPS)
+    whole, without = cells(table)
+    assert whole[0] == "EDD + PCT" and whole[5:] == ["", "", "3.04"] and whole[4].startswith("1.510 ")
+    assert without[5].startswith("-0.400 ") and without[5].endswith("worse")
+    assert without[6].startswith("-0.305 ") and without[7] == "2.58"
+    assert table[-2] == (
+        "Left out, as more than 5 % of their rounds ask for nodes that were not recorded: leaves kept (25.0 %)."
+    )
+
+
+def test_sweeps_are_set_against_the_usual_one(decoders: ModuleType, exits: ModuleType) -> None:
+    runs = {n: {"PCT": {0: replayed(n), 1: replayed(n + 0.01)}} for n in (1, 2, 3)}
+    lines = cells(decoders.sweep_table(runs, 2))
+    assert [line[0] for line in lines] == ["1", "2", "3"]
+    assert [line[6][:7] for line in lines] == ["-1.000 ", "", "+1.000 "]
+    lines = cells(exits.sweep_table("N", runs, 2, {1: 0.1, 2: 0.2, 3: 0.3}))
+    assert [line[3] for line in lines] == ["0.100", "0.200", "0.300"]
+    assert [line[7][:7] for line in lines] == ["-1.000 ", "", "+1.000 "]
+
+
+def test_sure_trees_keep_the_likeliest_nodes_and_are_tuned_as_pct_is() -> None:
+    tree, count = new_tree(), 40
+    tree.path[1:count] = np.random.default_rng(0).permutation(np.linspace(0.005, 0.9, count - 1))
+    kept = {}
+    for kind in (PCT, SureTree):
+        policy = kind(max_nodes=8)
+        keep = np.zeros(count, dtype=np.bool_)
+        kind.select((0.0,), policy.params, tree, count, keep)
+        kept[kind.name] = np.flatnonzero(keep).tolist()
+    likeliest = np.sort(1 + np.argsort(-tree.path[1:count])[:8]).tolist()
+    assert kept == {"pct": likeliest, "sure_tree": likeliest}
+    searched = {field.name: field.metadata["tune"] for field in dataclasses.fields(PCT)}
+    assert {field.name: field.metadata["tune"] for field in dataclasses.fields(SureTree)} == searched
+    assert SureTree.variants == PCT.variants
+
+
+def test_sure_trees_expand_the_sure_children_of_unlikely_nodes_but_none_that_would_be_dropped() -> None:
+    tree, widths = new_tree(), np.zeros(4, dtype=np.int32)
+    tree.prob[1:4], tree.path[1:4] = (0.9, 0.9, 0.05), (0.05, 0.001, 0.05)
+    policy = SureTree(cost_ratio=0.2, leaf_threshold=0.01, width=3)
+    SureTree.expand((0.0,), policy.params, tree, 1, 4, 0.5, widths)
+    assert widths.tolist() == [0, 3, 0, 0]
+    PCT.expand((0.0,), policy.params, tree, 1, 4, 0.5, (other := np.zeros(4, dtype=np.int32)))
+    assert other.tolist() == [0, 0, 0, 0]  # the chance of the whole path is below the threshold
