@@ -56,17 +56,20 @@ from studies.adaedl.report import (
 from studies.common import Config, Document, claim, parts, profiled, recorded, run_study
 
 FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
+RECORDED = ("config.json", "small/draft/*", "*/profile.json", "*/*/trace/*")
 
 
 def small_draft(out: Path, config: Config) -> Path:
     """The second draft model: on text first, then on the target's distributions. A killed training goes on."""
-    wanted, target = config["small"], LAB_WEIGHTS / "target"
-    AutoTokenizer.from_pretrained(target).save_pretrained(out / "tokenizer")
-    text, distilled, size = wanted["text_tokens"], wanted["distill_tokens"], wanted["size"]
-    settings = TrainSettings("draft", text + distilled, size, distill_after_tokens=text, seed=config["seed"])
-    train(settings, out, target)
-    export(out, "draft", out / "exported", size)
-    return out / "exported" / "draft"
+    done, work, target = out / "draft", out / "training", LAB_WEIGHTS / "target"
+    if not done.is_dir():
+        AutoTokenizer.from_pretrained(target).save_pretrained(work / "tokenizer")
+        text, distilled, size = (config["small"][key] for key in ("text_tokens", "distill_tokens", "size"))
+        settings = TrainSettings("draft", text + distilled, size, distill_after_tokens=text, seed=config["seed"])
+        train(settings, work, target)
+        export(work, "draft", work / "exported", size)
+        (work / "exported" / "draft").rename(done)
+    return done
 
 
 def load_pairs(out: Path, config: Config) -> dict[str, Pair]:

@@ -27,6 +27,8 @@ from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, against_spread, report_text
 
+RECORDED = ("config.json", "*/*/profile.json", "*/*/trace/*")
+
 
 def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
     """The cost models by name; the measured one lies in the folder."""
