@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Floats
+from specsim.report.markdown import difference_text
 from specsim.speedup.intervals import Estimate
 
 COVERS = (
@@ -111,3 +112,13 @@ def _seconds(runs: Seeds) -> tuple[Floats, Floats]:
 
 def _lengths(runs: Seeds) -> tuple[Floats, Floats]:
     return np.array([run.tokens for run in runs.values()]), np.array([run.rounds for run in runs.values()])
+
+
+def length_cells(runs: Seeds) -> tuple[str, str]:
+    """Acceptance length and speedup with their intervals."""
+    return str(tau(runs)), str(speedup(runs))
+
+
+def difference_cells(a: Seeds, b: Seeds) -> tuple[str, str]:
+    """Acceptance length and speedup of a less those of b, with their intervals, and what they say."""
+    return difference_text(tau_difference(a, b)), difference_text(speedup_difference(a, b))
