@@ -71,7 +71,7 @@ def head_section(out: Path, config: Config, report: Progress) -> list[str]:
     found = heads.measure_heads(out, config, report)
     best = ratio_interval(found["attainable"]["attainable"], found["attainable"]["places"])
     write_text(out / "figures" / "heads.svg", figures.head_curves(heads.curves(found), best))
-    return text.head_section(found)
+    return text.head_section(config, found)
 
 
 def heat_section(out: Path, config: Config, report: Progress) -> list[str]:
@@ -86,7 +86,7 @@ def main(out: Path, config: Config) -> None:
     claim(out, config)
     lines = text.introduction(config)
     with progress_bar() as report:
-        for section in (decoder_section, exit_section, size_section, head_section, heat_section):
+        for section in (decoder_section, head_section, exit_section, size_section, heat_section):
             lines += section(out, config, report)
             write_text(out / "report.md", "\n".join(lines))
 

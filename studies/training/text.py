@@ -95,14 +95,15 @@ def size_section(found: Mapping[str, Rows], facts: Mapping[str, Document]) -> li
     ]
 
 
-def head_section(found: Document) -> list[str]:
+def head_section(config: Config, found: Document) -> list[str]:
     """MEDUSA's first head."""
     return [
         "## MEDUSA's first head: training or capacity",
         "",
         "Agreement of head 1, which says the token after the next from the state at a token, with what the target "
         "says there. `MedusaSettings` has one residual block a head; the richer forms here are this study's own. All "
-        "start as the lab's head and see the same text; one seed, intervals over windows of held-out text, paired.",
+        f"start as the lab's head and see the same text, at a peak learning rate of {config['heads']['lr']:g}; one "
+        "seed, intervals over windows of held-out text, paired.",
         "",
         *heads.heads_findings(found),
         *heads.heads_table(found),
