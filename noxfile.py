@@ -56,6 +56,13 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def studies(session: nox.Session) -> None:
+    """The studies' reports from their recorded runs; `nox -s studies -- --real` runs them anew, for hours."""
+    install(session, "real")
+    session.run("python", "-m", "studies", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """What measures time, one test after another: ratios to plain references, and benchmarks of the kernels."""
     install(session, "real", "dev")

@@ -13,9 +13,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specsim.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
 
 
 @contextmanager
@@ -66,6 +71,27 @@ def write_text(path: Path | str, text: str) -> None:
     """Write a text file, UTF-8 with line feeds."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_table(table: pa.Table, path: Path | str) -> None:
+    """Write a Parquet file: the bytes of floats apart, as they compress best so, and dictionaries of all else."""
+    import pyarrow.parquet as pq
+
+    floats: list[str] = []
+    others: list[str] = []
+    for field in table.schema:
+        is_list = field.type.num_fields == 1
+        kind = field.type.value_type if is_list else field.type
+        names = floats if str(kind) in ("float", "double") else others
+        names.append(f"{field.name}.list.element" if is_list else field.name)
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        use_dictionary=others,
+        use_byte_stream_split=floats,
+    )
 
 
 def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:

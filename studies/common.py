@@ -35,6 +35,8 @@ from specsim.trace.trace import Trace
 Config = Mapping[str, Any]
 Document = dict[str, Any]
 
+REPLAYED = "replayed.json"  # the document that `validation` makes, and reads where it is
+VALIDATED = (REPLAYED, "profile.json", "rounds.parquet", "trace/*")  # what reports are made of
 MOST_TRUNCATED = 0.05  # share of a row's rounds; a row with more is not compared
 
 
@@ -76,34 +78,37 @@ def record_settings(run: Config, config: Config, *, trees: bool = False) -> Reco
 
 def validation(
     folder: Path,
-    drafter: str | Path,
-    kinds: Sequence[type[Policy]] | Callable[[Pair], Sequence[type[Policy]]] | None,
+    drafter: str | Callable[[], Path],
+    kinds: Sequence[type[Policy]] | Callable[[Pair], Sequence[type[Policy]]],
     run: Config,
     config: Config,
     report: Progress,
     *,
     trees: bool = False,
-    prompts: Callable[..., Any] = study_prompts,
 ) -> Document:
     """Record, profile, tune, predict and really decode with this drafter; read where it is there.
 
-    With what `with_replays` adds. kinds : policies to compare, or a function of the pair that says which; None: all
+    With what `with_replays` adds. drafter : its name, or a function that trains it and gives its folder. kinds :
+    policies to compare, or a function of the pair that says which
     """
-    done = folder / "validation.json"
-    if not done.is_file():
-        pair = load(config, drafter)
-        chosen = kinds(pair) if callable(kinds) else kinds
+    done = folder / REPLAYED
+    if done.is_file():
+        return dict(json.loads(done.read_text()))
+    if not (folder / "validation.json").is_file():
+        pair = load(config, drafter() if callable(drafter) else drafter)
         settings = ValidationSettings(
             record=record_settings(run, config, trees=trees),
-            kinds=None if chosen is None else tuple(chosen),
+            kinds=tuple(kinds(pair) if callable(kinds) else kinds),
             trials=config["trials"],
             repeats=config["repeats"],
             tuning_share=config["tuning_share"],
             seed=config["seed"],
         )
-        validate(pair, prompts(pair.tokenizer, config["prompts"]), settings, folder, named(report, folder.name))
-    trace, cost = read_trace(folder / "trace"), read_cost(folder / "profile.json")
-    return with_replays(json.loads(done.read_text()), trace, cost, config)
+        validate(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, named(report, folder.name))
+    document = json.loads((folder / "validation.json").read_text())
+    document = with_replays(document, read_trace(folder / "trace"), read_cost(folder / "profile.json"), config)
+    write_json(document, done)
+    return document
 
 
 def parts(trace: Trace, config: Config) -> tuple[Trace, Trace]:
@@ -113,7 +118,7 @@ def parts(trace: Trace, config: Config) -> tuple[Trace, Trace]:
 
 
 def with_replays(document: Document, trace: Trace, cost: CostModel, config: Config) -> Document:
-    """The validation with what its rows do in replay, and the ratio of s_d to s_t as step_ratio.
+    """The validation with what its rows do in replay, the ratio of s_d to s_t, and what the drafter's file says of it.
 
     train_speedup : of every row, on the tuning prompts, so that the best of several is chosen on others than reported
     truncated_share : of its rounds on the reported ones, those that asked for nodes that were not recorded
@@ -125,7 +130,8 @@ def with_replays(document: Document, trace: Trace, cost: CostModel, config: Conf
         train_speedup = train.replay(policy, seed=config["seed"]).speedup
         share = truncated_share(holdout.replay(policy, seed=config["seed"]))
         rows.append({**row, "train_speedup": train_speedup, "truncated_share": share})
-    return {**document, "rows": rows, "step_ratio": PricedTrace(trace, cost).table().step_ratio}
+    step_ratio = PricedTrace(trace, cost).table().step_ratio
+    return {**document, "rows": rows, "step_ratio": step_ratio, "facts": trace.meta.get("drafter_facts", {})}
 
 
 def truncated_share(replayed: Replay) -> float:
@@ -133,13 +139,11 @@ def truncated_share(replayed: Replay) -> float:
     return 0.0 if replayed.truncated is None else float(replayed.truncated.sum() / replayed.num_rounds.sum())
 
 
-def board(
-    done: Path, name: str, trace: Trace, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress
-) -> Document:
-    """The leaderboard of these policies on the trace at this cost; read where it is there."""
+def board(done: Path, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress) -> Document:
+    """The leaderboard of these policies on the trace beside it at this cost; read where it is there."""
     if not done.is_file():
         (ranked,) = leaderboard(
-            {name: trace},
+            {done.stem: read_trace(done.parent / "trace")},
             [cost],
             kinds=kinds,
             trials=config["trials"],

@@ -89,7 +89,7 @@ def leaderboard(
     """Rank all drafters, each with its best fixed K, adaptive chain and tree, and with its paper's own policy.
 
     All get the same prompts, half of them to tune on and half to be ranked on. All rows and two plain baselines decode
-    every prompt at once, in turns of a round, so that drift of the machine hits all alike. Predictions are priced by
+    every prompt at once, in turns of two rounds, so that drift of the machine hits all alike. Predictions are priced by
     what those very rounds cost, against one autoregressive time, the plain target's.
 
     Columns: measured and predicted speedup with 95 % intervals and the prediction's error; "behind", the leader's

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.profile import profile
@@ -19,7 +17,7 @@ from realrun.validation.profile_slices import TREE_TOKENS
 from realrun.validation.validate import predict_and_measure
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import profile_from_json
-from specsim.files import write_json, write_text
+from specsim.files import write_json, write_table, write_text
 from specsim.policy.base import Policy
 from specsim.progress import Progress
 
@@ -119,7 +117,7 @@ def validate(
     )
     write_json(result.profile, out / "profile.json")
     document = as_document(result)
-    pq.write_table(rounds_table(result), out / "rounds.parquet")
+    write_table(rounds_table(result), out / "rounds.parquet")
     write_json(document, out / "validation.json")
     from specsim.report.validation import render_validation  # matplotlib is slow to load
 

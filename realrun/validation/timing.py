@@ -23,7 +23,7 @@ from specsim.progress import Counter
 from specsim.trace.trace import Trace
 
 WARM_UP_TOKENS = 24
-TURN_ROUNDS = 1  # of an arm before the next may go on; studies/measurement says why
+TURN_ROUNDS = 2  # of an arm before the next may go on; studies/measurement says why
 
 
 class Arm(NamedTuple):
@@ -52,18 +52,25 @@ class Runner(Protocol):
     def advance(self) -> Any: ...
 
 
-def take_turns(runners: Iterable[Runner], order: np.random.Generator, turn_rounds: int = TURN_ROUNDS) -> None:
-    """Take all to their end: whoever is furthest behind does the next few rounds, one of them by lot."""
+def take_turns(
+    runners: Iterable[Runner], order: np.random.Generator, turn_rounds: int = TURN_ROUNDS, shift: int = 0
+) -> None:
+    """Take all to their end: whoever is furthest behind does the next few rounds, one of them by lot.
+
+    shift : rounds by which everyone's first turn is shorter than `turn_rounds`
+    """
     waiting = [runner for runner in runners if not runner.done]
+    rounds = {id(runner): turn_rounds - shift for runner in waiting}  # of the next turn
     while waiting:
         least = min(runner.position for runner in waiting)
         last = [runner for runner in waiting if runner.position == least]
         chosen = last[int(order.integers(len(last)))]
-        for _ in range(turn_rounds):
+        for _ in range(rounds[id(chosen)]):
             chosen.advance()
             if chosen.done:
                 waiting.remove(chosen)
                 break
+        rounds[id(chosen)] = turn_rounds
 
 
 class Timings:
@@ -115,7 +122,9 @@ def decode_in_turns(
 ) -> None:
     """One repeat: every sequence by all arms at once.
 
-    A policy's state goes on from sequence to sequence where it is carried, and starts anew with every call.
+    A policy's state goes on from sequence to sequence where it is carried, and starts anew with every call. The first
+    round of a turn finds the caches full of what others computed, and takes longer for it. So turns end elsewhere in
+    every repeat: what one repeat met at a turn's beginning the next meets later in it.
 
     Parameters
     ----------
@@ -131,7 +140,8 @@ def decode_in_turns(
             Decoding(arm.decoder, prompt.tokens, budget, arm.policy, number, seed, state)
             for arm, state in zip(arms, states, strict=True)
         ]
-        take_turns([*decodings, *([] if beside is None else [beside(index)])], order, turn_rounds)
+        shift = len(timings.runs[0, index]) % turn_rounds  # by the repeats so far
+        take_turns([*decodings, *([] if beside is None else [beside(index)])], order, turn_rounds, shift)
         for arm, decoding in enumerate(decodings):
             timings.add(arm, index, decoding.result)
         states = [decoding.state for decoding in decodings]

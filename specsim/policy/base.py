@@ -96,9 +96,13 @@ class Variant:
 def params_class(kind: type[Policy]) -> Any:
     """A NamedTuple with a field per setting of this kind, in their order.
 
-    It is found again as the kind's own attribute `Params`, under which compiled code kept on disk names it.
+    It is found again as the kind's own attribute `Params`, under which compiled code kept on disk names it. A subclass
+    that adds no setting has its parent's, and so its compiled code.
     """
-    made: Any = namedtuple(f"{kind.__name__}Params", [field.name for field in dataclasses.fields(kind)])  # type: ignore[misc]
+    names, parent = [field.name for field in dataclasses.fields(kind)], kind.__bases__[0]
+    if issubclass(parent, Policy) and names and names == [field.name for field in dataclasses.fields(parent)]:
+        return parent.Params
+    made: Any = namedtuple(f"{kind.__name__}Params", names)  # type: ignore[misc]
     made.__module__, made.__qualname__ = kind.__module__, f"{kind.__qualname__}.Params"
     return made
 

@@ -24,8 +24,8 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     of the kernel, so that numba can keep the compiled code on disk; the copy's name carries a
     hash of the policy's file and of the folders `policy` and `replaying`, so that an edited policy is compiled
     anew. Only specsim's own policies are kept: what a user's file calls elsewhere may change
-    without the file, and numba loads kept code only where the file's module can be imported by
-    name.
+    without the file, and numba loads kept code, of any policy of that name, only where the modules of
+    all functions and settings can be imported by name.
     """
     functions = {name: getattr(kind, name) for name in kind.functions}
     sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
@@ -36,6 +36,7 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     bound.__module__ = names["__name__"]
     bound.__qualname__ = bound.__name__
     compile_kernel: Callable[[Callable[..., int]], Kernel]
-    own = all(f.py_func.__module__.startswith("specsim.") for f in functions.values())
+    modules = {kind.Params.__module__, *(f.py_func.__module__ for f in functions.values())}
+    own = all(module.startswith("specsim.") for module in modules)
     compile_kernel = nb.njit(cache=own, nogil=True, error_model="numpy")
     return compile_kernel(bound)

@@ -46,7 +46,7 @@ DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the drafter and its policy, over all held-out "
     "prompts: predicted by replay under measured costs, and measured by really decoding.",
     "Equal accounting": "One autoregressive time for all, that of the plain target by its own pass; the same prompts "
-    "and the same split of them; every prompt decoded by all at once, in turns of a round, so that drift of the "
+    "and the same split of them; every prompt decoded by all at once, in turns of two rounds, so that drift of the "
     "machine hits all alike; costs read off those very rounds.",
     "Without loops": "The speedup over prompts whose text does not repeat itself: more than half of its trigrams are "
     "distinct. What drafts by repetition gains on the others.",

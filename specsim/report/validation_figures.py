@@ -6,6 +6,7 @@ Blue is predicted, orange is measured, green is the best tuned adaptive policy, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ Row = Mapping[str, Any]
 EQ14, CONSTANT = "#7a6fac", "#56b4e9"
 ACCEPTABLE_ERROR = 0.05  # half-width of the band around perfect prediction
 HALF_PAGE = (6.0, 4.5)  # inches
+TITLE_CHARACTERS = 60  # a line of a title over half a page
 COUNT_LABELS_UP_TO = 13  # more bars than this leave no room for a number on each
 
 RUNGS = (  # key, legend, marker, color
@@ -105,7 +107,7 @@ def accepted_histogram(histogram: Mapping[str, Any]) -> str:
     axes.margins(y=0.12)
     axes.set_xlabel("accepted draft tokens in a round")
     axes.set_ylabel("share of rounds (%)")
-    axes.set_title(histogram["label"])
+    axes.set_title(fill(histogram["label"], TITLE_CHARACTERS))
     axes.legend(loc="upper right", handlelength=1, handleheight=1)
     return svg(figure, "histogram", "Accepted draft tokens per round")
 

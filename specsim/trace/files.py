@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from specsim.arrays import Array, IntArray
 from specsim.errors import InputError
-from specsim.files import file_digest, replacing, replacing_folder
+from specsim.files import file_digest, replacing, replacing_folder, write_table
 from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
 from specsim.trace.tree_record import MAX_NODES, TreeRecord, record_from_nodes
 
@@ -61,12 +61,12 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
     folder = Path(folder)
     check_free(folder, overwrite=overwrite)
     with replacing_folder(folder) as work:
-        pq.write_table(_sequence_table(trace), work / SEQUENCES)
-        pq.write_table(_step_table(trace), work / STEPS, compression="zstd")
+        write_table(_sequence_table(trace), work / SEQUENCES)
+        write_table(_step_table(trace), work / STEPS)
         meta = {**trace.meta, "schema_version": SCHEMA_VERSION, "depth": trace.depth}
         files = [SEQUENCES, STEPS]
         if trace.tree is not None:
-            pq.write_table(_tree_table(trace, trace.tree), work / TREES, compression="zstd")
+            write_table(_tree_table(trace, trace.tree), work / TREES)
             meta["tree"] = {"nodes": trace.tree.nodes, "width": trace.tree.width}
             files.append(TREES)
         meta["checksums"] = {name: file_digest(work / name) for name in files}

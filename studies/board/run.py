@@ -7,6 +7,7 @@ number comes from the runs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from realrun.pairs.pair import LAB_WEIGHTS, LOOKUP, load_pair
 from realrun.pairs.prompts import study_prompts
 from specsim.cli.console import progress_bar
 from specsim.cost.profile import ProfileCost, read_cost
-from specsim.files import write_text
+from specsim.files import write_json, write_text
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.priced import PricedTrace
@@ -32,6 +33,7 @@ from studies.common import (
     Document,
     about_machine,
     about_prompts,
+    claim,
     parts,
     record_settings,
     run_study,
@@ -39,9 +41,14 @@ from studies.common import (
 )
 from studies.words import about_target, share_text, without_self_sd
 
+RECORDED = ("config.json", "*/board.json")
+
 
 def board(out: Path, run: Config, config: Config) -> Document:
-    """The leaderboard in this way of decoding."""
+    """The leaderboard in this way of decoding, with its replays; read where it is there."""
+    done = out / run["name"] / "board.json"
+    if done.is_file():
+        return dict(json.loads(done.read_text()))
     settings = Settings(
         record=record_settings(run, config, trees=True),
         kinds=tuple(POLICIES[name] for name in config["policies"]),
@@ -59,7 +66,9 @@ def board(out: Path, run: Config, config: Config) -> Document:
     folders = {name: out / run["name"] / name for name in pairs}
     traces = {name: read_trace(folder / "trace") for name, folder in folders.items()}
     costs = {name: read_cost(folder / "profile.json") for name, folder in folders.items()}
-    return with_replays(document, traces, costs, config)  # type: ignore[arg-type]  # no file of two numbers
+    document = with_replays(document, traces, costs, config)  # type: ignore[arg-type]  # no file of two numbers
+    write_json(document, done)
+    return document
 
 
 def with_replays(
@@ -124,8 +133,8 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
         "# All drafters of the lab's target, at equal cost accounting",
         "",
         f"{about_prompts(config, one, 'rank on')}; {about_machine(one)}. {about_target(config)} "
-        f"{without_self_sd(config)}Every prompt was decoded by all at once, in turns of a round, and costs were read "
-        "off those rounds, against one autoregressive time, the plain target's. Of each drafter the best fixed K, "
+        f"{without_self_sd(config)}Every prompt was decoded by all at once, in turns of two rounds, and costs were "
+        "read off those rounds, against one autoregressive time, the plain target's. Of each drafter the best fixed K, "
         "adaptive chain and tree, chosen and tuned on the tuning prompts, and its paper's own policy; "
         "speedups with 95 % intervals over prompts; `to the leader` is the first row's less the row's. Drafters with a "
         "target of their own write a text of their own. Equal are prompts, policies and costs, not what the drafters "
@@ -150,6 +159,7 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
 
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
+    claim(out, config)
     boards = {run["name"]: board(out, run, config) for run in config["runs"]}
     for name, document in boards.items():
         write_text(out / "figures" / f"drafters-{name}.svg", leaderboard_figures.drafters(document["rows"]))

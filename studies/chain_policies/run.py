@@ -25,9 +25,10 @@ from specsim.report.markdown import ladder_table, markdown_table, trust_table
 from specsim.speedup.intervals import interval_text
 from specsim.trace.files import read_trace
 from studies.chain_policies.questions import best, lambda_loss, questions, rule_order
-from studies.common import Config, Document, about_machine, about_prompts, claim, run_study, validation
+from studies.common import VALIDATED, Config, Document, about_machine, about_prompts, claim, run_study, validation
 from studies.words import ORDERS, about_target, measured_verdict
 
+RECORDED = ("config.json", *(f"*/{name}" for name in VALIDATED))
 MEASURED, CHEAP = "measured costs", "cheap drafter"
 LAMBDA = ("adaedl, dynamic", "max_confidence, dynamic")
 

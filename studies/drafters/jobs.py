@@ -19,7 +19,6 @@ from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.progress import Progress
-from specsim.trace.files import read_trace
 from studies.common import Config, Document, board, load, validation
 from studies.words import first_best, is_deepened
 
@@ -44,9 +43,9 @@ def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict
     found = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
-        trace, cost = read_trace(folder / "trace"), ConstantCost(config["cheap"]["step_ratio"], 1.0)
+        cost = ConstantCost(config["cheap"]["step_ratio"], 1.0)
         kinds = [POLICIES[name] for name in config["chains"]]
-        found[drafter] = board(folder / "cheap.json", drafter, trace, cost, kinds, config, report)
+        found[drafter] = board(folder / "cheap.json", cost, kinds, config, report)
     return found
 
 

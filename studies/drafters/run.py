@@ -14,7 +14,7 @@ from pathlib import Path
 from specsim.cli.console import progress_bar
 from specsim.files import write_text
 from specsim.report.markdown import accuracy, ladder_table, trust_table
-from studies.common import Config, about_machine, about_prompts, claim, run_study
+from studies.common import REPLAYED, Config, about_machine, about_prompts, claim, run_study
 from studies.drafters import figures, tables
 from studies.drafters.jobs import (
     cheap_jobs,
@@ -24,6 +24,8 @@ from studies.drafters.jobs import (
     typical_job,
 )
 from studies.words import about_target, without_self_sd
+
+RECORDED = ("config.json", "typical.json", *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "cheap.json")))
 
 
 def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: tables.Document, out: Path) -> str:

@@ -5,12 +5,11 @@ What is there already is read, so that a second start goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_target
+from realrun.pairs.pair import Pair, load_target
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.on_text import TextRun
@@ -19,7 +18,6 @@ from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
-from specsim.trace.files import read_trace
 from studies.common import Config, Document, board, named, validation
 from studies.costs import paper_costs
 
@@ -40,27 +38,24 @@ class HeadsK(FixedK):
     variants = (Variant("tuned"), Variant("as deep as heads", {"k": 4}, tuned=False))
 
 
-def trained(out: Path, config: Config, report: Progress) -> dict[str, Path]:
+def vdm(out: Path, config: Config, report: Progress) -> Path:
     """The folder of VDM, which is trained here as the lab's drafters were."""
     train, folder = config["train"], out / "trained" / VDM
     pair = load_target(dtype=train["dtype"], threads=config["threads"])
     loop = LoopSettings(steps=1, warmup_steps=40, dtype=train["dtype"]).lasting(1e6 * train["tokens"])
     train_edd(pair, VdmSettings(), TextRun(TextSettings(), loop, folder, out / "text", progress=named(report, VDM)))
-    return {VDM: folder}
+    return folder
 
 
-def main_jobs(
-    out: Path, run: Config, config: Config, folders: Mapping[str, Path], report: Progress
-) -> dict[str, Document]:
-    """The validation of every drafter in one way of decoding, and what its file says of it."""
+def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
+    """The validation of every drafter in one way of decoding."""
     found = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
         trees = config["trees"] if drafter == EDD else []  # trees with EDD's alone
         kinds = partial(kinds_of, names=[*config["chains"], *trees])
-        document = validation(folder, folders.get(drafter, drafter), kinds, run, config, report, trees=bool(trees))
-        document["facts"] = read_drafter(folders.get(drafter, LAB_WEIGHTS / drafter)).facts
-        found[drafter] = document
+        made = partial(vdm, out, config, report) if drafter == VDM else drafter
+        found[drafter] = validation(folder, made, kinds, run, config, report, trees=bool(trees))
     return found
 
 
@@ -76,9 +71,8 @@ def tree_boards(out: Path, run: Config, config: Config, report: Progress) -> dic
     """All policies of EDD's validation replayed at costs that need no machine: costs -> board."""
     folder = out / run["name"] / EDD
     kinds = [POLICIES[name] for name in (*config["chains"], *config["trees"])]
-    trace = read_trace(folder / "trace")
     return {
-        what: board(folder / f"board-{short(what)}.json", what, trace, cost, kinds, config, report)
+        what: board(folder / f"board-{short(what)}.json", cost, kinds, config, report)
         for what, cost in paper_costs(config).items()
     }
 

@@ -15,9 +15,11 @@ from specsim.cli.console import progress_bar
 from specsim.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.validation_figures import reliability_diagram
-from studies.common import Config, claim, run_study
+from studies.common import REPLAYED, Config, claim, run_study
 from studies.edd import figures, jobs, tables, text
 from studies.edd.jobs import EDD
+
+RECORDED = ("config.json", *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "board-*.json")))
 
 
 def short(row: tables.Row) -> str:
@@ -46,8 +48,7 @@ def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
     claim(out, config)
     with progress_bar() as report:
-        folders = jobs.trained(out, config, report)
-        runs = {run["name"]: jobs.main_jobs(out, run, config, folders, report) for run in config["runs"]}
+        runs = {run["name"]: jobs.main_jobs(out, run, config, report) for run in config["runs"]}
         boards = {run["name"]: jobs.tree_boards(out, run, config, report) for run in config["runs"]}
     write_figures(out / "figures", runs)
     write_text(out / "report.md", text.report_text(config, runs, boards, out))

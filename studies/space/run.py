@@ -29,9 +29,20 @@ from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, s
 from specsim.report.markdown import accuracy, ladder_table, markdown_table, trust_table
 from specsim.speedup.intervals import interval_text, ratio_interval
 from specsim.trace.files import read_trace
-from studies.common import Config, Document, about_machine, about_prompts, claim, parts, run_study, validation
+from studies.common import (
+    VALIDATED,
+    Config,
+    Document,
+    about_machine,
+    about_prompts,
+    claim,
+    parts,
+    run_study,
+    validation,
+)
 from studies.words import about_target, first_best, highest, told_apart
 
+RECORDED = ("config.json", *(f"*/{name}" for name in VALIDATED))
 DRAFTER = "space"
 PAPER_K = 5  # figure 6
 ALIKE_PERCENT = 0.01  # by which replays differ as no price can be quite nothing

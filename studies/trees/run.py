@@ -29,7 +29,7 @@ from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
-from studies.common import Config, claim, parts, run_study, validation, without_truncated
+from studies.common import VALIDATED, Config, claim, parts, run_study, validation, without_truncated
 from studies.costs import PAPER, costs_of
 from studies.trees import figures as drawn
 from studies.trees.facts import (
@@ -46,6 +46,7 @@ from studies.trees.facts import (
 )
 from studies.trees.text import OURS, Run, report_text
 
+RECORDED = ("config.json", *(f"*/{name}" for name in VALIDATED))
 SHOWN = 6  # one dense tree in so many is drawn
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realrun.decode.decoder import Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
@@ -55,20 +56,22 @@ def steppers(steps: list[list[int]]) -> tuple[list[Stepper], list[int]]:
 sequences = st.lists(st.lists(st.integers(1, 5), max_size=8), max_size=5)
 
 
-@given(steps=sequences, turn_rounds=st.integers(1, 3), seed=st.integers(0, 9))
-def test_whoever_is_furthest_behind_goes_next(steps: list[list[int]], turn_rounds: int, seed: int) -> None:
+@given(steps=sequences, turn=st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 1), (3, 2)]), seed=st.integers(0, 9))
+def test_whoever_is_furthest_behind_goes_next(steps: list[list[int]], turn: tuple[int, int], seed: int) -> None:
     runners, log = steppers(steps)
-    take_turns(runners, np.random.default_rng(seed), turn_rounds)
+    turn_rounds, shift = turn
+    take_turns(runners, np.random.default_rng(seed), turn_rounds, shift)
     assert all(runner.done for runner in runners)
     assert Counter(log) == Counter({name: len(own) for name, own in enumerate(steps) if own})
     left, position = [list(own) for own in steps], [0] * len(steps)
     while log:
         least = min(position[name] for name, own in enumerate(left) if own)
-        turn = log[: min(turn_rounds, len(left[log[0]]))]
-        assert position[turn[0]] == least and set(turn) == {turn[0]}
-        for name in turn:
+        rounds = turn_rounds - (shift if position[log[0]] == 0 else 0)
+        names = log[: min(rounds, len(left[log[0]]))]
+        assert position[names[0]] == least and set(names) == {names[0]}
+        for name in names:
             position[name] += left[name].pop(0)
-        del log[: len(turn)]
+        del log[: len(names)]
 
 
 def test_who_begins_is_drawn_by_lot() -> None:
@@ -83,7 +86,7 @@ def test_who_begins_is_drawn_by_lot() -> None:
 
 def test_a_fast_arm_waits_for_a_slow_one() -> None:
     runners, log = steppers([[1] * 6, [3, 3]])
-    take_turns(runners, np.random.default_rng(1))
+    take_turns(runners, np.random.default_rng(1), turn_rounds=1)
     assert sorted(log[:2]) == [0, 1] and log[2:4] == [0, 0]  # both begin; then one goes on until it is as far
     assert sorted(log[4:6]) == [0, 1] and log[6:] == [0, 0]
 
@@ -208,6 +211,28 @@ def test_what_else_takes_turns_is_made_for_every_sequence_and_ends() -> None:
     assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2] and all(one.done for one in made)
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert [len(timings.runs[0, index]) for index in range(3)] == [1, 1, 1]
+
+
+def test_what_begins_a_turn_in_one_repeat_does_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[int]] = [[], [], []]
+    pair, prompts = tiny_pair(), tiny_prompts(1)
+    trace = record(pair, prompts, RecordSettings(4, 7, Sampler("greedy")))
+    arms = [make_arm("plain", None, pair, Sampler("greedy")), make_arm("null", None, pair, Sampler("greedy"))]
+    timings, before = Timings(), list[Any]()
+
+    def noted(decoding: Decoding) -> Any:
+        if not before or before[-1] is not decoding:
+            begun[len(timings.runs[0, 0])].append(decoding.position)
+        before.append(decoding)
+        return advance(decoding)
+
+    advance = Decoding.advance
+    monkeypatch.setattr(Decoding, "advance", noted)
+    for _ in range(3):
+        decode_in_turns(arms, prompts, trace, timings, seed=0, order=np.random.default_rng(0))
+        before.clear()
+    assert sorted(set(begun[0])) == sorted(set(begun[2])) == [0, 2, 4, 6]
+    assert sorted(set(begun[1])) == [0, 1, 3, 5]
 
 
 def test_a_repeat_is_of_the_traces_sequences_and_budgets() -> None:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -92,3 +94,51 @@ def test_an_edited_policy_in_a_sub_folder_is_compiled_anew(tmp_path: Path) -> No
     assert drafted() == before
     edited.write_text(text.replace("counts[0] + accepted,", "counts[0] + 0.0 * accepted,"))  # no success counts
     assert edited.read_text() != text and drafted() != before
+
+
+POLICY_FILE = """
+from dataclasses import dataclass
+from specsim.policy.base import setting
+from specsim.policy.chain.fixed_k import FixedK
+
+@dataclass(frozen=True)
+class Mine(FixedK):
+    name = "{name}"
+    {setting}
+"""
+REPLAYED_FILE = """
+import sys
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.model import ConstantCost
+from specsim.policy.user_file import load_policy_file
+from specsim.replaying.chain import chain_kernel
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+
+trace = generate(IID(0.6), sequences=2, output_tokens=60, depth=6)
+(kind,) = load_policy_file(sys.argv[1])
+print(replay(trace, kind(k=2), cost_table(trace, ConstantCost(1e-3, 1e-2))).drafted.tolist())
+print(sum(chain_kernel(kind).stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.parametrize(("own_setting", "kept"), [("spare: int = setting(3, 1, 9)", 0), ("", 1)])
+def test_policies_of_one_name_in_two_files_do_not_share_what_only_one_can_load(
+    tmp_path: Path, own_setting: str, kept: int
+) -> None:
+    """A policy that inherits all functions has settings of its own file, which another process cannot import."""
+    found = []
+    for file in ("one.py", "other.py"):
+        (tmp_path / file).write_text(POLICY_FILE.format(name="mine", setting=own_setting or "pass"))
+        out = subprocess.run(
+            [sys.executable, "-c", REPLAYED_FILE, str(tmp_path / file)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        )
+        assert out.returncode == 0, out.stderr
+        found.append(out.stdout.splitlines())
+    assert found[0][0] == found[1][0]
+    assert [int(lines[1]) for lines in found] == [0, kept]

@@ -1,0 +1,72 @@
+"""The studies' own command: reports from recorded runs, or from real ones that are then recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from specsim.errors import InputError
+from specsim.files import write_text
+from studies import __main__ as command
+
+
+class Toy(SimpleNamespace):
+    """A study that counts its real runs."""
+
+    RECORDED = ("*/validation.json", "*/trace/*")
+    real_runs = 0
+
+    def main(self, out: Path, config: dict[str, int]) -> None:
+        done = out / "greedy" / "validation.json"
+        if not done.is_file():
+            self.real_runs += 1
+            write_text(done, f"{config['seed']}, run {self.real_runs}")
+            write_text(out / "greedy" / "trace" / "meta.json", "{}")
+            write_text(out / "greedy" / "rounds.parquet", "large")
+        write_text(out / "figures" / "one.svg", "<svg/>")
+        write_text(out / "report.md", f"of {done.read_text()}")
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
+    study = Toy()
+    monkeypatch.setattr(command, "HOME", tmp_path / "studies")
+    monkeypatch.setattr(command, "STUDIES", ("toy",))
+    monkeypatch.setattr(command, "import_module", {"studies.toy.run": study}.__getitem__)
+    write_text(tmp_path / "studies" / "toy" / "config.toml", "seed = 3")
+    return study
+
+
+def test_a_real_run_is_recorded_and_its_report_written_from_that_ever_after(toy: Toy, tmp_path: Path) -> None:
+    home = tmp_path / "studies" / "toy"
+    with pytest.raises(InputError, match="has no recorded run; run it with --real"):
+        command.main(out=tmp_path / "first")
+    command.main(["toy"], real=True, out=tmp_path / "first")
+    kept = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert kept == [
+        "config.toml",
+        "figures/one.svg",
+        "recorded/greedy/trace/meta.json",
+        "recorded/greedy/validation.json",
+        "report.md",
+    ]
+    (home / "report.md").unlink()
+    write_text(home / "figures" / "of-another-day.svg", "<svg/>")
+    command.main(out=tmp_path / "second")
+    assert toy.real_runs == 1
+    assert (home / "report.md").read_text() == "of 3, run 1"
+    assert [path.name for path in (home / "figures").iterdir()] == ["one.svg"]
+
+
+def test_every_study_says_what_it_needs_of_a_real_run() -> None:
+    assert "board" in command.STUDIES
+    for name in command.STUDIES:
+        assert command.recorded_files(name, command.HOME) == []
+
+
+def test_a_study_that_does_not_exist_is_named(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no study tom; choose of toy"):
+        command.main(["toy", "tom"], out=tmp_path)
+    assert toy.real_runs == 0
