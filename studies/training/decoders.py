@@ -14,11 +14,11 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.pct import PCT, select
 from specsim.progress import Progress
 from specsim.report.markdown import markdown_table
-from studies.common import MOST_TRUNCATED, Config
+from studies.common import MOST_TRUNCATED, Config, Document
 from studies.costs import MEASURED, paper_costs
-from studies.training.replays import Traces, by_seed, profiled
+from studies.training.replays import Traces, by_seed, profiled, recorded
 from studies.training.seeds import Seeds, difference_cells, length_cells, share
-from studies.training.trainings import NO_KL, NO_STATES, ONE_BLOCK, WHOLE
+from studies.training.trainings import NO_KL, NO_STATES, ONE_BLOCK, WHOLE, decoders, trained
 
 
 @nb.njit
@@ -70,6 +70,18 @@ def costs(out: Path, traces: Traces, folder: Path, config: Config, report: Progr
     """What prices all decoders, which have one structure: the profile of the whole, and the paper's costs."""
     first = next(iter(traces[WHOLE].values()))
     return {MEASURED: profiled(out, folder, first, config, report, trees=True), **paper_costs(config)}
+
+
+def measure(out: Path, config: Config, report: Progress) -> Document:
+    """Train, record, price and replay: the ablation, and PCT tuned, by costs, and the sweep at measured costs."""
+    folders = trained(out, decoders(config), config["decoders"]["tokens"], config, report)
+    traces = recorded(out, folders, config["runs"][0], config, report, trees=True)
+    priced = costs(out, traces, next(iter(folders[WHOLE].values())), config, report)
+    return {
+        "ablation": {name: ablation(traces, cost, config) for name, cost in priced.items()},
+        "tuned": {name: tuned(traces, cost, config) for name, cost in priced.items()},
+        "sweep": sweep(traces, priced[MEASURED], config),
+    }
 
 
 def ablation(traces: Traces, cost: CostModel, config: Config) -> Rows:

@@ -12,10 +12,10 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.report.markdown import markdown_table
-from studies.common import Config
-from studies.training.replays import Folders, Traces, by_seed, profiled
+from studies.common import Config, Document
+from studies.training.replays import Folders, Traces, by_seed, profiled, recorded
 from studies.training.seeds import Seeds, difference_cells, harmonic_mean, length_cells, share
-from studies.training.trainings import EESD, NO_DISTILLATION, NO_EXIT
+from studies.training.trainings import EESD, NO_DISTILLATION, NO_EXIT, early_exits, trained
 
 PAPER_K = 10  # of its ablation
 TUNED = Variant("tuned")
@@ -30,6 +30,18 @@ SWEPT: Mapping[str, type[Policy]] = {"best fixed K": FixedK, "Beta-TS": BetaTS}
 
 Rows = Mapping[str, Seeds]
 Costs = Mapping[str, CostModel]  # by early exit
+
+
+def measure(out: Path, config: Config, report: Progress) -> Document:
+    """Train, record, price and replay: table 4, the sweeps over N and E, and s_d / s_t of what they compare."""
+    folders = trained(out, early_exits(config), config["early_exits"]["tokens"], config, report)
+    traces = recorded(out, folders, config["runs"][0], config, report, trees=False)
+    priced = costs(out, traces, folders, config, report)
+    return {
+        "rows": rows(traces, priced, config),
+        "sweeps": {what: sweep(what, traces, priced, config) for what in ("N", "E")},
+        "ratios": {what: step_ratios(what, traces, priced, config) for what in ("N", "E")},
+    }
 
 
 def costs(out: Path, traces: Traces, folders: Folders, config: Config, report: Progress) -> dict[str, CostModel]:

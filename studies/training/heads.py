@@ -149,7 +149,7 @@ def shipped_head(target: Any, blocks: int = 1, layers: int = 0) -> Head:
     return Head(target, residual, vocabulary, blocks, layers).eval()
 
 
-def measure_heads(out: Path, config: Config, report: Progress) -> Document:
+def measure(out: Path, config: Config, report: Progress) -> Document:
     """Train the head in every form, and measure all, the lab's own and what is attainable on the same windows."""
     asked, train = config["heads"], config["train"]
     pair = load_target(config["target"], dtype=train["dtype"], threads=config["threads"])

@@ -7,7 +7,7 @@ weights trained, each at the recipe's learning rate and below it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def tunings(config: Config) -> list[Tuning]:
     ]
 
 
-def measure_heat(out: Path, config: Config, report: Progress) -> dict[Tuning, Document]:
+def measure(out: Path, config: Config, report: Progress) -> Document:
     """Train all tunings on the same text and measure them on the same windows."""
     recipe = read_drafter(LAB_WEIGHTS / SHIPPED).facts
     own, train = recipe["settings"], config["train"]
@@ -79,11 +79,11 @@ def measure_heat(out: Path, config: Config, report: Progress) -> dict[Tuning, Do
             rows = [job.held_out(window[None]) for window in batch]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    found = {}
+    found: list[Document] = []
     for tuning in tunings(config):
         settings = replace(base, full=tuning.full, lr=tuning.lr, p_ar=1.0 if tuning.plain else own["p_ar"])
         plan = {"drafter": "space", "target": describe_target(pair.target, pair.target_name), **settings.decisive}
-        found[tuning] = measured(
+        done = measured(
             out / "heat" / tuning.name,
             lambda settings=settings: MaskTraining(pair.target, settings),  # type: ignore[misc]
             loop,
@@ -92,7 +92,13 @@ def measure_heat(out: Path, config: Config, report: Progress) -> dict[Tuning, Do
             figures,
             named(report, tuning.name),
         )
-    return found
+        found.append({"tuning": asdict(tuning), **done})
+    return {"tunings": found}
+
+
+def by_tuning(document: Document) -> dict[Tuning, Document]:
+    """What `measure` found, by tuning."""
+    return {Tuning(**one["tuning"]): one for one in document["tunings"]}
 
 
 def cost_nats(found: Document) -> Estimate:

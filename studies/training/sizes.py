@@ -21,11 +21,11 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
 from specsim.report.markdown import difference_text, markdown_table
-from studies.common import Config
+from studies.common import Config, Document
 from studies.training.decoders import PAPER_K
 from studies.training.replays import Folders, by_seed, recorded
 from studies.training.seeds import Seeds, tau, tau_difference
-from studies.training.trainings import WHOLE, Wanted
+from studies.training.trainings import WHOLE, Wanted, decoders, trained
 
 EAGLE, LAYER, EDD = "EAGLE", "EDD, its layer alone", "EDD, whole"
 NAMES = {LAYER: LAYER, EAGLE: EAGLE, EDD: WHOLE}  # by rising size: as shown, as trained
@@ -61,25 +61,26 @@ def wanted(config: Config) -> Wanted:
     }
 
 
-def lengths(out: Path, folders: Folders, config: Config, report: Progress) -> dict[str, dict[str, Seeds]]:
-    """Way of decoding -> drafter -> replays of K = 5."""
-    found: dict[str, dict[str, Seeds]] = {}
+def measure(out: Path, config: Config, report: Progress) -> Document:
+    """Train and record all three; replays of K = 5 by way of decoding, and what the files say of sizes and text."""
+    whole = {WHOLE: decoders(config)[WHOLE]}  # as EDD's ablation trains it
+    folders = trained(out, {**whole, **wanted(config)}, config["decoders"]["tokens"], config, report)
+    first = {shown: read_drafter(next(iter(folders[name].values()))).facts for shown, name in NAMES.items()}
+    return {
+        "lengths": {run["name"]: lengths(out, run, folders, config, report) for run in config["runs"]},
+        "facts": {shown: {key: fact[key] for key in ("parameters", "tokens")} for shown, fact in first.items()},
+    }
+
+
+def lengths(out: Path, run: Config, folders: Folders, config: Config, report: Progress) -> dict[str, Seeds]:
+    """Replays of K = 5 in one way of decoding."""
+    found = {}
     cost = ConstantCost(0.05, 1.0)  # plays no part in an acceptance length
-    for run in config["runs"]:
-        traces = {
-            # EDD's ablation has recorded it with trees in the first way.
-            name: recorded(out, {name: by}, run, config, report, trees=name == WHOLE and run is config["runs"][0])[name]
-            for name, by in folders.items()
-        }
-        found[run["name"]] = {
-            shown: by_seed(FixedK, PAPER_K, traces[name], cost, config, tuned=False) for shown, name in NAMES.items()
-        }
+    for shown, name in NAMES.items():
+        trees = name == WHOLE and run is config["runs"][0]  # EDD's ablation has recorded it so
+        traces = recorded(out, {name: folders[name]}, run, config, report, trees=trees)
+        found[shown] = by_seed(FixedK, PAPER_K, traces[name], cost, config, tuned=False)
     return found
-
-
-def facts(folders: Folders) -> dict[str, dict[str, Any]]:
-    """What the files of the first seed's drafters say."""
-    return {shown: read_drafter(next(iter(folders[name].values()))).facts for shown, name in NAMES.items()}
 
 
 def sizes_table(found: Mapping[str, Mapping[str, Seeds]], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 
+from specsim.files import write_text
+from specsim.speedup.intervals import ratio_interval
 from studies.common import Config, Document
 from studies.costs import about_costs
-from studies.training import decoders, exits, heads, heat, sizes
-from studies.training.heat import Tuning
-from studies.training.seeds import COVERS, Seeds
-
-Rows = Mapping[str, Seeds]
-Sweep = Mapping[int, Rows]
+from studies.training import decoders, exits, figures, heads, heat, sizes
+from studies.training.seeds import COVERS, speedup, tau
 
 
 def introduction(config: Config) -> list[str]:
@@ -33,10 +31,12 @@ def introduction(config: Config) -> list[str]:
     ]
 
 
-def decoder_section(
-    config: Config, ablations: Mapping[str, Rows], tuned: Mapping[str, Rows], sweep: Sweep
-) -> list[str]:
-    """EDD taken apart. ablations, tuned : by costs"""
+def decoder_section(config: Config, found: Document, drawn: Path) -> list[str]:
+    """EDD taken apart, and its figure into the folder `drawn`."""
+    panels = [("layers of the target below the states that EDD reads", found["sweep"])]
+    title = "Acceptance length against the layer of the states"
+    figure = figures.sweeps(panels, tau, "acceptance length tau, tokens", "layers", title)
+    write_text(drawn / "layers.svg", figure)
     first = config["runs"][0]["name"]
     lines = [
         f"## EDD taken apart, {first}",
@@ -47,23 +47,26 @@ def decoder_section(
         f"by the profile of the whole. {about_costs(config)}",
         "",
     ]
-    for costs, rows in ablations.items():
+    for costs, rows in found["ablation"].items():
         lines += [f"At {costs}:", "", *decoders.ablation_table(rows, decoders.PAPER_SPEEDUPS)]
         lines += ["The gain's estimate alone, with and without it tuned on the same trials:", ""]
-        lines += decoders.ablation_table(tuned[costs], {})
+        lines += decoders.ablation_table(found["tuned"][costs], {})
     return [
         *lines,
         "The layer whose states are read (figure 5, where the fourth-to-last of 32 is best), at measured costs; layers "
         "of the target as it was trained:",
         "",
-        *decoders.sweep_table(sweep, config["decoders"]["usual"]),
+        *decoders.sweep_table(found["sweep"], config["decoders"]["usual"]),
         "![Layers](figures/layers.svg)",
         "",
     ]
 
 
-def exit_section(config: Config, rows: Rows, sweeps: Mapping[str, tuple[Sweep, Mapping[int, float]]]) -> list[str]:
-    """EESD taken apart. sweeps : N and E, each with s_d / s_t by number"""
+def exit_section(config: Config, found: Document, drawn: Path) -> list[str]:
+    """EESD taken apart, and its figure into the folder `drawn`."""
+    panels = [("first N layers", found["sweeps"]["N"]), ("early-exit layers", found["sweeps"]["E"])]
+    figure = figures.sweeps(panels, speedup, "speedup", "exits", "Speedup of early exits")
+    write_text(drawn / "exits.svg", figure)
     asked = config["early_exits"]
     layers, exit_layers = asked["usual"]
     lines = [
@@ -72,16 +75,16 @@ def exit_section(config: Config, rows: Rows, sweeps: Mapping[str, tuple[Sweep, M
         f"Early exits of {asked['tokens']:g} M tokens each, {exit_layers} exit layer after N = {layers} layers where "
         "nothing else is said (EESD, table 4), each at the profile of its own structure.",
         "",
-        *exits.rows_table(rows),
+        *exits.rows_table(found["rows"]),
     ]
     titles = {"N": "The first N layers (figure 4):", "E": "Early-exit layers (figure 5); 0 is a norm and a head alone:"}
-    for what, (sweep, ratios) in sweeps.items():
+    for what, sweep in found["sweeps"].items():
         usual = {"N": layers, "E": exit_layers}[what]
-        lines += [titles[what], "", *exits.sweep_table(what, sweep, usual, ratios)]
+        lines += [titles[what], "", *exits.sweep_table(what, sweep, usual, found["ratios"][what])]
     return [*lines, "![Sweeps](figures/exits.svg)", ""]
 
 
-def size_section(found: Mapping[str, Rows], facts: Mapping[str, Document]) -> list[str]:
+def size_section(config: Config, found: Document, drawn: Path) -> list[str]:
     """EDD beside EAGLE."""
     return [
         "## EDD beside EAGLE, of like size",
@@ -90,13 +93,15 @@ def size_section(found: Mapping[str, Rows], facts: Mapping[str, Document]) -> li
         "a layer, a norm and an embedding that is its head too. Its layer alone is nearest. tau at K = 5 on all "
         "prompts; same text, same tokens, same seeds.",
         "",
-        *sizes.sizes_table(found, facts),
-        *sizes.sizes_finding(found),
+        *sizes.sizes_table(found["lengths"], found["facts"]),
+        *sizes.sizes_finding(found["lengths"]),
     ]
 
 
-def head_section(config: Config, found: Document) -> list[str]:
-    """MEDUSA's first head."""
+def head_section(config: Config, found: Document, drawn: Path) -> list[str]:
+    """MEDUSA's first head, and its figure into the folder `drawn`."""
+    best = ratio_interval(found["attainable"]["attainable"], found["attainable"]["places"])
+    write_text(drawn / "heads.svg", figures.head_curves(heads.curves(found), best))
     return [
         "## MEDUSA's first head: training or capacity",
         "",
@@ -112,8 +117,10 @@ def head_section(config: Config, found: Document) -> list[str]:
     ]
 
 
-def heat_section(config: Config, found: Mapping[Tuning, Document]) -> list[str]:
-    """SPACE's heat."""
+def heat_section(config: Config, found: Document, drawn: Path) -> list[str]:
+    """SPACE's heat, and its figure into the folder `drawn`."""
+    tunings = heat.by_tuning(found)
+    write_text(drawn / "heat.svg", figures.heats(heat.points(tunings)))
     return [
         "## SPACE: what tuning costs the target",
         "",
@@ -121,8 +128,8 @@ def heat_section(config: Config, found: Mapping[Tuning, Document]) -> list[str]:
         "by the low-rank adapter and by all weights, at the recipe's learning rate and below. The cost is the rise of "
         "the cross-entropy of held-out text; one seed, intervals over windows.",
         "",
-        *heat.heat_findings(found),
-        *heat.heat_table(found),
+        *heat.heat_findings(tunings),
+        *heat.heat_table(tunings),
         "![Heat](figures/heat.svg)",
         "",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -143,3 +144,14 @@ def test_sure_trees_expand_sure_children_of_unlikely_nodes_but_none_that_would_b
     assert widths.tolist() == [0, 3, 0, 0]
     PCT.expand((0.0,), policy.params, tree, 1, 4, 0.5, (other := np.zeros(4, dtype=np.int32)))
     assert other.tolist() == [0, 0, 0, 0]  # the chance of the whole path is below the threshold
+
+
+def test_replays_are_kept_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run = importlib.import_module("studies.training.run")
+    found = {"sweep": {5: {"PCT": {0: replayed(1.5), 1: replayed(1.6)}}}, "facts": {"EAGLE": {"tokens": 7}}}
+    first, again = (run.kept(tmp_path / "found.json", lambda: found) for _ in range(2))
+    for back in (first, again):
+        assert back["facts"] == found["facts"] and list(back["sweep"]) == [5]
+        assert seeds.speedup(back["sweep"][5]["PCT"]) == seeds.speedup(found["sweep"][5]["PCT"])
+        assert list(back["sweep"][5]["PCT"]) == [0, 1]
