@@ -15,8 +15,11 @@ from typing import Any
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import study_prompts
+from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings
-from realrun.validation.run import ValidationSettings, validate
+from realrun.recording.reuse import recorded_trace
+from realrun.validation.run import TUNING_REPEATS, ValidationSettings, validate
+from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel
 from specsim.cost.profile import read_cost
 from specsim.errors import InputError
@@ -74,6 +77,33 @@ def record_settings(run: Config, config: Config, *, trees: bool = False) -> Reco
     sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
     nodes = (config["tree_nodes"], config["tree_width"]) if trees else ()
     return RecordSettings(config["depth"], config["max_new_tokens"], sampler, *nodes)
+
+
+def recorded(folder: Path, pair: Pair, run: Config, config: Config, report: Progress) -> Trace:
+    """The study's prompts, decoded in this way and recorded into the folder; read where it is there."""
+    prompts = study_prompts(pair.tokenizer, config["prompts"])
+
+    def done(now: int, total: int) -> None:
+        report(f"{folder.name}: record", now, total)
+
+    return recorded_trace(pair, prompts, record_settings(run, config), folder / "trace", done)
+
+
+def profiled(done: Path, pair: Pair, trace: Trace, report: Progress) -> CostModel:
+    """What rounds of the trace cost on this machine, by the profile in this file; measured where it is not there."""
+    if not done.is_file():
+        low, high = context_range(trace)
+        measured = profile(
+            pair,
+            contexts=[low, (low + high) // 2, high],
+            depth=trace.depth,
+            repeats=TUNING_REPEATS,
+            sampler=Sampler(**trace.meta["decoding"]),
+            tree_tokens=0,
+            progress=lambda now, total: report(f"{done.parent.name}: profile", now, total),
+        )
+        write_json(measured, done)
+    return read_cost(done)
 
 
 def validation(

@@ -111,11 +111,11 @@ def measured_verdict(document: Config, a: Row | None, b: Row | None) -> str:
     return f"{text[: text.index(']') + 1]} below the noise floor"
 
 
-ORDERS = (
+REPLAYED_ORDERS = (
     "An order is called the paper's only where all its neighbours differ significantly (95 %, each pair for itself), "
-    "and not decided where they do not; < stands between what the prompts tell apart, ~ where they do not. Measured "
-    "speedups differ only where they do by more than the noise floor, too."
+    "and not decided where they do not; < stands between what the prompts tell apart, ~ where they do not."
 )
+ORDERS = f"{REPLAYED_ORDERS} Measured speedups differ only where they do by more than the noise floor, too."
 
 
 def above_one(seconds: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> list[bool]:

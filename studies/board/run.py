@@ -91,7 +91,7 @@ def with_replays(
 def board_table(document: Document) -> list[str]:
     """The board, by measured speedup. A star marks the best row of its drafter on the tuning prompts."""
     columns = ["drafter", "policy", "predicted", "to the leader", "measured", "error %", "tau", "v_d", "HM"]
-    columns += ["rounds truncated %"]
+    columns += ["without loops", "rounds truncated %"]
     rows = []
     for row in document["rows"]:
         behind = row["leader_minus_this"]
@@ -107,10 +107,23 @@ def board_table(document: Document) -> list[str]:
                 f"{row['error_percent']:+.1f}",
                 f"{row['tau']:.2f}",
                 *(f"{row[key]:.3f}" for key in ("v_d", "hm")),
+                interval_text(row["without_loops"]) if row["without_loops"] else "",
                 share_text(row) if row["tree"] else "",
             ]
         )
     return markdown_table(columns, rows)
+
+
+def loops(document: Document) -> list[str]:
+    """How many prompts' texts repeat themselves, which favours prompt lookup."""
+    count, all_of_them = document["looping_prompts"], document["sequences"]["holdout"]
+    text = f"The text of {count} of the {all_of_them} prompts loops: at most half of its trigrams are distinct."
+    rest = (
+        "`without loops` is the measured speedup over the others."
+        if all_of_them - count > 1
+        else ("Too few are left for speedups without them.")
+    )
+    return [f"{text} {rest}", ""]
 
 
 def drafters_table(document: Document) -> list[str]:
@@ -146,6 +159,7 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
             f"## {name}",
             "",
             *board_table(document),
+            *loops(document),
             *trust_table({name: document}),
             accuracy(row["error_percent"] for row in document["rows"]),
             "",

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from realrun.decode.acceptance_predictor import FILE
-from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import lab_prompts
-from realrun.training.predictor.data import PredictorSettings
-from realrun.training.predictor.train import train_predictor
 from specsim.cost.model import CostModel
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.beta_ts import BetaTS
-from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
-from studies.common import Config, named
-from studies.training.replays import Folders, Traces, by_seed, profiled
-from studies.training.seeds import Seeds, harmonic_mean, share
-from studies.training.tables import difference_cells, length_cells, markdown_table
-from studies.training.trainings import EESD, NO_DISTILLATION, NO_EXIT
+from specsim.report.markdown import markdown_table
+from studies.common import Config, Document
+from studies.training.replays import Folders, Traces, by_seed, profiled, recorded
+from studies.training.seeds import Seeds, difference_cells, harmonic_mean, length_cells, share
+from studies.training.trainings import EESD, NO_DISTILLATION, NO_EXIT, early_exits, trained
 
 PAPER_K = 10  # of its ablation
 TUNED = Variant("tuned")
@@ -32,35 +26,22 @@ FORMS: Mapping[str, tuple[str, type[Policy], Variant]] = {  # row -> (early exit
     "without TS, best K": (EESD, FixedK, TUNED),
     f"without TS, K = {PAPER_K}": (EESD, FixedK, Variant("the paper's", {"k": PAPER_K}, tuned=False)),
 }
-PARTS: Mapping[str, tuple[str, type[Policy], Variant]] = {
-    "EESD, Cali-TS": (EESD, CaliTS, TUNED),
-    # The score keeps all the weight, Eq. 6, or has none after the first round.
-    "without sampling prediction": (EESD, CaliTS, Variant("without sampling prediction", {"sigma_s": 1e4})),
-    "without model prediction": (EESD, CaliTS, Variant("without model prediction", {"sigma_s": 1e-6})),
-}
 SWEPT: Mapping[str, type[Policy]] = {"best fixed K": FixedK, "Beta-TS": BetaTS}
 
-Rows = dict[str, Seeds]
+Rows = Mapping[str, Seeds]
 Costs = Mapping[str, CostModel]  # by early exit
 
 
-def predictors(folders: Mapping[int, Path], config: Config, report: Progress) -> None:
-    """Train the predictor of every seed's early exit, for Cali-TS, beside it."""
-    for seed, folder in folders.items():
-        if (folder / FILE).is_file():
-            continue
-        pair = load_pair(
-            config["target"],
-            dtype=config["dtype"],
-            threads=config["threads"],
-            drafter=str(folder),
-            predictor="none",
-        )
-        prompts = lab_prompts(pair.tokenizer, config["early_exits"]["predictor_prompts"], split="train")
-        settings = PredictorSettings(max_draft_tokens=config["depth"], seed=seed)
-        progress = named(report, f"predictor, seed {seed}")
-        document = train_predictor(pair, prompts, settings, folder / "predictor", progress)
-        Path(document["predictor"]).rename(folder / FILE)
+def measure(out: Path, config: Config, report: Progress) -> Document:
+    """Train, record, price and replay: table 4, the sweeps over N and E, and s_d / s_t of what they compare."""
+    folders = trained(out, early_exits(config), config["early_exits"]["tokens"], config, report)
+    traces = recorded(out, folders, config["runs"][0], config, report, trees=False)
+    priced = costs(out, traces, folders, config, report)
+    return {
+        "rows": rows(traces, priced, config),
+        "sweeps": {what: sweep(what, traces, priced, config) for what in ("N", "E")},
+        "ratios": {what: step_ratios(what, traces, priced, config) for what in ("N", "E")},
+    }
 
 
 def costs(out: Path, traces: Traces, folders: Folders, config: Config, report: Progress) -> dict[str, CostModel]:
@@ -68,30 +49,27 @@ def costs(out: Path, traces: Traces, folders: Folders, config: Config, report: P
     found = {}
     for name in folders:
         like = EESD if name == NO_DISTILLATION else name
-        folder, trace = (next(iter(each[like].values())) for each in (folders, traces))
+        folder, trace = next(iter(folders[like].values())), next(iter(traces[like].values()))
         found[name] = profiled(out, folder, trace, config, report, trees=False)
     return found
 
 
-def rows(forms: Mapping[str, tuple[str, type[Policy], Variant]], traces: Traces, costs: Costs, config: Config) -> Rows:
-    """Each tuned on some prompts and reported on the others."""
+def rows(traces: Traces, costs: Costs, config: Config) -> Rows:
+    """Each row of table 4, tuned on some prompts and reported on the others."""
     return {
         what: by_seed(kind, form, traces[name], costs[name], config, tuned=True)
-        for what, (name, kind, form) in forms.items()
+        for what, (name, kind, form) in FORMS.items()
     }
 
 
 def sweep(what: str, traces: Traces, costs: Costs, config: Config) -> dict[int, Rows]:
     """Figures 4 and 5: N or E -> policy -> replays."""
-    layers, exit_layers = config["early_exits"]["usual"]
-    key, usual = {"N": ("layers", layers), "E": ("exit_layers", exit_layers)}[what]
-    names = {n: EESD if n == usual else f"{what} = {n}" for n in config["early_exits"][key]}
     return {
         n: {
             policy: by_seed(kind, TUNED, traces[name], costs[name], config, tuned=True)
             for policy, kind in SWEPT.items()
         }
-        for n, name in names.items()
+        for n, name in _names(what, config).items()
     }
 
 
@@ -124,6 +102,16 @@ def sweep_table(what: str, found: Mapping[int, Rows], usual: int, ratios: Mappin
     return markdown_table([*columns, f"tau less that of {usual}", f"speedup less that of {usual}"], table)
 
 
-def step_ratio(traces: Traces, costs: Costs, name: str) -> float:
-    """s_d / s_t of an early exit."""
-    return float(PricedTrace(next(iter(traces[name].values())), costs[name]).table().step_ratio)
+def step_ratios(what: str, traces: Traces, costs: Costs, config: Config) -> dict[int, float]:
+    """s_d / s_t by N or E."""
+    return {
+        n: float(PricedTrace(next(iter(traces[name].values())), costs[name]).table().step_ratio)
+        for n, name in _names(what, config).items()
+    }
+
+
+def _names(what: str, config: Config) -> dict[int, str]:
+    """The early exits that a sweep over N or E compares."""
+    layers, exit_layers = config["early_exits"]["usual"]
+    key, usual = {"N": ("layers", layers), "E": ("exit_layers", exit_layers)}[what]
+    return {n: EESD if n == usual else f"{what} = {n}" for n in config["early_exits"][key]}

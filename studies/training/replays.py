@@ -77,9 +77,15 @@ def form(kind: type[Policy], variant: Variant, train: PricedTrace, report: Price
     def total(column: str) -> Floats:
         return np.sum([getattr(run, column) for run in runs], axis=0, dtype=np.float64)
 
-    columns = ("autoregressive_s", "speculative_s", "output_tokens", "num_rounds", "drafted", "accepted")
-    cut = np.zeros(report.trace.sequences) if runs[0].truncated is None else total("truncated")
-    return Replayed(*(total(column) for column in columns), truncated=cut)
+    return Replayed(
+        baseline_s=total("autoregressive_s"),
+        seconds=total("speculative_s"),
+        tokens=total("output_tokens"),
+        rounds=total("num_rounds"),
+        drafted=total("drafted"),
+        accepted=total("accepted"),
+        truncated=np.zeros(report.trace.sequences) if runs[0].truncated is None else total("truncated"),
+    )
 
 
 def halves(trace: Trace, cost: CostModel, config: Config) -> tuple[PricedTrace, PricedTrace]:

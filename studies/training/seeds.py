@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Floats
+from specsim.report.markdown import difference_text
 from specsim.speedup.intervals import Estimate
 
 COVERS = (
@@ -46,6 +48,22 @@ class Replayed:
 
 
 Seeds = Mapping[int, Replayed]  # by seed
+
+
+def as_document(found: Any) -> Any:
+    """Replays, however deep in mappings, as JSON."""
+    if isinstance(found, Replayed):
+        return {name: values.tolist() for name, values in vars(found).items()}
+    return {str(name): as_document(inner) for name, inner in found.items()} if isinstance(found, Mapping) else found
+
+
+def from_document(document: Any) -> Any:
+    """What `as_document` was given; keys that are whole numbers are so again."""
+    if not isinstance(document, Mapping):
+        return document
+    if document.keys() == {field.name for field in fields(Replayed)}:
+        return Replayed(**{name: np.array(values) for name, values in document.items()})
+    return {int(name) if name.isdigit() else name: from_document(inner) for name, inner in document.items()}
 
 
 def share(runs: Seeds, of: str, over: str) -> float:
@@ -111,3 +129,13 @@ def _seconds(runs: Seeds) -> tuple[Floats, Floats]:
 
 def _lengths(runs: Seeds) -> tuple[Floats, Floats]:
     return np.array([run.tokens for run in runs.values()]), np.array([run.rounds for run in runs.values()])
+
+
+def length_cells(runs: Seeds) -> tuple[str, str]:
+    """Acceptance length and speedup with their intervals."""
+    return str(tau(runs)), str(speedup(runs))
+
+
+def difference_cells(a: Seeds, b: Seeds) -> tuple[str, str]:
+    """Acceptance length and speedup of a less those of b, with their intervals, and what they say."""
+    return difference_text(tau_difference(a, b)), difference_text(speedup_difference(a, b))

@@ -51,7 +51,7 @@ def asked(loop: LoopSettings, seed: int) -> dict[str, Any]:
 
 def file_name(name: str) -> str:
     """A name as part of a path."""
-    return name.replace(" = ", "-").replace(" + ", "-").replace(" ", "-")
+    return name.replace(",", "").replace(" = ", "-").replace(" + ", "-").replace(" ", "-")
 
 
 def decoders(config: Config) -> Wanted:

@@ -23,7 +23,7 @@ def board_row(**params: Any) -> dict[str, Any]:
         "drafter": "eagle", "policy": "fixed_k", "params": params, "form": "fixed_k, tuned", "settings": "k=3",
         "speedup": spread, "measured": {**spread, "estimate": 1.25}, "leader_minus_this": None,
         "tied_with_leader": False, "best_of_drafter": True, "own_target": False, "error_percent": 20.0,
-        "tau": 2.5, "v_d": 0.5, "hm": 0.5,
+        "tau": 2.5, "v_d": 0.5, "hm": 0.5, "without_loops": {**spread, "estimate": 1.125},
     }  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def test_every_row_has_its_ladder_and_the_report_its_noise_floor() -> None:
         "noise_floor_percent": 2.5,
         "best": {"predicted": "eagle, fixed_k, tuned", "loss_percent": 0.0, "resolved": False},
         "sequences": {"tuning": 3, "holdout": 3},
+        "looping_prompts": 1,
         "dtype": "float32",
         "environment": {"device": "a machine", "threads": 1, "date": "2026-01-01"},
         "drafters": [{"name": "eagle", "first_token_accepted_share": 0.5, "step_ratio": 0.1, "depth": 5}],
@@ -51,3 +52,6 @@ def test_every_row_has_its_ladder_and_the_report_its_noise_floor() -> None:
     assert "| greedy | 1.000 [0.980, 1.020] | 2.50, too noisy to tell policies apart | 20.00, missed |" in report
     assert f"| eagle, fixed_k, tuned | {steps.eq14:.3f} | {steps.constant:.3f} | 1.500 | 1.250 |" in report
     assert "cost of a deep one. Self-SD" in report
+    assert "| 1.125 [1.400, 1.600] |" in report and "The text of 1 of the 3 prompts loops" in report
+    rows = [{**made["rows"][0], "without_loops": None}]
+    assert "Too few are left" in run.report_text(CONFIG, {"greedy": {**made, "rows": rows, "looping_prompts": 2}})

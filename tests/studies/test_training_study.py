@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 from specsim.policy.tree.base import new_tree
 from specsim.policy.tree.pct import PCT
 from studies.training import seeds
-from studies.training.policies import SureTree
 from studies.training.seeds import Replayed
 
 
@@ -118,11 +118,11 @@ def test_sweeps_are_set_against_the_usual_one(decoders: ModuleType, exits: Modul
     assert [line[7][:7] for line in lines] == ["-1.000 ", "", "+1.000 "]
 
 
-def test_sure_trees_keep_the_likeliest_nodes_and_are_tuned_as_pct_is() -> None:
+def test_sure_trees_keep_the_likeliest_nodes_and_are_tuned_as_pct_is(decoders: ModuleType) -> None:
     tree, count = new_tree(), 40
     tree.path[1:count] = np.random.default_rng(0).permutation(np.linspace(0.005, 0.9, count - 1))
     kept = {}
-    for kind in (PCT, SureTree):
+    for kind in (PCT, decoders.SureTree):
         policy = kind(max_nodes=8)
         keep = np.zeros(count, dtype=np.bool_)
         kind.select((0.0,), policy.params, tree, count, keep)
@@ -130,15 +130,28 @@ def test_sure_trees_keep_the_likeliest_nodes_and_are_tuned_as_pct_is() -> None:
     likeliest = np.sort(1 + np.argsort(-tree.path[1:count])[:8]).tolist()
     assert kept == {"pct": likeliest, "sure_tree": likeliest}
     searched = {field.name: field.metadata["tune"] for field in dataclasses.fields(PCT)}
-    assert {field.name: field.metadata["tune"] for field in dataclasses.fields(SureTree)} == searched
-    assert SureTree.variants == PCT.variants
+    assert {field.name: field.metadata["tune"] for field in dataclasses.fields(decoders.SureTree)} == searched
+    assert decoders.SureTree.variants == PCT.variants
 
 
-def test_sure_trees_expand_the_sure_children_of_unlikely_nodes_but_none_that_would_be_dropped() -> None:
+def test_sure_trees_expand_sure_children_of_unlikely_nodes_but_none_that_would_be_dropped(
+    decoders: ModuleType,
+) -> None:
     tree, widths = new_tree(), np.zeros(4, dtype=np.int32)
     tree.prob[1:4], tree.path[1:4] = (0.9, 0.9, 0.05), (0.05, 0.001, 0.05)
-    policy = SureTree(cost_ratio=0.2, leaf_threshold=0.01, width=3)
-    SureTree.expand((0.0,), policy.params, tree, 1, 4, 0.5, widths)
+    policy = decoders.SureTree(cost_ratio=0.2, leaf_threshold=0.01, width=3)
+    decoders.SureTree.expand((0.0,), policy.params, tree, 1, 4, 0.5, widths)
     assert widths.tolist() == [0, 3, 0, 0]
     PCT.expand((0.0,), policy.params, tree, 1, 4, 0.5, (other := np.zeros(4, dtype=np.int32)))
     assert other.tolist() == [0, 0, 0, 0]  # the chance of the whole path is below the threshold
+
+
+def test_replays_are_kept_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run = importlib.import_module("studies.training.run")
+    found = {"sweep": {5: {"PCT": {0: replayed(1.5), 1: replayed(1.6)}}}, "facts": {"EAGLE": {"tokens": 7}}}
+    first, again = (run.kept(tmp_path / "found.json", lambda: found) for _ in range(2))
+    for back in (first, again):
+        assert back["facts"] == found["facts"] and list(back["sweep"]) == [5]
+        assert seeds.speedup(back["sweep"][5]["PCT"]) == seeds.speedup(found["sweep"][5]["PCT"])
+        assert list(back["sweep"][5]["PCT"]) == [0, 1]

@@ -1,0 +1,113 @@
+"""AdaEDL's score 1 - sqrt(gamma H) against what it is said to bound from below, the acceptance probability 1 - TVD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.arrays import Floats, Ints
+from specsim.speedup.formulas import adaedl_score, leviathan_speedup
+from specsim.speedup.intervals import Estimate, ratio_interval, resample, tails
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Every position [N] of the outputs, after the text before it.
+
+    sequence : int, the prompt's index
+    entropy_nats, confidence : of the draft's distribution
+    acceptance : 1 - TVD(draft, target), how likely rejection sampling accepts what the draft model proposes
+    """
+
+    sequence: Ints
+    entropy_nats: Floats
+    confidence: Floats
+    acceptance: Floats
+
+    def of(self, sequences: Ints) -> Signals:
+        """The positions of these prompts."""
+        rows = np.isin(self.sequence, sequences)
+        return Signals(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def fitted_gamma(signals: Signals) -> float:
+    """The gamma whose score is nearest to the acceptance probability, in least squares."""
+    root = np.sqrt(signals.entropy_nats)
+    return float(((1 - signals.acceptance) @ root / (root @ root)) ** 2)
+
+
+def bounding_gamma(signals: Signals, share: float) -> float:
+    """The least gamma whose score exceeds the acceptance probability at no more than 1 - share of the positions."""
+    squared = (1 - signals.acceptance) ** 2
+    needed = np.divide(squared, signals.entropy_nats, out=np.full(len(squared), np.inf), where=signals.entropy_nats > 0)
+    return float(np.quantile(needed, share, method="higher"))
+
+
+def _summed(values: npt.ArrayLike, signals: Signals) -> Floats:
+    """Sums per prompt that has positions."""
+    _, which = np.unique(signals.sequence, return_inverse=True)
+    return np.bincount(which, weights=np.asarray(values, dtype=np.float64)).astype(np.float64)
+
+
+def _mean(values: npt.ArrayLike, signals: Signals) -> Estimate:
+    """Mean over positions, its interval over prompts."""
+    return ratio_interval(_summed(values, signals), _summed(np.ones(len(signals.sequence)), signals))
+
+
+def violated(signals: Signals, gamma: float) -> Estimate:
+    """Share of positions where the score exceeds the acceptance probability, in percent."""
+    return _mean(100.0 * (adaedl_score(signals.entropy_nats, gamma) > signals.acceptance), signals)
+
+
+def gap(signals: Signals, gamma: float) -> Estimate:
+    """Mean of the acceptance probability less the score."""
+    return _mean(signals.acceptance - adaedl_score(signals.entropy_nats, gamma), signals)
+
+
+def correlations(signals: Signals, *, repeats: int = 2000) -> tuple[Estimate, Estimate, Estimate]:
+    """Pearson's correlation with the acceptance probability: of the score, of the confidence, the one less the other.
+
+    That of the score is the same for every gamma, as the score is linear in sqrt(H). Intervals over prompts, paired.
+    """
+    prompts = len(np.unique(signals.sequence))
+    index = np.concatenate([np.arange(prompts)[None], resample(prompts, repeats=repeats)])
+    score, sure = (
+        _pearson(column, signals.acceptance, signals, index)
+        for column in (-np.sqrt(signals.entropy_nats), signals.confidence)
+    )
+    found = []
+    for values in (score, sure, score - sure):
+        low, high = np.quantile(values[1:], tails(prompts, 0.95))
+        found.append(Estimate(float(values[0]), float(low), float(high)))
+    return found[0], found[1], found[2]
+
+
+def _pearson(x: Floats, y: Floats, signals: Signals, index: Ints) -> Floats:
+    """The correlation over each choice of prompts, index [R, S]."""
+    n, sx, sy, sxx, syy, sxy = (
+        _summed(values, signals)[index].sum(axis=1) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)
+    )
+    return np.asarray((n * sxy - sx * sy) / np.sqrt((n * sxx - sx**2) * (n * syy - sy**2)))
+
+
+def paper_ratio(autoregressive: Sequence[float], base_spd: Mapping[str, Sequence[float]]) -> tuple[float, Floats]:
+    """s_d / s_t, and the acceptance of each data set, that explain the paper's rates of fixed draft lengths best.
+
+    By independent acceptance (Leviathan et al. 2023, Theorem 3.8), in least squares of log speedups.
+
+    autoregressive : tokens/s by data set; base_spd : the same by draft length
+    """
+    from scipy.optimize import least_squares
+
+    lengths = np.array([[int(length)] for length in base_spd])
+    speedups = np.array(list(base_spd.values())) / np.array(autoregressive)
+
+    def misfit(x: Floats) -> Floats:
+        return np.log(leviathan_speedup(x[1:], lengths, x[0]) / speedups).ravel()
+
+    start = np.array([0.05, *[0.6] * speedups.shape[1]])
+    found = least_squares(misfit, start, bounds=(1e-6, 1 - 1e-6)).x
+    return float(found[0]), found[1:]

@@ -1,0 +1,188 @@
+"""AdaEDL under rejection sampling: `python -m studies.adaedl.run [OUT]`.
+
+Trains a second, smaller draft model as the lab's was trained, records both by rejection sampling at each temperature of
+config.toml, compares AdaEDL's score with the acceptance probability that it is to bound, and replays the paper's
+policies on held-out prompts. A second start goes on with what is there.
+
+Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from realrun.decode.sampling import Sampler, describe
+from realrun.drafters.independent import IndependentKind
+from realrun.lab.train import TrainSettings, export, train
+from realrun.pairs.pair import LAB, LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.prompts import Prompt, study_prompts
+from specsim.cli.console import progress_bar
+from specsim.cost.contexts import context_range
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.files import replacing, write_json, write_text
+from specsim.policy.base import Policy
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.progress import Progress
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from specsim.tuning.search import find_best
+from specsim.tuning.settings import SearchSettings
+from studies.adaedl.bound import Signals, paper_ratio
+from studies.adaedl.report import (
+    ADAEDL,
+    CONFIDENT,
+    FIXED,
+    LAB_DRAFT,
+    LONGEST,
+    MEASURED,
+    PAPER,
+    SMALL,
+    TUNED,
+    Found,
+    against_entropy,
+    report_text,
+)
+from studies.common import Config, Document, claim, parts, profiled, recorded, run_study
+
+FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
+RECORDED = ("config.json", "small/draft/*", "*/profile.json", "*/*/trace/*")
+
+
+def small_draft(out: Path, config: Config) -> Path:
+    """The second draft model: on text first, then on the target's distributions. A killed training goes on."""
+    done, work, target = out / "draft", out / "training", LAB_WEIGHTS / "target"
+    if not done.is_dir():
+        AutoTokenizer.from_pretrained(target).save_pretrained(work / "tokenizer")
+        text, distilled, size = (config["small"][key] for key in ("text_tokens", "distill_tokens", "size"))
+        settings = TrainSettings("draft", text + distilled, size, distill_after_tokens=text, seed=config["seed"])
+        train(settings, work, target)
+        export(work, "draft", work / "exported", size)
+        (work / "exported" / "draft").rename(done)
+    return done
+
+
+def load_pairs(out: Path, config: Config) -> dict[str, Pair]:
+    """The target with each draft model."""
+    drafts = {LAB_DRAFT: LAB, SMALL: str(small_draft(out / FOLDERS[SMALL], config))}
+    options = {"dtype": config["dtype"], "threads": config["threads"], "predictor": None}
+    return {name: load_pair(config["target"], draft, **options) for name, draft in drafts.items()}
+
+
+@torch.inference_mode()
+def signals_of(pair: Pair, trace: Trace, prompts: list[Prompt]) -> Signals:
+    """What the drafter shows and how likely it is accepted, at every position of the recorded outputs."""
+    sampler = Sampler(**trace.meta["decoding"])
+    target, drafter = pair.core.target, pair.drafter
+    assert isinstance(drafter, IndependentKind)
+    columns: list[torch.Tensor] = []
+    for prompt, begin, end in zip(prompts, trace.offsets[:-1], trace.offsets[1:], strict=True):
+        text = torch.tensor([[*prompt.tokens, *trace.token[begin : end - 1].tolist()]])
+        wanted, drafted = (
+            sampler.probs(model(input_ids=text, use_cache=False).logits[0, len(prompt.tokens) - 1 :]).double()
+            for model in (target, drafter.model)
+        )
+        shown = describe(drafted, drafted.argmax(-1))
+        columns.append(torch.stack([shown[:, 3], shown[:, 2], torch.minimum(wanted, drafted).sum(-1)]))
+    sequence = np.repeat(np.arange(trace.sequences), trace.output_tokens)
+    return Signals(sequence, *torch.cat(columns, dim=1).numpy())
+
+
+def saved_signals(done: Path, pair: Pair, trace: Trace, config: Config) -> Signals:
+    """The signals of this trace; read where they are there."""
+    if not done.is_file():
+        found = signals_of(pair, trace, study_prompts(pair.tokenizer, config["prompts"]))
+        with replacing(done) as file, file.open("wb") as handle:
+            np.savez(handle, **{field.name: getattr(found, field.name) for field in fields(found)})
+    with np.load(done) as columns:
+        return Signals(**columns)
+
+
+def policies(train: PricedTrace, config: Config) -> Iterator[tuple[str, Policy]]:
+    """The paper's policies, each with what is tuned on these prompts."""
+    depth = train.trace.depth
+
+    def best(kind: type[Policy], **fixed: object) -> Policy:
+        return find_best(
+            kind, train, SearchSettings(trials=config["trials"], seed=config["seed"], jobs=1, fixed=fixed)
+        ).best
+
+    yield LONGEST, FixedK(depth)
+    yield FIXED, best(FixedK)
+    yield CONFIDENT, best(MaxConfidence)
+    yield ADAEDL, best(AdaEDL, gamma=config["gamma"])
+    yield TUNED, best(AdaEDL)
+
+
+def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Document:
+    """Every policy on the prompts that did not tune; read where it is there."""
+    if not done.is_file():
+        train, held = (PricedTrace(part, cost) for part in parts(trace, config))
+        rows = []
+        for label, policy in policies(train, config):
+            played = held.replay(policy, seed=config["seed"])
+            baseline_s = played.autoregressive_s
+            rows.append({"label": label, "settings": policy.settings, "seconds": played.speculative_s.tolist()})
+        ratio = held.table().step_ratio
+        write_json({"rows": rows, "baseline_s": baseline_s.tolist(), "step_ratio": ratio, "draws": played.draws}, done)
+    return dict(json.loads(done.read_text()))
+
+
+def pass_prices(cost: CostModel, trace: Trace) -> list[float]:
+    """Target passes over 1, 2, ... tokens, of a token's without speculation, at the trace's middle context."""
+    middle = sum(context_range(trace)) // 2
+    alone = cost.autoregressive_step(middle)
+    return [float(cost.verify(tokens, middle) / alone) for tokens in range(1, trace.depth + 2)]
+
+
+def find(
+    out: Path, pairs: dict[str, Pair], config: Config, report: Progress
+) -> tuple[dict[tuple[str, str], Found], dict[str, list[float]]]:
+    """What the report needs, by draft model and run, and by draft model the prices of target passes."""
+    found = {}
+    profile: dict[str, CostModel] = {}
+    prices: dict[str, list[float]] = {}
+    ratio, _ = paper_ratio(**config["table1"])
+    for (name, pair), run in product(pairs.items(), config["runs"]):
+        home = out / FOLDERS[name]
+        folder = home / run["name"]
+        trace = recorded(folder, pair, run, config, report)
+        if name not in profile:  # one for all temperatures, so that they are compared at the same costs
+            profile[name] = profiled(home / "profile.json", pair, trace, report)
+            prices[name] = pass_prices(profile[name], trace)
+        costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
+        boards = {
+            cost: speedups(folder / f"{cost.replace(' ', '-')}.json", trace, model, config)
+            for cost, model in costs.items()
+        }
+        signals = saved_signals(folder / "signals.npz", pair, trace, config)
+        tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+        found[name, run["name"]] = Found(trace, signals.of(tuning), signals.of(held), boards)
+    return found, prices
+
+
+def main(out: Path, config: Config) -> None:
+    """Run everything and write the report."""
+    claim(out, config)
+    pairs = load_pairs(out, config)
+    with progress_bar() as report:
+        found, prices = find(out, pairs, config, report)
+    parameters = {
+        name: sum(p.numel() for p in pair.drafter.weights(pair.target)[0].parameters()) for name, pair in pairs.items()
+    }
+    write_text(out / "figures" / "entropy.svg", against_entropy(found, config))
+    write_text(out / "report.md", report_text(config, found, parameters, prices))
+
+
+if __name__ == "__main__":
+    run_study(main, __file__)

@@ -1,0 +1,112 @@
+"""Thompson sampling of draft lengths against a fixed K: `python -m studies.thompson.run [OUT]`.
+
+Records each drafter of config.toml in each way of decoding, measures what its rounds cost, and replays fixed, geometric
+and learned draft lengths on all prompts, on the least and most accepting of them, and on synthetic ones of growing
+spread. A second start goes on with what is there.
+
+Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+from specsim.acceptance.synthetic import generate
+from specsim.cli.console import progress_bar
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.profile import read_cost
+from specsim.files import write_json, write_text
+from specsim.progress import Progress
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+from studies.common import Config, Document, claim, load, parts, profiled, recorded, run_study
+from studies.thompson import gains
+from studies.thompson.gains import PerPrompt
+from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, against_spread, report_text
+
+RECORDED = ("config.json", "*/*/profile.json", "*/*/trace/*")
+
+
+def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
+    """The cost models by name; the measured one lies in the folder."""
+    return {MEASURED_COSTS: read_cost(folder / "profile.json"), CHEAP: ConstantCost(config["cost_ratio"] * 1e-2, 1e-2)}
+
+
+def compared(done: Path, train: PricedTrace, held: PricedTrace, config: Config) -> Document:
+    """The comparison of draft lengths on these prompts; read where it is there."""
+    if not done.is_file():
+        write_json(gains.comparison(train, held, config), done)
+    return dict(json.loads(done.read_text()))
+
+
+def recordings(out: Path, config: Config, report: Progress) -> dict[tuple[str, str], tuple[Path, Trace]]:
+    """Folder and trace of every run and drafter, with a profile in the folder."""
+    pairs = {drafter: load(config, drafter) for drafter in config["drafters"]}
+    found = {}
+    for run, drafter in product(config["runs"], pairs):
+        folder = out / run["name"] / drafter
+        trace = recorded(folder, pairs[drafter], run, config, report)
+        profiled(folder / "profile.json", pairs[drafter], trace, report)
+        found[run["name"], drafter] = folder, trace
+    return found
+
+
+def on_records(folder: Path, trace: Trace, config: Config) -> Iterator[tuple[str, str, Document]]:
+    """The comparisons on one recording, each with its cost's name and its pool's."""
+    for name, cost in costs_of(folder, config).items():
+        train, held = (PricedTrace(part, cost) for part in parts(trace, config))
+        chosen = [part.select(gains.extremes(part.trace, config["extreme_share"])) for part in (train, held)]
+        for pool, (tuned_on, reported_on) in {ALL: (train, held), EXTREME: chosen}.items():
+            done = folder / f"{name} {pool}.json".replace(" ", "-")
+            yield name, pool, compared(done, tuned_on, reported_on, config)
+
+
+def on_synthetic(
+    folder: Path, mean: float, config: Config, report: Callable[[int, int], None]
+) -> Iterator[tuple[str, float, Document]]:
+    """The comparisons on synthetic prompts of this mean acceptance, each with its cost's name and its spread."""
+    wanted = config["synthetic"]
+    cells = [(name, cost, spread) for name, cost in costs_of(folder, config).items() for spread in wanted["spreads"]]
+    for done, (name, cost, spread) in enumerate(cells, start=1):
+        model = PerPrompt(mean, spread)
+        # Of seeds that differ: prompts to tune on, and prompts to report on.
+        train, held = (
+            PricedTrace(generate(model, wanted["prompts"], config["max_new_tokens"], config["depth"], seed), cost)
+            for seed in (config["seed"], config["seed"] + 1)
+        )
+        file = folder / f"{name} synthetic {spread:g}.json".replace(" ", "-")
+        yield name, spread, compared(file, train, held, config)
+        report(done, len(cells))
+
+
+def main(out: Path, config: Config) -> None:
+    """Run everything and write the report."""
+    claim(out, config)
+    pools: dict[str, dict[tuple[str, str], dict[str, Document]]] = {}
+    synthetic: dict[str, dict[str, dict[float, Document]]] = {}
+    spreads = {}
+    with progress_bar() as report:
+        recorded_in = recordings(out, config, report)
+        for key, (folder, trace) in recorded_in.items():
+            for cost, pool, document in on_records(folder, trace, config):
+                pools.setdefault(cost, {}).setdefault(key, {})[pool] = document
+        for drafter in config["drafters"]:
+            folder, trace = recorded_in[config["synthetic"]["run"], drafter]
+            recorded_prompts = PerPrompt.fit(trace)
+            spreads[drafter] = recorded_prompts.spread
+
+            def done(now: int, total: int, name: str = drafter) -> None:
+                report(f"synthetic, {name}", now, total)
+
+            for cost, spread, document in on_synthetic(folder, recorded_prompts.mean, config, done):
+                synthetic.setdefault(cost, {}).setdefault(drafter, {})[spread] = document
+    traces = {key: trace for key, (_, trace) in recorded_in.items()}
+    write_text(out / "figures" / "spread.svg", against_spread(synthetic, spreads))
+    write_text(out / "report.md", report_text(config, traces, pools, synthetic, spreads))
+
+
+if __name__ == "__main__":
+    run_study(main, __file__)

@@ -1,0 +1,130 @@
+"""The study of AdaEDL: gammas, violations and correlations by hand, and signals against what a recording holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realrun.decode.sampling import Sampler
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import study_prompts
+from realrun.recording.record import RecordSettings, record
+from specsim.speedup.formulas import adaedl_score, leviathan_speedup
+from studies.adaedl import bound, report, run
+from studies.adaedl.bound import Signals
+
+CONFIG = {
+    "target": "lab", "prompts": 3, "tuning_share": 0.5, "max_new_tokens": 10, "depth": 3, "trials": 2, "gamma": 0.2,
+    "bounded_share": 0.95, "seed": 0, "dtype": "float32", "threads": 1,
+    "small": {"text_tokens": 3e6, "distill_tokens": 1e6},
+    "table1": {"autoregressive": [25.0, 30.0], "base_spd": {"3": [50.0, 40.0], "7": [45.0, 35.0]}},
+}  # fmt: skip
+
+
+def signals(acceptance: Any = None, prompts: int = 20, each: int = 30) -> Signals:
+    """Positions of random entropy; their acceptance is random too unless given as a function of the entropy."""
+    rng = np.random.default_rng(0)
+    entropy = rng.uniform(0, 4, prompts * each)
+    accepted = rng.uniform(0, 1, prompts * each) if acceptance is None else acceptance(entropy)
+    return Signals(np.repeat(np.arange(prompts), each), entropy, rng.uniform(0, 1, prompts * each), accepted)
+
+
+def test_gamma_is_found_again_where_the_score_is_the_acceptance() -> None:
+    exact = signals(lambda entropy: adaedl_score(entropy, 0.13))
+    assert bound.fitted_gamma(exact) == pytest.approx(0.13)
+    assert bound.bounding_gamma(exact, 0.9) == pytest.approx(0.13)
+    assert bound.gap(exact, 0.13).estimate == pytest.approx(0, abs=1e-12)
+
+
+def test_the_fitted_gamma_is_the_best_in_least_squares() -> None:
+    found = signals()
+    best = bound.fitted_gamma(found)
+
+    def error(gamma: float) -> float:
+        return float(((adaedl_score(found.entropy_nats, gamma) - found.acceptance) ** 2).sum())
+
+    assert all(error(best) < error(best * factor) for factor in (0.98, 1.02))
+
+
+def test_the_bounding_gamma_is_the_least_that_bounds_so_many_positions() -> None:
+    found = signals()
+    gamma = bound.bounding_gamma(found, 0.95)
+    assert bound.violated(found, gamma * (1 + 1e-9)).estimate <= 5
+    assert bound.violated(found, gamma * (1 - 1e-9)).estimate > 5 - 100 / len(found.sequence)
+    sure = Signals(np.array([0]), np.array([0.0]), np.array([1.0]), np.array([0.5]))
+    assert bound.bounding_gamma(sure, 0.95) == np.inf  # sure of itself and wrong: no gamma helps
+
+
+def test_violations_and_gaps_by_hand() -> None:
+    by_hand = Signals(
+        np.array([0, 0, 1, 1]), np.array([0.0, 1.25, 5.0, 0.2]), np.ones(4), np.array([0.9, 0.6, 0.1, 0.7])
+    )  # scores at 0.2: 1, 0.5, 0, 0.8
+    assert bound.violated(by_hand, 0.2).estimate == pytest.approx(50)
+    assert bound.gap(by_hand, 0.2).estimate == pytest.approx((-0.1 + 0.1 + 0.1 - 0.1) / 4)
+    assert bound.violated(by_hand.of(np.array([1])), 0.2).estimate == pytest.approx(50)
+
+
+def test_correlations_are_pearsons_and_of_no_gamma() -> None:
+    found = signals()
+    score, sure, less = bound.correlations(found, repeats=50)
+    for gamma in (0.05, 0.8):
+        scores = adaedl_score(found.entropy_nats, gamma)
+        assert score.estimate == pytest.approx(np.corrcoef(scores, found.acceptance)[0, 1])
+    assert sure.estimate == pytest.approx(np.corrcoef(found.confidence, found.acceptance)[0, 1])
+    assert less.estimate == pytest.approx(score.estimate - sure.estimate)
+    assert score.low < score.estimate < score.high
+
+
+def test_the_papers_ratio_is_found_again_from_rates_that_it_made() -> None:
+    base, acceptance = np.array([20.0, 30.0, 25.0]), np.array([0.5, 0.65, 0.8])
+    rates = {str(k): (base * leviathan_speedup(acceptance, k, 0.08)).tolist() for k in (3, 7, 16)}
+    ratio, found = bound.paper_ratio(base.tolist(), rates)
+    assert ratio == pytest.approx(0.08, rel=1e-4)
+    assert found == pytest.approx(acceptance, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[Any, Any, Any]:
+    """The lab's pair, three prompts, and their trace by rejection sampling."""
+    pair = load_pair("lab", threads=1, predictor=None)
+    prompts = study_prompts(pair.tokenizer, 3)
+    return pair, prompts, record(pair, prompts, RecordSettings(3, 10, Sampler("rejection", 1.3)))
+
+
+def test_signals_are_those_of_the_recording(recorded: tuple[Any, Any, Any]) -> None:
+    pair, prompts, trace = recorded
+    found = run.signals_of(pair, trace, prompts)
+    assert found.entropy_nats == pytest.approx(trace.entropy_nats[:, 0], abs=1e-4)
+    assert found.confidence == pytest.approx(trace.confidence[:, 0], abs=1e-5)
+    assert ((found.acceptance > 0) & (found.acceptance < 1)).all()
+    # A drafted token is accepted with probability 1 - TVD in the mean over drafts, of which each position has one.
+    drafted = trace.accept_prob[:, 0]
+    assert abs((drafted - found.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
+
+
+def test_the_report_is_whole(recorded: tuple[Any, Any, Any]) -> None:
+    _, _, trace = recorded
+    rng = np.random.default_rng(1)
+    settings = {"k": 3, "lambda0": 0.4, "gamma": 0.2}
+    rows = [
+        {"label": label, "settings": settings, "seconds": (1 + rng.uniform(0, 0.1, 20)).tolist()}
+        for label in report.POLICIES
+    ]
+    board = {"rows": rows, "baseline_s": [1.5] * 20, "step_ratio": 0.1, "draws": 16}
+    boards = {report.MEASURED: board, report.PAPER: board}
+    found = {
+        (draft, "T13"): report.Found(trace, signals(), signals(), boards) for draft in (report.LAB_DRAFT, report.SMALL)
+    }
+    sizes, prices = (
+        {report.LAB_DRAFT: 1000, report.SMALL: 100},
+        {report.LAB_DRAFT: [1.0, 1.25], report.SMALL: [1.0, 1.5]},
+    )
+    text = report.report_text(CONFIG, found, sizes, prices)
+    share = bound.violated(signals(), 0.2).estimate
+    assert f"in percent: T = 1.3: {share:.1f} and {share:.1f}." in text
+    assert "takes 1.00, 1.25 (lab's draft model); 1.00, 1.50 (small draft model) of one token's" in text
+    assert text.count(report.order(board)) == 4
+    assert text.count("At T = 1.3:") == 2 and "(above 1)" in text
+    assert "</svg>" in report.against_entropy(found, CONFIG)
