@@ -251,7 +251,9 @@ def heads_findings(found: Document) -> list[str]:
         + "; ".join(f"{name}, {difference_text(gain.difference)}" for name, gain in richer.items())
         + f". The best of all closes {100 * closed:.0f} % of the gap.",
     ]
-    if ahead.low > 0:
+    if max(gain.difference.low for gain in (longer, *richer.values())) <= 0:
+        said = f"neither is shown to close any of it: {more} raise agreement in no form"
+    elif ahead.low > 0:
         said = f"capacity rather than training: {top} brings more than {more} bring"
     elif ahead.high < 0:
         said = f"training rather than capacity: {more} bring more than anything that was added to the head"
@@ -259,7 +261,7 @@ def heads_findings(found: Document) -> list[str]:
         said = (
             f"not decided between training and capacity: what {top} and what {more} bring do not differ significantly"
         )
-    return [*lines, f"- Of what was tried, {said} ({ahead}).", ""]
+    return [*lines, f"- Of what was tried, {said}; {top} less {more}, each by what it adds: {ahead}.", ""]
 
 
 def _gain(a: npt.ArrayLike, b: npt.ArrayLike, places: npt.ArrayLike) -> Comparison:

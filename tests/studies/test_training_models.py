@@ -93,6 +93,7 @@ def test_the_finding_on_heads_follows_what_brought_more() -> None:
     said = [heads.heads_findings(made_up_heads(*counts))[2] for counts in ((21, 40), (40, 41), (22, 24))]
     assert "capacity rather than training: a layer below the block" in said[0]
     assert "training rather than capacity" in said[1] and "not decided" in said[2]
+    assert "neither is shown to close any of it: 1.00 M" in heads.heads_findings(made_up_heads(20, 20))[2]
     first = heads.heads_findings(made_up_heads(21, 40))[0]
     assert "at 0.600 [0.600, 0.600]" in first and "0.900 of the probability" in first and "the gap is 0.350" in first
 
