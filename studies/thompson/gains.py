@@ -46,6 +46,7 @@ class PerPrompt:
 
     name: ClassVar[str] = "per_prompt"
     source: ClassVar[str] = "own"
+    informed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.mean < 1 or not 0 <= self.spread**2 < self.mean * (1 - self.mean):
