@@ -1,9 +1,10 @@
 """What every drafter of a leaderboard costs before any is decoded with: what policies are tuned under.
 
-A slice is a short profile. Slices of the drafters alternate, in an order shuffled anew each time, so
-that a machine that drifts drifts for all of them alike. All share one autoregressive time, that
-of the plain target by its own pass, whatever pass their own rounds run in; it is measured beside every
-slice. So do drafters whose target was tuned, as the tuned one has the plain one's architecture.
+A slice is a short profile, taken right after one of the plain target by its own pass. Slices of the drafters
+alternate, in an order shuffled anew each time. All share one autoregressive time, the mean of the plain target's, and
+a drafter's costs are scaled by that over what the plain target took beside it, so that a machine that was slow for one
+of them does not count against it. So do drafters whose target was tuned, as the tuned one has the plain one's
+architecture.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Costs:
         self.sampler, self.seed = sampler, seed
         self.slices: dict[str, int] = {}
         self.streams: dict[str, Stream] = {}
-        for name in (PLAIN, *pairs):
-            path = folder / name / "samples.json"
-            self.slices[name], self.streams[name] = 0, Stream()
+        for key in (*pairs, *map(beside, pairs)):
+            path = folder / key / "samples.json"
+            self.slices[key], self.streams[key] = 0, Stream()
             if path.is_file():
                 kept = json.loads(path.read_text())
-                self.slices[name] = kept["slices"]
-                self.streams[name].merge(kept)
+                self.slices[key] = kept["slices"]
+                self.streams[key].merge(kept)
 
     def measure(self, wanted: int, progress: Counter) -> None:
         """Measure until there are so many slices of every drafter."""
@@ -77,11 +78,11 @@ class Costs:
 
     def _measure(self, name: str) -> None:
         """One slice more of this drafter, after one of the plain target."""
-        self._slice(PLAIN, self.plain, 1, 0)
+        self._slice(beside(name), self.plain, 1, 0)
         self._slice(name, self.pairs[name], self.depth, TREE_TOKENS if self.trees else 0)
 
-    def _slice(self, name: str, pair: Pair, depth: int, tree_tokens: int) -> None:
-        """The last file written says that the slice is complete."""
+    def _slice(self, key: str, pair: Pair, depth: int, tree_tokens: int) -> None:
+        """The last file written says that the slice is complete. key : a drafter's name, or `beside` it"""
         document = profile(
             pair,
             contexts=self.contexts,
@@ -90,23 +91,48 @@ class Costs:
             sampler=self.sampler,
             seed=self.seed,
             tree_tokens=tree_tokens,
-            stream=self.streams[name],
+            stream=self.streams[key],
         )
-        self.slices[name] += 1
-        write_json(document, self.folder / name / PROFILE)
-        kept = {"slices": self.slices[name], **self.streams[name].as_dict()}
-        write_json(kept, self.folder / name / "samples.json")
+        self.slices[key] += 1
+        write_json(document, self.folder / key / PROFILE)
+        kept = {"slices": self.slices[key], **self.streams[key].as_dict()}
+        write_json(kept, self.folder / key / "samples.json")
 
     def documents(self) -> dict[str, dict[str, Any]]:
         """The profiles as they stand, by the drafter's name, all with the plain target's autoregressive time."""
-        plain, *others = (json.loads((self.folder / name / PROFILE).read_text()) for name in (PLAIN, *self.pairs))
-        return {name: with_baseline(document, plain) for name, document in zip(self.pairs, others, strict=True)}
+        plains = {name: self._profile(beside(name)) for name in self.pairs}
+        baseline = {
+            statistic: np.mean([plain[statistic]["autoregressive"] for plain in plains.values()], axis=0).tolist()
+            for statistic in STATISTICS
+        }
+        return {name: on_scale_of(self._profile(name), plains[name], baseline) for name in self.pairs}
+
+    def _profile(self, key: str) -> dict[str, Any]:
+        return dict(json.loads((self.folder / key / PROFILE).read_text()))
 
 
-def with_baseline(document: dict[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A profile with the autoregressive time of another."""
-    changed = {name: {**document[name], "autoregressive": plain[name]["autoregressive"]} for name in STATISTICS}
-    return {**document, **changed}
+def beside(drafter: str) -> str:
+    """The folder, in the leaderboard's, of the plain target's costs beside a drafter's."""
+    return f"{drafter}/{PLAIN}"
+
+
+def on_scale_of(document: dict[str, Any], plain: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """A drafter's profile with this autoregressive time, scaled as the plain target's beside it is to be for that.
+
+    baseline : by statistic, seconds by context
+    """
+    scale = float(np.mean(baseline["mean_s"]) / np.mean(plain["mean_s"]["autoregressive"]))
+    tables = {name: {**_scaled(document[name], scale), "autoregressive": baseline[name]} for name in STATISTICS}
+    return {**document, **tables}
+
+
+def _scaled(table: Any, scale: float) -> Any:
+    """All seconds in lists and objects times this; sizes are whole numbers."""
+    if isinstance(table, dict):
+        return {name: _scaled(one, scale) for name, one in table.items()}
+    if isinstance(table, list):
+        return [_scaled(one, scale) for one in table]
+    return table * scale if isinstance(table, float) else table
 
 
 def models(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, ProfileCost]:

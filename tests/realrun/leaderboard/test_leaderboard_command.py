@@ -116,12 +116,12 @@ def by_drafter(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def test_it_writes_what_it_promises(job: Job) -> None:
     document, out = job
     assert {path.name for path in out.iterdir()} == {
-        *(*NAMES, "autoregressive", "decoded", "settings.json"),
+        *(*NAMES, "decoded", "settings.json"),
         *("leaderboard.json", "leaderboard.csv", "report.html"),
     }
     for name in NAMES:
         assert {path.name for path in (out / name).iterdir()} == {
-            *("trace", "profile.json", "samples.json", "tuned.json", "tuning_profile.json")
+            *("trace", "profile.json", "samples.json", "tuned.json", "tuning_profile.json", "autoregressive")
         }
     assert json.loads((out / "leaderboard.json").read_text()) == json.loads(json.dumps(document))
     with (out / "leaderboard.csv").open() as file:
@@ -178,13 +178,42 @@ def test_all_are_tuned_against_one_baseline(job: Job) -> None:
     contexts = json.loads((out / "exit" / "tuning_profile.json").read_text())["contexts"]
     how: dict[str, Any] = {"contexts": contexts, "depth": 3, "trees": True, "sampler": CHOICE, "seed": 0}
     documents = costs_module.Costs(pairs, plain, out, **how).documents()
-    baseline = json.loads((out / "autoregressive" / "tuning_profile.json").read_text())
+    tables = ("mean_s", "median_s", "p25_s", "p75_s")
+
+    def read(folder: Path) -> Any:
+        return json.loads((folder / "tuning_profile.json").read_text())
+
+    beside = {name: read(out / name / "autoregressive") for name in NAMES}
+    baseline = {
+        table: np.mean([plain[table]["autoregressive"] for plain in beside.values()], axis=0) for table in tables
+    }
     for name, document in documents.items():
-        own = json.loads((out / name / "tuning_profile.json").read_text())
-        for table in ("mean_s", "median_s", "p25_s", "p75_s"):
-            assert document[table].pop("autoregressive") == baseline[table]["autoregressive"]
-            del own[table]["autoregressive"]
-        assert document == own
+        own = read(out / name)
+        scale = baseline["mean_s"].mean() / np.mean(beside[name]["mean_s"]["autoregressive"])
+        for table in tables:
+            assert document[table]["autoregressive"] == pytest.approx(baseline[table])
+            for part in ("draft_step", "verify"):
+                assert np.array(document[table][part]) == pytest.approx(scale * np.array(own[table][part]))
+        assert {key: document[key] for key in own if key not in tables} == {
+            key: own[key] for key in own if key not in tables
+        }
+
+
+def test_a_machine_that_slows_down_between_slices_counts_against_nobody() -> None:
+    """Twice as slow for one drafter and for the plain target beside it: its costs are as on the machine of the mean."""
+    tree = {"sizes": [1, 3], "verify": [[6.0, None]]}
+    table = {"autoregressive": [3.0, 3.0], "verify": [[2.0, 4.0]], "tree": tree}
+    quick = dict.fromkeys(costs_module.STATISTICS, table)
+    slow = json.loads(json.dumps(quick), parse_float=lambda number: 2 * float(number))
+    baseline = {name: [4.5, 4.5] for name in quick}  # the mean of 3 and 6
+    ours = [costs_module.on_scale_of({"depth": 1, **one}, one, baseline) for one in (quick, slow)]
+    assert ours[0] == ours[1]
+    assert ours[0]["median_s"] == {
+        "autoregressive": [4.5, 4.5],
+        "verify": [[3.0, 6.0]],
+        "tree": {"sizes": [1, 3], "verify": [[9.0, None]]},
+    }
+    assert ours[0]["depth"] == 1
 
 
 def test_a_target_of_its_own_is_charged_for_as_much_text(job: Job) -> None:
@@ -389,7 +418,7 @@ def test_costs_of_all_are_measured_slice_by_slice_in_turn(
     size = len(NAMES)
     assert len(turns) == 2 * slices * size
     assert {json.loads((tmp_path / "out" / name / "samples.json").read_text())["slices"] for name in NAMES} == {slices}
-    assert set(turns[::2]) == {"autoregressive"}  # beside every slice of a drafter
+    assert turns[::2] == [f"{name}/autoregressive" for name in turns[1::2]]  # right before every slice of a drafter
     turns = turns[1::2]
     rounds = [turns[i : i + size] for i in range(0, len(turns), size)]
     assert all(set(one) == {*NAMES} for one in rounds)
