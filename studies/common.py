@@ -9,6 +9,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,31 +80,41 @@ def record_settings(run: Config, config: Config, *, trees: bool = False) -> Reco
     return RecordSettings(config["depth"], config["max_new_tokens"], sampler, *nodes)
 
 
-def recorded(folder: Path, pair: Pair, run: Config, config: Config, report: Progress) -> Trace:
-    """The study's prompts, decoded in this way and recorded into the folder; read where it is there."""
+def recorded(trace: Path, pair: Pair, run: Config, config: Config, report: Progress, *, trees: bool = False) -> Trace:
+    """The study's prompts, decoded in this way and recorded into this folder; read where it is there."""
     prompts = study_prompts(pair.tokenizer, config["prompts"])
-
-    def done(now: int, total: int) -> None:
-        report(f"{folder.name}: record", now, total)
-
-    return recorded_trace(pair, prompts, record_settings(run, config), folder / "trace", done)
+    return recorded_trace(pair, prompts, record_settings(run, config, trees=trees), trace, partial(report, "record"))
 
 
-def profiled(done: Path, pair: Pair, trace: Trace, report: Progress) -> CostModel:
+def profiled(
+    done: Path,
+    make_pair: Callable[[], Pair],
+    trace: Trace,
+    report: Progress,
+    *,
+    contexts: Sequence[int],
+    repeats: int = TUNING_REPEATS,
+    tree_tokens: int = 0,
+) -> CostModel:
     """What rounds of the trace cost on this machine, by the profile in this file; measured where it is not there."""
     if not done.is_file():
-        low, high = context_range(trace)
         measured = profile(
-            pair,
-            contexts=[low, (low + high) // 2, high],
+            make_pair(),
+            contexts=contexts,
             depth=trace.depth,
-            repeats=TUNING_REPEATS,
+            repeats=repeats,
             sampler=Sampler(**trace.meta["decoding"]),
-            tree_tokens=0,
-            progress=lambda now, total: report(f"{done.parent.name}: profile", now, total),
+            tree_tokens=tree_tokens,
+            progress=partial(report, "profile"),
         )
         write_json(measured, done)
     return read_cost(done)
+
+
+def middle_too(trace: Trace) -> list[int]:
+    """Contexts at the ends and in the middle of what the trace's rounds meet."""
+    low, high = context_range(trace)
+    return [low, (low + high) // 2, high]
 
 
 def validation(

@@ -135,6 +135,15 @@ def share_text(row: Row) -> str:
     return f"{100 * row['truncated_share']:.2f}"
 
 
+def truncated_rows(names: Sequence[str]) -> list[str]:
+    """Which rows are left out as their rounds are truncated; nothing of none."""
+    if not names:
+        return []
+    percent = 100 * MOST_TRUNCATED
+    why = f"Left out, as more than {percent:g} % of their rounds ask for nodes that were not recorded:"
+    return [f"{why} {'; '.join(names)}.", ""]
+
+
 def not_compared(board: Config, priced: str = "") -> list[str]:
     """What is not on a board and why. priced : the costs' name, where they do not cover larger trees"""
     cut = [f"{one['policy']} ({100 * one['truncated_share']:.1f} %)" for one in board.get("left_out", ())]
@@ -142,12 +151,7 @@ def not_compared(board: Config, priced: str = "") -> list[str]:
     large = [one["policy"] for one in board["skipped"] if priced and larger in one["reason"]]
     other = [one for one in board["skipped"] if one["policy"] not in large]
     lines = []
-    if cut:
-        lines += [
-            f"Left out, as more than {100 * MOST_TRUNCATED:g} % of their rounds ask for nodes that were not recorded: "
-            f"{'; '.join(cut)}.",
-            "",
-        ]
+    lines += truncated_rows(cut)
     if large:
         lines += [
             f"Not compared at {priced}, as they may verify more than {MOST_NODES} nodes: {'; '.join(large)}.",

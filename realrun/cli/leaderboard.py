@@ -31,7 +31,6 @@ from realrun.cli.options import (
     TuningShareOption,
     load,
     load_prompts,
-    prompts_source,
 )
 from realrun.leaderboard.job import named
 from specsim.cli.console import print_json, print_table, progress_bar
@@ -109,6 +108,7 @@ def leaderboard(
     from realrun.leaderboard.job import Settings, run_leaderboard
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.pair import LOOKUP
+    from realrun.pairs.prompts import prompts_source
     from realrun.recording.record import RecordSettings
     from specsim.policy.registry import POLICIES, find_policies
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli.console import MAX_SEED
-from specsim.errors import InputError
 
 if TYPE_CHECKING:
     from realrun.pairs.pair import Pair
@@ -200,22 +199,6 @@ def load(
     )
 
 
-def prompts_source(target: str, file: Path | None) -> str:
-    """Where the prompts come from, for result files; InputError, before models are loaded, where there are none."""
-    from realrun.pairs.pair import is_lab
-    from realrun.pairs.prompts import LAB_PROMPTS, check_prompts_file
-
-    if file is not None:
-        check_prompts_file(file)
-        return file.name
-    if not is_lab(target):
-        raise InputError(
-            f'target {target} needs prompts of your own: give --prompts FILE, JSON Lines of {{"text": ...}} or '
-            '{"messages": [...]}'
-        )
-    return LAB_PROMPTS
-
-
 def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None) -> list[Prompt]:
     """Prompts of the file, or the lab's held-out ones. Says so, on standard error, where a file is not used whole."""
     from realrun.pairs.prompts import lab_prompts, read_prompts, spread
@@ -223,7 +206,7 @@ def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None) -> list
     if file is None:
         return lab_prompts(pair.tokenizer, num_prompts or LAB_COUNT)
     prompts = read_prompts(file, pair.tokenizer)
-    chosen = prompts if num_prompts is None else spread(prompts, num_prompts)
+    chosen = spread(prompts, num_prompts or len(prompts))
     if len(chosen) < len(prompts):
         counts = Counter(prompt.domain for prompt in chosen)
         shares = ", ".join(f"{count} {domain}" for domain, count in counts.items())

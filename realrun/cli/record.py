@@ -32,7 +32,6 @@ from realrun.cli.options import (
     TreeWidthOption,
     load,
     load_prompts,
-    prompts_source,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
 
@@ -67,6 +66,7 @@ def record(
     """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
+    from realrun.pairs.prompts import prompts_source
     from realrun.recording.record import RecordSettings, summary
     from realrun.recording.reuse import recorded_trace
     from specsim.trace.files import check_free

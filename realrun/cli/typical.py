@@ -21,7 +21,6 @@ from realrun.cli.options import (
     ThreadsOption,
     load,
     load_prompts,
-    prompts_source,
 )
 from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table, progress_bar
 from specsim.speedup.intervals import interval_text
@@ -53,6 +52,7 @@ def typical(
     Speed is tokens per target pass, quality the target's log-likelihood of the output. Typical acceptance
     is lossy: what it writes is not what the target would have written.
     """
+    from realrun.pairs.prompts import prompts_source
     from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
     from specsim.files import write_json
     from specsim.policy.base import build_policy

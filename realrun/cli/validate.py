@@ -37,7 +37,6 @@ from realrun.cli.options import (
     TuningShareOption,
     load,
     load_prompts,
-    prompts_source,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
 
@@ -83,6 +82,7 @@ def validate(
     """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
+    from realrun.pairs.prompts import prompts_source
     from realrun.recording.record import RecordSettings
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation

@@ -96,7 +96,7 @@ def run_leaderboard(
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
     check_job(out, prompts)
-    _claim(out, _identity(pairs, prompts, settings), [*pairs], overwrite=overwrite)
+    _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
     traces = {
         name: recorded_trace(
             pair,

@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from realrun.pairs.library_text import Split, docstring_spans, library_files
+from realrun.pairs.pair import is_lab
 from specsim.errors import InputError
 from specsim.files import digest
 
@@ -80,9 +81,25 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
 
 
 def check_prompts_file(path: Path) -> None:
-    """InputError where there is no such file: asked before models are loaded."""
+    """InputError where there is no such file."""
     if not path.is_file():
         raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
+
+
+def prompts_source(target: str, path: Path | None) -> str:
+    """Where the prompts for a target come from, for result files: a file's name, or in words the lab's.
+
+    Raises InputError, before models are loaded, where there is no such file, or none for models of one's own.
+    """
+    if path is not None:
+        check_prompts_file(path)
+        return path.name
+    if not is_lab(target):
+        raise InputError(
+            f'target {target} needs prompts of your own: give --prompts FILE, JSON Lines of {{"text": ...}} or '
+            '{"messages": [...]}'
+        )
+    return LAB_PROMPTS
 
 
 def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:

@@ -53,7 +53,7 @@ from studies.adaedl.report import (
     against_entropy,
     report_text,
 )
-from studies.common import Config, Document, claim, parts, profiled, recorded, run_study
+from studies.common import Config, Document, claim, middle_too, named, parts, profiled, recorded, run_study
 
 FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
 RECORDED = ("config.json", "small/draft/*", "*/profile.json", "*/*/trace/*")
@@ -156,9 +156,11 @@ def find(
     for (name, pair), run in product(pairs.items(), config["runs"]):
         home = out / FOLDERS[name]
         folder = home / run["name"]
-        trace = recorded(folder, pair, run, config, report)
+        progress = named(report, run["name"])
+        trace = recorded(folder / "trace", pair, run, config, progress)
         if name not in profile:  # one for all temperatures, so that they are compared at the same costs
-            profile[name] = profiled(home / "profile.json", pair, trace, report)
+            made = home / "profile.json"
+            profile[name] = profiled(made, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
             prices[name] = pass_prices(profile[name], trace)
         costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
         boards = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from specsim.files import write_json, write_text
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from studies.common import Config, Document, claim, load, parts, profiled, recorded, run_study
+from studies.common import Config, Document, claim, load, middle_too, named, parts, profiled, recorded, run_study
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, against_spread, report_text
@@ -35,10 +36,10 @@ def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
     return {MEASURED_COSTS: read_cost(folder / "profile.json"), CHEAP: ConstantCost(config["cost_ratio"] * 1e-2, 1e-2)}
 
 
-def compared(done: Path, train: PricedTrace, held: PricedTrace, config: Config) -> Document:
-    """The comparison of draft lengths on these prompts; read where it is there."""
+def compared(done: Path, prompts: Callable[[], tuple[PricedTrace, PricedTrace]], config: Config) -> Document:
+    """The comparison of draft lengths on prompts to tune on and to report on; read where it is there."""
     if not done.is_file():
-        write_json(gains.comparison(train, held, config), done)
+        write_json(gains.comparison(*prompts(), config), done)
     return dict(json.loads(done.read_text()))
 
 
@@ -48,20 +49,26 @@ def recordings(out: Path, config: Config, report: Progress) -> dict[tuple[str, s
     found = {}
     for run, drafter in product(config["runs"], pairs):
         folder = out / run["name"] / drafter
-        trace = recorded(folder, pairs[drafter], run, config, report)
-        profiled(folder / "profile.json", pairs[drafter], trace, report)
+        pair, progress = pairs[drafter], named(report, drafter)
+        trace = recorded(folder / "trace", pair, run, config, progress)
+        profiled(folder / "profile.json", lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
         found[run["name"], drafter] = folder, trace
     return found
 
 
 def on_records(folder: Path, trace: Trace, config: Config) -> Iterator[tuple[str, str, Document]]:
     """The comparisons on one recording, each with its cost's name and its pool's."""
-    for name, cost in costs_of(folder, config).items():
+
+    def prompts(pool: str, cost: CostModel) -> tuple[PricedTrace, PricedTrace]:
         train, held = (PricedTrace(part, cost) for part in parts(trace, config))
-        chosen = [part.select(gains.extremes(part.trace, config["extreme_share"])) for part in (train, held)]
-        for pool, (tuned_on, reported_on) in {ALL: (train, held), EXTREME: chosen}.items():
-            done = folder / f"{name} {pool}.json".replace(" ", "-")
-            yield name, pool, compared(done, tuned_on, reported_on, config)
+        if pool == ALL:
+            return train, held
+        least_and_most = (part.select(gains.extremes(part.trace, config["extreme_share"])) for part in (train, held))
+        return next(least_and_most), next(least_and_most)
+
+    for (name, cost), pool in product(costs_of(folder, config).items(), (ALL, EXTREME)):
+        done = folder / f"{name} {pool}.json".replace(" ", "-")
+        yield name, pool, compared(done, partial(prompts, pool, cost), config)
 
 
 def on_synthetic(
@@ -69,16 +76,19 @@ def on_synthetic(
 ) -> Iterator[tuple[str, float, Document]]:
     """The comparisons on synthetic prompts of this mean acceptance, each with its cost's name and its spread."""
     wanted = config["synthetic"]
+
+    def prompts(spread: float, cost: CostModel, seed: int) -> PricedTrace:
+        model = PerPrompt(mean, spread)
+        return PricedTrace(generate(model, wanted["prompts"], config["max_new_tokens"], config["depth"], seed), cost)
+
+    def both(spread: float, cost: CostModel) -> tuple[PricedTrace, PricedTrace]:
+        """Prompts to tune on, and others to report on."""
+        return prompts(spread, cost, config["seed"]), prompts(spread, cost, config["seed"] + 1)
+
     cells = [(name, cost, spread) for name, cost in costs_of(folder, config).items() for spread in wanted["spreads"]]
     for done, (name, cost, spread) in enumerate(cells, start=1):
-        model = PerPrompt(mean, spread)
-        # Of seeds that differ: prompts to tune on, and prompts to report on.
-        train, held = (
-            PricedTrace(generate(model, wanted["prompts"], config["max_new_tokens"], config["depth"], seed), cost)
-            for seed in (config["seed"], config["seed"] + 1)
-        )
         file = folder / f"{name} synthetic {spread:g}.json".replace(" ", "-")
-        yield name, spread, compared(file, train, held, config)
+        yield name, spread, compared(file, partial(both, spread, cost), config)
         report(done, len(cells))
 
 

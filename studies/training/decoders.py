@@ -16,9 +16,10 @@ from specsim.progress import Progress
 from specsim.report.markdown import markdown_table
 from studies.common import MOST_TRUNCATED, Config, Document
 from studies.costs import MEASURED, paper_costs
-from studies.training.replays import Traces, by_seed, profiled, recorded
+from studies.training.replays import Traces, by_seed, priced_deep, recorded_all
 from studies.training.seeds import Seeds, difference_cells, length_cells, share
 from studies.training.trainings import NO_KL, NO_STATES, ONE_BLOCK, WHOLE, decoders, trained
+from studies.words import truncated_rows
 
 
 @nb.njit
@@ -69,13 +70,13 @@ Rows = Mapping[str, Seeds]
 def costs(out: Path, traces: Traces, folder: Path, config: Config, report: Progress) -> dict[str, CostModel]:
     """What prices all decoders, which have one structure: the profile of the whole, and the paper's costs."""
     first = next(iter(traces[WHOLE].values()))
-    return {MEASURED: profiled(out, folder, first, config, report, trees=True), **paper_costs(config)}
+    return {MEASURED: priced_deep(out, folder, first, config, report, trees=True), **paper_costs(config)}
 
 
 def measure(out: Path, config: Config, report: Progress) -> Document:
     """Train, record, price and replay: the ablation, and PCT tuned, by costs, and the sweep at measured costs."""
     folders = trained(out, decoders(config), config["decoders"]["tokens"], config, report)
-    traces = recorded(out, folders, config["runs"][0], config, report, trees=True)
+    traces = recorded_all(out, folders, config["runs"][0], config, report, trees=True)
     priced = costs(out, traces, next(iter(folders[WHOLE].values())), config, report)
     return {
         "ablation": {name: ablation(traces, cost, config) for name, cost in priced.items()},
@@ -121,9 +122,7 @@ def ablation_table(rows: Rows, paper: Mapping[str, float]) -> list[str]:
         table.append([name, *cells, *against, f"{paper[name]:.2f}" if name in paper else ""])
     columns = ["variant", "v_d", "rounds truncated %", "tau", "speedup", "tau less the whole's"]
     columns += ["speedup less the whole's", "the paper's speedup"]
-    percent = 100 * MOST_TRUNCATED
-    cut = f"Left out, as more than {percent:g} % of their rounds ask for nodes that were not recorded: "
-    return [*markdown_table(columns, table), *([f"{cut}{', '.join(left_out)}.", ""] if left_out else [])]
+    return [*markdown_table(columns, table), *truncated_rows(left_out)]
 
 
 def sweep_table(rows: Mapping[int, Rows], usual: int) -> list[str]:

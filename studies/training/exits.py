@@ -13,7 +13,7 @@ from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.report.markdown import markdown_table
 from studies.common import Config, Document
-from studies.training.replays import Folders, Traces, by_seed, profiled, recorded
+from studies.training.replays import Folders, Traces, by_seed, priced_deep, recorded_all
 from studies.training.seeds import Seeds, difference_cells, harmonic_mean, length_cells, share
 from studies.training.trainings import EESD, NO_DISTILLATION, NO_EXIT, early_exits, trained
 
@@ -35,7 +35,7 @@ Costs = Mapping[str, CostModel]  # by early exit
 def measure(out: Path, config: Config, report: Progress) -> Document:
     """Train, record, price and replay: table 4, the sweeps over N and E, and s_d / s_t of what they compare."""
     folders = trained(out, early_exits(config), config["early_exits"]["tokens"], config, report)
-    traces = recorded(out, folders, config["runs"][0], config, report, trees=False)
+    traces = recorded_all(out, folders, config["runs"][0], config, report, trees=False)
     priced = costs(out, traces, folders, config, report)
     return {
         "rows": rows(traces, priced, config),
@@ -50,7 +50,7 @@ def costs(out: Path, traces: Traces, folders: Folders, config: Config, report: P
     for name in folders:
         like = EESD if name == NO_DISTILLATION else name
         folder, trace = next(iter(folders[like].values())), next(iter(traces[like].values()))
-        found[name] = profiled(out, folder, trace, config, report, trees=False)
+        found[name] = priced_deep(out, folder, trace, config, report, trees=False)
     return found
 
 

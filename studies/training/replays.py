@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from realrun.pairs.prompts import study_prompts
-from realrun.profiling.profile import profile
-from realrun.recording.reuse import recorded_trace
+from realrun.validation.profile_slices import TREE_TOKENS
 from specsim.arrays import Floats
 from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel
-from specsim.cost.profile import read_cost
-from specsim.files import write_json
 from specsim.policy.base import Policy, Variant
 from specsim.progress import Progress
 from specsim.ranking.leaderboard import replay_seeds
@@ -23,7 +18,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 from specsim.tuning.settings import SearchSettings
 from specsim.tuning.variants import fit_variant
-from studies.common import Config, load, named, parts, record_settings
+from studies.common import Config, load, named, parts, profiled, recorded
 from studies.training.seeds import Replayed, Seeds
 
 Folders = Mapping[str, Mapping[int, Path]]  # drafters by name and seed
@@ -32,37 +27,28 @@ Traces = dict[str, dict[int, Trace]]  # likewise
 DRAWS = 5
 
 
-def recorded(out: Path, folders: Folders, run: Config, config: Config, report: Progress, *, trees: bool) -> Traces:
+def recorded_all(out: Path, folders: Folders, run: Config, config: Config, report: Progress, *, trees: bool) -> Traces:
     """The traces of all of these drafters in one way of decoding."""
     found: Traces = {}
     for name, by_seed in folders.items():
         for seed, folder in by_seed.items():
+            trace, progress = out / run["name"] / folder.name, named(report, f"{name}, seed {seed}")
             pair = load(config, folder)
-            found.setdefault(name, {})[seed] = recorded_trace(
-                pair,
-                study_prompts(pair.tokenizer, config["prompts"]),
-                record_settings(run, config, trees=trees),
-                out / run["name"] / folder.name,
-                partial(named(report, f"{name}, seed {seed}"), "record"),
-            )
+            found.setdefault(name, {})[seed] = recorded(trace, pair, run, config, progress, trees=trees)
     return found
 
 
-def profiled(out: Path, folder: Path, trace: Trace, config: Config, report: Progress, *, trees: bool) -> CostModel:
+def priced_deep(out: Path, folder: Path, trace: Trace, config: Config, report: Progress, *, trees: bool) -> CostModel:
     """What a drafter of this structure costs on the deepened target, at the ends of what the trace's rounds meet."""
-    done = out / "profiles" / f"{folder.name}.json"
-    if not done.is_file():
-        document = profile(
-            load({**config, "target": config["priced"]}, folder),
-            contexts=context_range(trace),
-            depth=config["depth"],
-            repeats=config["profile_repeats"],
-            seed=config["seed"],
-            tree_tokens=65 if trees else 0,
-            progress=partial(named(report, folder.name), "profile"),
-        )
-        write_json(document, done)
-    return read_cost(done)
+    return profiled(
+        out / "profiles" / f"{folder.name}.json",
+        lambda: load({**config, "target": config["priced"]}, folder),
+        trace,
+        named(report, folder.name),
+        contexts=context_range(trace),
+        repeats=config["profile_repeats"],
+        tree_tokens=TREE_TOKENS if trees else 0,
+    )
 
 
 def form(kind: type[Policy], variant: Variant, train: PricedTrace, report: PricedTrace, config: Config) -> Replayed:

@@ -23,7 +23,7 @@ from specsim.progress import Progress
 from specsim.report.markdown import difference_text, markdown_table
 from studies.common import Config, Document
 from studies.training.decoders import PAPER_K
-from studies.training.replays import Folders, by_seed, recorded
+from studies.training.replays import Folders, by_seed, recorded_all
 from studies.training.seeds import Seeds, tau, tau_difference
 from studies.training.trainings import WHOLE, Wanted, decoders, trained
 
@@ -78,7 +78,7 @@ def lengths(out: Path, run: Config, folders: Folders, config: Config, report: Pr
     cost = ConstantCost(0.05, 1.0)  # plays no part in an acceptance length
     for shown, name in NAMES.items():
         trees = name == WHOLE and run is config["runs"][0]  # EDD's ablation has recorded it so
-        traces = recorded(out, {name: folders[name]}, run, config, report, trees=trees)
+        traces = recorded_all(out, {name: folders[name]}, run, config, report, trees=trees)
         found[shown] = by_seed(FixedK, PAPER_K, traces[name], cost, config, tuned=False)
     return found
 

@@ -11,7 +11,7 @@ import torch
 
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair, is_lab
-from realrun.pairs.prompts import check_prompts_file, lab_prompts, read_prompts
+from realrun.pairs.prompts import lab_prompts, prompts_source, read_prompts
 from realrun.training.common.distill import DistillSettings, TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.on_text import TextRun
@@ -133,10 +133,7 @@ class PromptOptions(SharedOptions):
     num_prompts: int | None = num_prompts_setting(lab_count)
 
     def check(self, target: str) -> None:
-        if self.prompts is not None:
-            check_prompts_file(self.prompts)
-        elif not is_lab(target):
-            raise InputError(f"target {target} needs prompts of your own: give --prompts FILE, JSON Lines")
+        prompts_source(target, self.prompts)
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """run(pair, prompts, settings, out, progress)"""

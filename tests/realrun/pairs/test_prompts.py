@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from realrun.cli.options import load_prompts, prompts_source
+from realrun.cli.options import load_prompts
 from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import LAB_PROMPTS, Prompt, prompt_digest, prompt_facts, read_prompts, spread
+from realrun.pairs.prompts import (
+    LAB_PROMPTS,
+    Prompt,
+    prompt_digest,
+    prompt_facts,
+    prompts_source,
+    read_prompts,
+    spread,
+)
 from tests.support.checks import refusal
 from tests.support.tiny import tiny_pair, tiny_prompts, tiny_tokenizer
 
