@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specsim.errors import InputError
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -138,16 +136,6 @@ def write_table(table: pa.Table, path: Path | str) -> None:
 def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
     """Write one JSON document and a line feed."""
     write_text(path, json.dumps(document, indent=indent) + "\n")
-
-
-def read_json(path: Path, name: str, *, missing: str, invalid: str) -> Any:
-    """The JSON document of a file, which errors call `name`; InputError says what to do where there is none."""
-    if not path.is_file():
-        raise InputError(f"{name} does not exist; {missing}")
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{name} is no valid JSON ({error}); {invalid}") from None
 
 
 def digest(*parts: Any, length: int = 16) -> str:

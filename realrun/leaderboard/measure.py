@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
+from realrun.leaderboard.costs import read_own
 from realrun.machine_load import Load, mean_load, watch
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -24,6 +24,28 @@ from specsim.policy.base import Policy
 from specsim.progress import Counter
 from specsim.replaying.replay import Replay
 from specsim.trace.trace import Trace
+
+
+class OneRun(TypedDict):
+    """A decoded sequence."""
+
+    tokens: list[int]
+    rounds: list[list[Any]]
+
+
+class Busy(TypedDict):
+    """See `Load`."""
+
+    others_percent: float | None
+    stolen_percent: float | None
+
+
+class Repeat(TypedDict):
+    """What one repeat measured: runs by label, probes by drafter."""
+
+    runs: dict[str, list[OneRun]]
+    probes: dict[str, dict[str, Any]]
+    load: Busy
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,7 @@ def measure(
     for repeat in range(repeats):
         path = folder / f"{repeat}.json"
         if path.is_file():
-            found = json.loads(path.read_text())
+            found = read_own(path, Repeat)
             for arm, one in enumerate(contenders):
                 for index, run in enumerate(found["runs"][one.label]):
                     timings.add(arm, index, _run_from(run))
@@ -137,7 +159,7 @@ def measure(
 
 def load_of(folder: Path, repeats: int) -> dict[str, float | None]:
     """How busy others kept the machine, the mean over the repeats in the folder."""
-    found = [Load(**json.loads((folder / f"{repeat}.json").read_text())["load"]) for repeat in range(repeats)]
+    found = [Load(**read_own(folder / f"{repeat}.json", Repeat)["load"]) for repeat in range(repeats)]
     return mean_load(found)._asdict()
 
 

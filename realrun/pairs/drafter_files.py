@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,11 +19,29 @@ from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from specsim.errors import InputError
 from specsim.files import digest, replacing
+from specsim.json_files import parse_json
 
 FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
 
 Tensors = dict[str, torch.Tensor]
+
+
+class Target(TypedDict):
+    """The fact "target": on which model the drafter was trained."""
+
+    name: str
+    digest: str
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+
+
+class Facts(TypedDict):
+    """Facts that all kinds have."""
+
+    target: Target
 
 
 @dataclass(frozen=True)
@@ -90,11 +108,10 @@ def read_drafter(path: Path) -> DrafterFile:
             if metadata.get("format") != FORMAT or kind is None or kind.origin != "file":
                 raise InputError(f"{file} is no drafter that this program reads ({FORMAT}); {again}")
             tensors = {name: handle.get_tensor(name) for name in handle.keys() if name != "none"}  # noqa: SIM118
-        facts = json.loads(metadata["facts"])
-    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
+        text = metadata["facts"]
+    except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"drafter {file} is damaged ({error!r}); {again}") from None
-    if not isinstance(facts, dict) or not isinstance(facts.get("target"), dict):
-        raise InputError(f"drafter {file} does not say which target it belongs to; {again}")
+    facts = parse_json(text, f"what drafter {file} says of itself", Facts, invalid=again)
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
@@ -108,7 +125,9 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     _check_target(file, target)
     try:
         return DRAFTERS[file.kind].load(target, file.tensors, file.facts)
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
         first_line = str(error).strip().splitlines()[0]
         raise InputError(f"drafter {file.path} does not fit its target ({first_line}); train it again") from None
 

@@ -404,7 +404,7 @@ COSTS = {
     "neither kind": ("{}", "neither"),
     "a list": ("[1, 2]", "neither"),
     "zero": ('{"s_d": 0, "s_t": 1}', "s_d"),
-    "NaN": ('{"s_d": NaN, "s_t": 1}', "s_d"),
+    "NaN": ('{"s_d": NaN, "s_t": 1}', "NaN is no finite number"),
     "text": ('{"s_d": "fast", "s_t": 1}', "s_d"),
     "other version": ('{"kind": "specsim-profile", "version": 99}', "99"),
     "hollow": ('{"kind": "specsim-profile", "version": 2}', "malformed"),

@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from specsim.errors import InputError
 from specsim.files import replacing, write_json
+from specsim.json_files import parse_json, read_json
 
 PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
+ANEW = "delete the folder to train anew, or give another --out"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,7 +35,8 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     path = folder / PLAN
     if not path.exists():
         return
-    there, plan = json.loads(path.read_text()), json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    there = read_json(path, str(path), dict[str, Any], missing=ANEW, invalid=ANEW)
+    plan = json.loads(json.dumps(plan))  # tuples become lists, as in the file
     for key in dict.fromkeys([*plan, *there] if whole else plan):
         if there.get(key) != plan.get(key):
             raise InputError(
@@ -104,4 +107,6 @@ def checkpoint(
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts in a checkpoint's header."""
     with safe_open(path, framework="pt") as handle:
-        return {name: json.loads(value) for name, value in (handle.metadata() or {}).items()}
+        facts = handle.metadata() or {}
+    what, anew = f"what checkpoint {path} says of itself", "delete it to train anew"
+    return {name: parse_json(value, what, invalid=anew) for name, value in facts.items()}

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -18,10 +19,17 @@ from realrun.pairs.library_text import library_files
 from realrun.training.common.loop import Tokens
 from specsim.errors import InputError
 from specsim.files import digest, replacing
+from specsim.json_files import parse_json
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 HELD_OUT_EVERY = 10  # one document in ten is held out
 BATCH_DOCUMENTS = 64
+
+
+class Row(TypedDict):
+    """A line of a .jsonl file."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,7 @@ def _rows(path: Path, text: str) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), start=1):  # JSON text may hold other line separators
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)["text"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            row = None
-        if not isinstance(row, str):
-            raise InputError(f'{path}:{number} is no {{"text": ...}} object; mend the line')
-        yield row
+        yield parse_json(line, f"{path}:{number}", Row, invalid='mend the line: {"text": ...}')["text"]
 
 
 def _encoded(

@@ -130,7 +130,7 @@ def test_damage_inside_and_a_second_process_are_refused(tmp_path: Path) -> None:
     assert again.batch(lambda: {"n": 2}) == {"n": 1} and again.batch(lambda: {"n": 2}) == {"n": 2}
     again.close()
     path.write_bytes(path.read_bytes().replace(b'{"n": 1}', b'{"n": 1'))
-    with pytest.raises(InputError, match="line 2, is damaged"):
+    with pytest.raises(InputError, match="line 2, is no valid JSON"):
         Journal(path, {"a": 1})
 
 
