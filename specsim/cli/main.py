@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from specsim.cli.acceptance import acceptance
+from specsim.cli.claims import claims
 from specsim.cli.console import run
 from specsim.cli.info import data, info, policies
 from specsim.cli.leaderboard import leaderboard
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
+app.add_typer(claims, name="claims")
 app.add_typer(tree, name="tree")
 
 
