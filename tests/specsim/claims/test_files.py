@@ -153,3 +153,10 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     assert_read_or_refused(tmp_path / "m.claims.toml", 20_000, seed=1)
+
+
+def test_the_documented_file_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "claims.md").read_text()
+    path = tmp_path / "documented.claims.toml"
+    path.write_text(text.split("```toml\n")[1].split("```")[0])
+    assert [claim.form for claim in read_claims(path)] == ["value", "value", "order", "value", "value"]
