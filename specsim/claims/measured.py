@@ -264,6 +264,6 @@ def _finding(subject: FindingSubject) -> Measured:
     from specsim.papers import finding
 
     found = finding(subject.finding)
-    exact = Estimate(found.value, found.value, found.value)
+    exact = Estimate(found.value, found.value, found.value)  # of the cells as they are printed
     wide = exact if found.low is None or found.high is None else Estimate(found.value, found.low, found.high)
-    return Measured(found.value, wide, wide)
+    return Measured(found.value, exact, wide)
