@@ -21,7 +21,7 @@ import numpy as np
 from specsim.arrays import Floats
 from specsim.claims.measured import VALIDATION_KIND, floor_percent, run_columns
 from specsim.errors import InputError
-from specsim.files import read_json
+from specsim.json_files import read_json
 from specsim.speedup.intervals import Estimate, log_ratio_error
 
 Change = Literal["slower", "faster", "no change", "not comparable"]

@@ -12,7 +12,7 @@ from specsim.arrays import Floats
 from specsim.claims.claim import FindingSubject, ReplaySubject, RunSubject, Seconds, Subject, ValueSubject
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
-from specsim.files import read_json
+from specsim.json_files import read_json
 from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Estimate, ratio_interval
 

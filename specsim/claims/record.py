@@ -12,7 +12,7 @@ from specsim.claims.diff import KERNELS_KIND
 from specsim.claims.files import rounded
 from specsim.claims.measured import VALIDATION_KIND, measure
 from specsim.errors import InputError
-from specsim.files import read_json
+from specsim.json_files import read_json
 
 REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give the same to far more digits
 MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run

@@ -187,7 +187,7 @@ def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float | N
     }
 
 
-def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> dict[str, dict[str, float]]:
+def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> dict[str, dict[str, float | None]]:
     """The quality of the predictor, of confidence alone (Platt scaling, fitted to train), and of the base rate."""
     from sklearn.linear_model import LogisticRegression
 
