@@ -1,0 +1,55 @@
+"""The study of the papers' tables: its report and section F of the errata are what the audit finds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specsim.papers import findings
+from specsim.papers.tables import PAPERS
+from studies.papers import errata
+from studies.papers.run import main, report_text
+from tests.support import ROOT
+
+HOME = ROOT / "studies" / "papers"
+
+
+def test_the_report_is_what_the_audit_finds() -> None:
+    text = (HOME / "report.md").read_text()
+    assert text == report_text(list(findings()))
+    assert [title for title, _ in PAPERS.values() if f"## {title}\n" not in text] == []
+    for verdict in ("Supports", "Contradicts", "Cannot decide"):
+        assert text.count(f"**{verdict}.**") == len(PAPERS)
+    assert "1.75 % in the mean, and to 2.97 %" in text and "2.03 (Gsm8k) and 1.94 (XSum)" in text
+
+
+def test_it_needs_no_real_run(tmp_path: Path) -> None:
+    main(tmp_path, {})
+    assert (tmp_path / "report.md").read_text() == (HOME / "report.md").read_text()
+    for name, legend in (("eesd", "the ratio that table 8 measures"), ("edd", "4.9 ms at 7B and 7.2 ms at 13B")):
+        assert legend in (tmp_path / "figures" / f"{name}.svg").read_text()
+
+
+def test_section_f_of_the_errata_is_written_from_the_findings() -> None:
+    document = errata.ERRATA.read_text()
+    assert errata.with_section(document, errata.section(findings())) == document
+    listed = re.findall(r"^\| (F\d+) \|", document, re.MULTILINE)
+    assert set(listed) == set(errata.USE) and listed == sorted(listed, key=lambda case: int(case[1:]))
+    assert "| eesd_11: Vicuna-13B, Medusa, self: speedup | times give 1.248, printed 1.21" in document
+
+
+def test_every_erratum_of_a_finding_is_in_the_errata() -> None:
+    document = errata.ERRATA.read_text()
+    cases = set(re.findall(r"^\| ([A-F]\d+)\b", document, re.MULTILINE))
+    assert {one.erratum for one in findings()} - cases == {""}
+    expected = {"A": 17, "B": 13, "C": 15, "D": 11, "E": 12, "F": 23}
+    assert {letter: sum(case[0] == letter for case in cases) for letter in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:specsim|realrun|kernels|studies)/[\w./]+)`", errata.ERRATA.read_text())))
+)
+def test_files_that_the_errata_name_exist(path: str) -> None:
+    assert (ROOT / path).exists()
