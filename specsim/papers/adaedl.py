@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brute, minimize, minimize_scalar
 
-from specsim.papers.finding import Finding, Verdict, finding, slug
+from specsim.papers.record import Finding, Verdict, finding, slug
 from specsim.papers.tables import Interval, read_table, stated
 from specsim.speedup.formulas import adaedl_score, mean_tokens_per_round
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from specsim.papers.finding import Finding, finding, slug
+from specsim.papers.record import Finding, finding, slug
 from specsim.papers.tables import Interval, Row, image, read_table, stated
 
 METHODS = ("VDM", "MEDUSA-1", "EAGLE", "EDD", "VCT", "CAPE", "EAGLE-2", "PCT")

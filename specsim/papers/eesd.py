@@ -12,7 +12,7 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.finding import Finding, finding, slug
+from specsim.papers.record import Finding, finding, slug
 from specsim.papers.tables import Interval, Row, image, read_table, rounded_to, stated
 from specsim.speedup.formulas import harmonic_mean
 

@@ -22,7 +22,7 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.finding import Finding, Verdict, finding, slug
+from specsim.papers.record import Finding, Verdict, finding, slug
 from specsim.papers.tables import Interval, image, read_table, stated
 from specsim.speedup.formulas import eq14_speedup, mean_tokens_per_round
 

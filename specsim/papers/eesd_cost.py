@@ -19,7 +19,7 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.finding import Finding, Verdict, finding, slug
+from specsim.papers.record import Finding, Verdict, finding, slug
 from specsim.papers.tables import Interval, image, read_table
 from specsim.speedup.formulas import eq14_speedup
 

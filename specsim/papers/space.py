@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 from scipy.stats import norm
 
-from specsim.papers.finding import Finding, Verdict, finding, slug
+from specsim.papers.record import Finding, Verdict, finding, slug
 from specsim.papers.tables import Interval, Row, image, read_table, stated
 
 SAMPLING = {"space_1": "greedy", "space_5": "random"}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from specsim.papers.edd import SIZES, drafted, fit_overhead
 from specsim.papers.eesd_cost import fit, groups, predicted
 from specsim.papers.eesd_runs import run
-from specsim.papers.finding import Finding
+from specsim.papers.record import Finding
 from specsim.papers.tables import read_table
 from specsim.report.drawing import ADAPTIVE, DOT, MEASURED, MUTED, PREDICTED, styled, svg
 
@@ -36,7 +36,7 @@ def eesd(found: dict[str, Finding]) -> str:
     _points(axes, left_out, PREDICTED, "o", "one ratio per target and method, from other data sets")
     _points(axes, measured, MEASURED, "D", "the ratio that table 8 measures")
     _diagonal(axes, [*left_out, *measured])
-    axes.legend(loc="upper left", fontsize=8.5)
+    figure.legend(loc="outside upper left", fontsize=8.5)
     return svg(figure, "eesd", "EESD: speedups by Eq. 14 against those printed")
 
 
@@ -52,7 +52,7 @@ def edd() -> str:
     told = " and ".join(f"{ms:.1f} ms at {size}" for size, ms in overheads.items())
     _points(axes, with_it, ADAPTIVE, "o", f"and an overhead a round, {told}")
     _diagonal(axes, [*without, *with_it])
-    axes.legend(loc="upper left", fontsize=8.5)
+    figure.legend(loc="outside upper left", fontsize=8.5)
     return svg(figure, "edd", "EDD and PCT: speedups by tau and costs against those printed")
 
 

@@ -5,12 +5,14 @@ Nothing is run: every figure is a finding of `specsim papers audit`. Writes OUT/
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from specsim.files import write_text
 from specsim.papers import Finding, findings
-from specsim.papers.finding import VERDICTS
+from specsim.papers.record import VERDICTS
 from specsim.papers.tables import PAPERS, read_table, table_names
 from specsim.report.markdown import markdown_table
 from studies.common import Config, run_study
@@ -20,16 +22,13 @@ RECORDED = ()  # no real run
 SENTENCES = Path(__file__).parent / "sentences.toml"  # by paper what its tables support, contradict, cannot decide
 
 
-class _Figures(dict[str, Finding]):
-    """Findings by name, for texts: {name:format} is the figure, {name:low:format} an end of its interval."""
+FIELD = re.compile(r"{([\w.]+):(?:(low|high):)?([^}]+)}")
 
-    def fill(self, text: str) -> str:
-        parts = text.split("{")
-        return parts[0] + "".join(self._filled(*part.split("}", 1)) for part in parts[1:])
 
-    def _filled(self, field: str, rest: str) -> str:
-        name, *ends, form = field.split(":")
-        return f"{getattr(self[name], ends[0] if ends else 'value'):{form}}{rest}"
+def filled(text: str, found: Iterable[Finding]) -> str:
+    """A text with {name:format} as the figure of a finding, {name:low:format} as an end of its interval."""
+    by_name = {one.name: one for one in found}
+    return FIELD.sub(lambda field: format(getattr(by_name[field[1]], field[2] or "value"), field[3]), text)
 
 
 def counts_table(found: list[Finding]) -> list[str]:
@@ -48,7 +47,6 @@ def counts_table(found: list[Finding]) -> list[str]:
 
 def report_text(found: list[Finding]) -> str:
     """The whole report as Markdown."""
-    figures_of = _Figures((one.name, one) for one in found)
     lines = [
         "# What the papers' tables say of themselves",
         "",
@@ -61,7 +59,7 @@ def report_text(found: list[Finding]) -> str:
     for paper, said in tomllib.loads(SENTENCES.read_text(encoding="utf-8")).items():
         lines += [f"## {PAPERS[paper][0]}", ""]
         for verdict, text in said.items():
-            lines += [f"**{verdict.replace('_', ' ').capitalize()}.** {figures_of.fill(text)}", ""]
+            lines += [f"**{verdict.replace('_', ' ').capitalize()}.** {filled(text, found)}", ""]
         if paper in ("eesd", "edd"):
             lines += [f"![Predicted and printed speedups](figures/{paper}.svg)", ""]
     return "\n".join(lines)

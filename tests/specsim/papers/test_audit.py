@@ -10,7 +10,7 @@ import pytest
 
 from specsim.errors import InputError
 from specsim.papers import adaedl, audit
-from specsim.papers.finding import Finding
+from specsim.papers.record import Finding
 from tests.support.commands import call, json_of
 
 # By name, or name:low and name:high, to the digits printed. Simulations used other random numbers.
