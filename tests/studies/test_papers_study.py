@@ -75,7 +75,8 @@ STATED = [  # case, and what it says: {name:format} is a finding's figure
     (
         "B13",
         "{edd.one_overhead.7b.all.overhead_ms:.1f} ms at 7B and "
-        "{edd.one_overhead.13b.all.overhead_ms:.1f} ms at 13B, brings the error to {edd.one_overhead.7b.all.error:.1f} and {edd.one_overhead.13b.all.error:.1f} %",
+        "{edd.one_overhead.13b.all.overhead_ms:.1f} ms at 13B, brings the error to "
+        "{edd.one_overhead.7b.all.error:.1f} and {edd.one_overhead.13b.all.error:.1f} %",
     ),
     (
         "B13",
