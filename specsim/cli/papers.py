@@ -13,7 +13,7 @@ from specsim.cli.console import print_json, print_table
 from specsim.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from specsim.papers.finding import Finding
+    from specsim.papers.record import Finding
 
 papers = typer.Typer(
     help="The tables of the five papers as data, and what they say of one another.\n\n"
@@ -119,7 +119,7 @@ def _overview(found: Sequence[Finding]) -> list[list[str]]:
 
 def _counts(found: Sequence[Finding]) -> str:
     """How many findings have which verdict."""
-    from specsim.papers.finding import VERDICTS
+    from specsim.papers.record import VERDICTS
 
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
     told = {"supports": "support", "contradicts": "contradict", "cannot decide": "cannot decide"}

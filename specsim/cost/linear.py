@@ -1,4 +1,4 @@
-"""Linear costs: a pass takes a fixed time, and so much more per new token and per cached token, as serving papers print.
+"""Linear costs: a pass takes a fixed time, and more per new token and per cached token, as serving papers print.
 
 A batch of B sequences in lockstep is one pass over B times the tokens and B times the cache; times are those of the
 whole batch, each round of which serves every sequence.

@@ -2,8 +2,8 @@
 
 ``{"kind": "specsim-cost", "version": 1, "form": ..., "source": ..., "date": ...}`` and, by form:
 
-constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round takes beside its passes; ``token_s``, what a
-    verified token takes beside the pending one
+constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round takes beside its passes; ``token_s``, what
+    a verified token takes beside the pending one
 linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``
 
 All in seconds. What is left out is 0. ``{"s_d": ..., "s_t": ...}`` alone is read, too.

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brute, minimize, minimize_scalar
 
-from specsim.papers.finding import Finding, Verdict, finding, slug
-from specsim.papers.rounding import Interval
-from specsim.papers.tables import read_table, stated
+from specsim.papers.record import Finding, Verdict, finding, slug
+from specsim.papers.tables import Interval, read_table, stated
 from specsim.speedup.formulas import adaedl_score, mean_tokens_per_round
 
 DATASETS = ("cnn_dm", "dolly_15k", "wmt_19")

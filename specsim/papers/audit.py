@@ -9,7 +9,7 @@ from typing import Any
 
 from specsim.errors import InputError
 from specsim.papers import adaedl, edd, eesd, eesd_algorithm, eesd_control, eesd_cost, medusa, space
-from specsim.papers.finding import Finding
+from specsim.papers.record import Finding
 from specsim.papers.tables import DATA
 
 AUDITS: dict[str, tuple[Callable[[], Iterator[Finding]], ...]] = {

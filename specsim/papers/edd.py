@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from specsim.papers.finding import Finding, finding, slug
-from specsim.papers.rounding import Interval, image
-from specsim.papers.tables import Row, read_table, stated
+from specsim.papers.record import Finding, finding, slug
+from specsim.papers.tables import Interval, Row, image, read_table, stated
 
 METHODS = ("VDM", "MEDUSA-1", "EAGLE", "EDD", "VCT", "CAPE", "EAGLE-2", "PCT")
 GROUPS = {
@@ -126,9 +125,7 @@ def depths() -> Iterator[Finding]:
             off = sum(not _alpha_agrees(one) for one in rows)
             text = f"rows of {len(rows)} whose alpha is not tau / depth"
             tables = ("edd_1", "edd_2")
-            yield finding(
-                f"edd.alpha_off.{slug(method)}", off, "rows", off == 0, text, *tables, erratum="F13" if off else "B1"
-            )
+            yield finding(f"edd.alpha_off.{slug(method)}", off, "rows", off == 0, text, *tables, erratum="B1")
     rates = [(one.row.number("tau") - 1) / 5 for one in drafted() if one.row.table.name == "edd_1"]
     text = "mean of (tau - 1) / depth in table 1, the share of drafted tokens accepted; range over rows"
     within = Interval(min(rates), max(rates))

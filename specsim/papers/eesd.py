@@ -12,9 +12,8 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.finding import Finding, finding, slug
-from specsim.papers.rounding import Interval, image, rounded_to
-from specsim.papers.tables import Row, read_table, stated
+from specsim.papers.record import Finding, finding, slug
+from specsim.papers.tables import Interval, Row, image, read_table, rounded_to, stated
 from specsim.speedup.formulas import harmonic_mean
 
 SUMMARIES = {"gsm8k": "eesd_1", "xsum": "eesd_1", "humaneval": "eesd_2", "mt_bench": "eesd_3"}
@@ -256,5 +255,5 @@ def weights() -> Iterator[Finding]:
             agrees or ("cannot decide" if name.endswith("loaded") else False),  # what is loaded is not said
             f"{count / scale:.4g}{text[-1]} by the model's shapes, printed {text}",
             row.place(column),
-            erratum="" if agrees else "F12",
+            erratum="" if agrees else "F23" if name.endswith("loaded") else "F12",
         )

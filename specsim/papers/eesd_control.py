@@ -22,9 +22,8 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.finding import Finding, Verdict, finding, slug
-from specsim.papers.rounding import Interval, image
-from specsim.papers.tables import read_table, stated
+from specsim.papers.record import Finding, Verdict, finding, slug
+from specsim.papers.tables import Interval, image, read_table, stated
 from specsim.speedup.formulas import eq14_speedup, mean_tokens_per_round
 
 FAR_BELOW = 0.8  # of the stated length; last rounds are cut short, and a ratio of means is no mean of ratios

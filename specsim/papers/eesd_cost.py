@@ -19,9 +19,8 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.finding import Finding, Verdict, finding, slug
-from specsim.papers.rounding import Interval, image
-from specsim.papers.tables import read_table
+from specsim.papers.record import Finding, Verdict, finding, slug
+from specsim.papers.tables import Interval, image, read_table
 from specsim.speedup.formulas import eq14_speedup
 
 RATIOS = (-0.2, 1.5)  # where a fit looks
@@ -52,7 +51,7 @@ def audit() -> Iterator[Finding]:
         "cannot decide",
         "rows whose T_d / T_t is above what the drafter's size explains, overheads inside; none is below",
         *DETAILED,
-        erratum="F10",
+        erratum="A15",
     )
     yield from one_ratio()
     yield from by_weights()

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
+from scipy.stats import norm
 
-from specsim.papers.finding import Finding, Verdict, finding, slug
-from specsim.papers.rounding import Interval, image
-from specsim.papers.tables import Row, read_table, stated
+from specsim.papers.record import Finding, Verdict, finding, slug
+from specsim.papers.tables import Interval, Row, image, read_table, stated
 
 SAMPLING = {"space_1": "greedy", "space_5": "random"}
 TARGET_PROBS, CANDIDATE_PROBS = (0.5, 0.5), (0.9, 0.1)
 MOST_MASKS = 8
+RUNS = 10  # of table 5
 
 
 def audit() -> Iterator[Finding]:
@@ -22,6 +23,7 @@ def audit() -> Iterator[Finding]:
     yield from means()
     yield from overall()
     yield copied_row()
+    yield from sampled_quality()
     yield from residual()
     yield from mask_rule()
 
@@ -138,6 +140,30 @@ def copied_row() -> Finding:
 
 def _greedy_code() -> list[Row]:
     return [row for row in read_table("space_1").rows if row["dataset"] == "humaneval_x"]
+
+
+def deviation(quality: float, spread: float, baseline: float, baseline_spread: float) -> float:
+    """A difference of two means over ten runs in its standard errors, spreads being standard deviations."""
+    return abs(quality - baseline) / (np.hypot(spread, baseline_spread) / np.sqrt(RUNS))
+
+
+def sampled_quality() -> Iterator[Finding]:
+    """Is quality under sampling the baseline's, as the same distribution of texts would make it?"""
+    rows = [row for row in read_table("space_5").rows if row["quality_spread"]]
+    limit = float(norm.ppf(1 - 0.05 / (2 * len(rows))))  # 95 % for all rows together
+    beyond = 0
+    for row in rows:
+        columns = ("quality", "quality_spread", "quality_baseline", "quality_baseline_spread")
+        value = deviation(*(row.number(column) for column in columns))
+        allowed = image(deviation, *(row.interval(column) for column in columns))
+        beyond += allowed.low > limit
+        verdict: Verdict = "contradicts" if allowed.low > limit else "supports" if value <= limit else "cannot decide"
+        text = f"standard errors between quality {row['quality']} and the baseline's {row['quality_baseline']}"
+        name = f"space.quality_deviation.{slug(row['target'])}"
+        yield finding(name, value, "", verdict, text, row.place("quality"), within=allowed, erratum="C1")
+    text = f"of {len(rows)} models differ in quality by more than chance, the spread taken as a standard deviation"
+    verdict = "contradicts" if beyond else "supports"
+    yield finding("space.quality_differs", beyond, "models", verdict, text, "space_5", erratum="C1")
 
 
 def residual() -> Iterator[Finding]:

@@ -1,19 +1,19 @@
-"""The papers' tables as printed, with digests that name a changed cell."""
+"""The papers' tables as printed, cells as the intervals that round to them, and digests that name a changed cell."""
 
 from __future__ import annotations
 
 import csv
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specsim.errors import InputError
 from specsim.files import nested_digest
-from specsim.papers.rounding import Interval, rounded_to
 
 DATA = Path(__file__).parent / "data"
 PAPERS = {  # key: title, arXiv id where there is one
@@ -24,6 +24,30 @@ PAPERS = {  # key: title, arXiv id where there is one
     "medusa": ("MEDUSA, multiple decoding heads", "2401.10774"),
 }
 DIGEST_LENGTH = 8  # hex digits; of a row or column
+SLACK = 1e-9  # of decimals that are no binary fractions
+
+
+class Interval(NamedTuple):
+    """All numbers from low to high."""
+
+    low: float
+    high: float
+
+    def meets(self, other: Interval) -> bool:
+        return self.low <= other.high + SLACK and other.low <= self.high + SLACK
+
+
+def rounded_to(text: str) -> Interval:
+    """What rounds to a printed decimal: half a unit of its last digit to both sides."""
+    digits = len(text.partition(".")[2])
+    half = 0.5 * 10.0**-digits
+    return Interval(float(text) - half, float(text) + half)
+
+
+def image(function: Callable[..., float], *intervals: Interval) -> Interval:
+    """What a function makes of all values inside, if it is monotone in each argument."""
+    values = [float(function(*corner)) for corner in product(*intervals)]
+    return Interval(min(values), max(values))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from specsim.papers.rounding import Interval
+from specsim.papers.tables import Interval
 
 Verdict = Literal["supports", "contradicts", "cannot decide"]
 VERDICTS: tuple[Verdict, ...] = ("supports", "contradicts", "cannot decide")
