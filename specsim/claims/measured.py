@@ -177,8 +177,8 @@ def _columns(quantity: str, replayed: Replay, part: Any, seed: int) -> tuple[Flo
 
 
 def _cost(subject: ReplaySubject, home: Path) -> CostModel:
+    from specsim.cost.files import read_cost
     from specsim.cost.grid import read_grid_pair
-    from specsim.cost.profile import read_cost
 
     if isinstance(subject.cost, Seconds):
         if subject.draft_cost is not None or subject.batch is not None:
@@ -186,9 +186,8 @@ def _cost(subject: ReplaySubject, home: Path) -> CostModel:
         return ConstantCost(subject.cost.s_d, subject.cost.s_t)
     if subject.draft_cost is not None:
         return read_grid_pair(home / subject.cost, home / subject.draft_cost, batch=subject.batch or 1)
-    if subject.batch is not None:
-        raise InputError("batch belongs to cost grids; give the drafter's as draft_cost")
-    return read_cost(home / subject.cost)
+    path = home / subject.cost
+    return read_cost(path if path.exists() else subject.cost, batch=subject.batch)
 
 
 def read_validation(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import typer
 from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
 from specsim.cli.console import run
+from specsim.cli.cost import cost
 from specsim.cli.info import data, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
 app.add_typer(claims, name="claims")
+app.add_typer(cost, name="cost")
 app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
@@ -13,20 +12,13 @@ import numpy.typing as npt
 from specsim.arrays import Ints, Seconds
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel
 from specsim.errors import InputError
-from specsim.json_files import checked, read_json
+from specsim.json_files import checked
 
 PROFILE_KIND = "specsim-profile"
 PROFILE_VERSION = 2
 GRID_KIND = "specsim-cost-grid"
 AGAIN = "profile again"
 MAX_CONTEXT = 2**31  # tokens
-
-
-class Constants(TypedDict):
-    """Of a file with the papers' two numbers."""
-
-    s_d: float
-    s_t: float
 
 
 class TreeSeconds(TypedDict):
@@ -176,60 +168,6 @@ class ProfileCost(CostModel):
         """The papers' two numbers, s_d and s_t, read off this profile at one context; s_d is the mean draft step."""
         mean_s = self._along_context(self.draft_step_s.mean(axis=0), context)
         return ConstantCost(s_d=float(mean_s), s_t=float(self.autoregressive_step(context)))
-
-
-def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
-    """Read what things cost on a machine.
-
-    Parameters
-    ----------
-    path : Path or str
-        A profile made by `realrun profile`, or JSON {"s_d": seconds, "s_t": seconds}.
-
-    Returns
-    -------
-    ProfileCost or ConstantCost
-        Seconds per call.
-
-    Raises
-    ------
-    InputError
-        For a file that is missing, or holds no costs.
-
-    References
-    ----------
-    Leviathan et al. 2023, arXiv:2211.17192, section 3.4 (costs as s_d and s_t, whose ratio is its c).
-
-    Examples
-    --------
-    >>> import pathlib, tempfile, specsim
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "cost.json")
-    ...     _ = file.write_text('{"s_d": 0.001, "s_t": 0.010}')
-    ...     specsim.read_cost(file)
-    ConstantCost(s_d=0.001, s_t=0.01)
-    """
-    path = Path(path)
-    make = "make one with `realrun profile`"
-    data = read_json(path, f"cost file {path}", missing=make, invalid="make it again")
-    if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
-        checked(data, f"cost file {path}", Constants, invalid="give s_d and s_t in seconds")
-        try:
-            return ConstantCost(float(data["s_d"]), float(data["s_t"]))
-        except InputError as error:
-            raise InputError(f"cost file {path}: {error}; give s_d and s_t in seconds") from None
-    if isinstance(data, dict) and data.get("kind") == GRID_KIND:
-        raise InputError(
-            f"cost file {path} is a {GRID_KIND} of one model, a prediction needs the drafter's as well; "
-            "name that with --draft-cost"
-        )
-    if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
-        raise InputError(f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`")
-    if data.get("version") != PROFILE_VERSION:
-        raise InputError(
-            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
-        )
-    return profile_from_json(data, str(path))
 
 
 def with_scores(model: CostModel) -> CostModel:

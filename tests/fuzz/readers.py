@@ -15,8 +15,9 @@ from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
+from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
-from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost, read_cost
+from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.errors import InputError
 from specsim.files import file_digest
 from specsim.results import read_result
