@@ -106,7 +106,10 @@ class SelfSDKind(DrafterKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        return target, cls(SkippedSublayers(frozenset(facts["attention"]), frozenset(facts["mlp"])))
+        skipped = SkippedSublayers(frozenset(facts["attention"]), frozenset(facts["mlp"]))
+        if not skipped.attention | skipped.mlp <= set(range(int(target.config.num_hidden_layers))):
+            raise ValueError("it skips layers that the target does not have")
+        return target, cls(skipped)
 
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,9 +39,16 @@ class Target(TypedDict):
 
 
 class Facts(TypedDict):
-    """Facts that all kinds have."""
+    """The fact that all kinds have, and those that say how large some are."""
 
     target: Target
+    layers: NotRequired[int]
+    exit_layers: NotRequired[int]
+    heads: NotRequired[int]
+    states_after: NotRequired[int]
+    masks: NotRequired[int]
+    attention: NotRequired[list[int]]
+    mlp: NotRequired[list[int]]
 
 
 @dataclass(frozen=True)

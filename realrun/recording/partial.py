@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,10 +63,10 @@ class Partial:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
-        except (OSError, ValueError, zipfile.BadZipFile):  # damaged: it is recorded again
-            return None
-        generate_s, dense_s = columns.pop("seconds").tolist()
-        return Recorded(columns.pop("output"), columns, generate_s, dense_s)
+            generate_s, dense_s = columns.pop("seconds").tolist()
+            return Recorded(columns.pop("output"), columns, generate_s, dense_s)
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            return None  # damaged: it is recorded again
 
     def put(self, sequence: int, one: Recorded) -> None:
         """Keep a sequence."""

@@ -98,7 +98,7 @@ def _encoded(
     path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
     if not path.exists():
         save_tokens(encode(tokenizer, eos_token_id, documents), path)
-    return np.asarray(np.load(path), dtype=np.int32)
+    return read_tokens(path)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str]) -> Tokens:
@@ -119,6 +119,14 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A short hash of the vocabulary."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return digest(vocabulary)
+
+
+def read_tokens(path: Path) -> Tokens:
+    """What `save_tokens` wrote."""
+    try:
+        return np.asarray(np.load(path, allow_pickle=False), dtype=np.int32)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is damaged ({' '.join(str(error).split()):.200}); delete it") from None
 
 
 def save_tokens(tokens: Tokens, path: Path) -> None:
