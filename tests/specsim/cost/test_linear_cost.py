@@ -62,7 +62,7 @@ def test_published_constants_are_as_published() -> None:
     """A pass over 4 tokens behind 1,000 cached ones, by hand."""
     model = read_cost(H100)
     assert float(model.verify(4, 1000)) == pytest.approx(
-        5.88590713e-3 + 4 * 21.0103129e-6 + 1000 * 39.2645679e-9, abs=0
+        5.88590713e-3 + 4 * 21.0103129e-6 + 1000 * 39.2645679e-9, rel=1e-12
     )
     draft_s = 2 * (2.13526175e-3 + 0.841429603e-6) + (1000 + 1001) * 2.37768493e-9
     assert float(model.draft(2, 1000)) == pytest.approx(draft_s, rel=1e-12)
