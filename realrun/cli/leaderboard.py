@@ -25,6 +25,7 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     TopPOption,
     TreeWidthOption,
     TrialsOption,
@@ -57,6 +58,7 @@ def leaderboard(
     ] = None,
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     prompts: PromptsOption = None,
     num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
@@ -124,9 +126,8 @@ def leaderboard(
     )
     names = named(drafters, target)
     plain = load(target, draft_model, device, dtype, threads, "none", LOOKUP)
-    pairs = {
-        name: load(target, draft_model, device, dtype, threads, "auto", given, plain) for name, given in names.items()
-    }
+    where = target, draft_model, device, dtype, threads
+    pairs = {name: load(*where, "auto", given, plain, allow_tokenizer_difference) for name, given in names.items()}
     with use_kernels(kernels.value), progress_bar() as report:
         chosen = load_prompts(plain, prompts, num_prompts)
         document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)

@@ -22,6 +22,7 @@ from realrun.cli.options import (
     SmokeTestOption,
     TargetOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     load,
     load_alone,
 )
@@ -70,7 +71,15 @@ def command_of(training: Training) -> Callable[..., None]:
         shared.check(given["target"])
         where = (given["device"], given["dtype"], given["threads"])
         if training.beside_draft:
-            pair = load(given["target"], given["draft_model"], *where, "none", given["drafter"])
+            differs = given["allow_tokenizer_difference"]
+            pair = load(
+                given["target"],
+                given["draft_model"],
+                *where,
+                "none",
+                given["drafter"],
+                allow_tokenizer_difference=differs,
+            )
         else:
             pair = load_alone(given["target"], *where)
         with progress_bar() as report:
@@ -88,6 +97,7 @@ def command_of(training: Training) -> Callable[..., None]:
     }
     if training.beside_draft:
         options |= {"draft_model": (DraftModelOption, "lab"), "drafter": (DrafterOption, "model")}
+        options["allow_tokenizer_difference"] = TokenizerDifferenceOption, False
     for option in (*options_of(training.settings), *options_of(training.shared)):
         options[option.name] = _option(option), training.defaults.get(option.name, _default(option))
     options |= {"seed": (SeedOption, 0), "device": (DeviceOption, "cpu")}

@@ -30,6 +30,7 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
@@ -45,6 +46,7 @@ def validate(
     out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
@@ -98,7 +100,8 @@ def validate(
         seed=seed,
         overwrite=overwrite,
     )
-    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
+    where = target, draft_model, device, dtype, threads
+    pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_validation(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
     if json:

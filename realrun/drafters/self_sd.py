@@ -17,6 +17,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
@@ -103,6 +104,10 @@ class SelfSDKind(DrafterKind):
     skips: SkippedSublayers = NOTHING
 
     name: ClassVar[str] = "self-sd"
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

@@ -91,6 +91,11 @@ def describe_target(target: Any, name: str) -> dict[str, Any]:
     }
 
 
+def without_name(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a target from others: not the path or name that it was loaded by."""
+    return {key: value for key, value in described.items() if key != "name"}
+
+
 def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Path:
     """Write FOLDER/drafter.safetensors, atomically; its path."""
     assert DRAFTERS[kind].origin == "file" and "target" in facts
@@ -130,6 +135,7 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     """
     file = read_drafter(path)
     _check_target(file, target)
+    DRAFTERS[file.kind].check_target(target)
     try:
         return DRAFTERS[file.kind].load(target, file.tensors, file.facts)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -325,7 +325,7 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
     refused(["weights=", "--overwrite"], lambda: command(*job, *pair, *policies))
     other = "medusa" if kind == "eesd" else "eesd"
     elsewhere = [*pair[:2], "--drafter", home / "llama" / other]
-    refused(["drafter=", other, "--overwrite"], lambda: command(*job, *elsewhere, *policies))
+    refused(["weights=", other, "--overwrite"], lambda: command(*job, *elsewhere, *policies))
 
 
 def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) -> None:
