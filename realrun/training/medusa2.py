@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
-from realrun.pairs.drafter_files import describe_target, load_drafter, weights_digest, without_name
+from realrun.pairs.drafter_files import describe_target, load_drafter, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors, refuse_another
 from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats, kl_nats
@@ -282,7 +282,7 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
         return train_medusa(pair, settings.first, run)
     check_adaptable(pair.target)  # before heads are trained
     loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
-    described = without_name(describe_target(pair.target, pair.target_name))
+    described = describe_target(pair.target, pair.target_name)
     known = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}
     refuse_another(run.out, known)  # before heads are trained
     run = replace(run, cache=run.cache or run.out)

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from realrun.pairs.drafter_files import without_name
 from specsim.errors import InputError
 from specsim.files import replacing, write_json
 from specsim.json_files import parse_json, read_json
@@ -35,14 +36,20 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     path = folder / PLAN
     if not path.exists():
         return
-    there = read_json(path, str(path), dict[str, Any], missing=ANEW, invalid=ANEW)
-    plan = json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    there = _of_weights(read_json(path, str(path), dict[str, Any], missing=ANEW, invalid=ANEW))
+    plan = _of_weights(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
     for key in dict.fromkeys([*plan, *there] if whole else plan):
         if there.get(key) != plan.get(key):
             raise InputError(
                 f"{folder} holds a training with {key}={json.dumps(there.get(key))}, asked for "
                 f"{json.dumps(plan.get(key))}; give another --out"
             )
+
+
+def _of_weights(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan whose target is known by its weights, whatever path they were loaded from."""
+    target = plan.get("target")
+    return {**plan, "target": without_name(target)} if isinstance(target, dict) else plan
 
 
 def refuse_file(folder: Path) -> None:

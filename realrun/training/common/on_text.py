@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
+from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from realrun.training.common.distill import TextSettings, TrainingText, check_length, training_text
@@ -99,7 +99,7 @@ def train_on_text(
             f"windows of {run.loop.window_tokens} tokens are too short for {ahead} drafted at once; give longer ones"
         )
     described = describe_target(pair.target, pair.target_name)
-    plan = {"drafter": plan["drafter"], "target": without_name(described), **plan}
+    plan = {"drafter": plan["drafter"], "target": described, **plan}
     refuse_another(run.out, {**plan, **run.loop.decisive})  # before any text is made
     check_length(pair.target, run.loop.window_tokens, "windows")
     text = run.text
