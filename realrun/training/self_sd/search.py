@@ -211,7 +211,8 @@ class Search:
             share = len(skipped) / self.layers
             step = (1 - share) * step[0] + share * step[1]
         return profile_from_json(
-            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step}}, JOURNAL
+            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step.tolist()}},
+            JOURNAL,
         )
 
     def cost_facts(self, skips: SkippedSublayers) -> Line:

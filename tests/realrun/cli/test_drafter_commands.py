@@ -180,7 +180,7 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
     cases: list[tuple[str, Mapping[str, torch.Tensor], dict[str, Any], list[str]]] = [
         ("eesd", {}, {"layers": 1, "exit_layers": 1}, ["does not fit its target"]),
         ("eesd", tensors_of("eesd", bare), {"layers": 1}, ["does not fit its target", "exit_layers"]),
-        ("eesd", tensors_of("eesd", bare), {"layers": "1", "exit_layers": 1}, ["does not fit its target"]),
+        ("eesd", tensors_of("eesd", bare), {"layers": "1", "exit_layers": 1}, ["malformed", "layers"]),
         ("eesd", tensors_of("eesd", bare), {"layers": 3, "exit_layers": 1}, ["after 3 of 3 layers"]),
         *[
             ("eesd", tensors_of("eesd", bare), {"layers": 1, "exit_layers": count}, ["does not fit its target"])
