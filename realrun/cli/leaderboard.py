@@ -29,6 +29,7 @@ from realrun.cli.options import (
     TreeWidthOption,
     TrialsOption,
     TuningShareOption,
+    how_to_go_on,
     load,
     load_prompts,
 )
@@ -110,6 +111,7 @@ def leaderboard(
     from realrun.pairs.pair import LOOKUP
     from realrun.pairs.prompts import prompts_source
     from realrun.recording.record import RecordSettings
+    from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
     sampler = Sampler(mode.value, temperature, seed, top_p)
@@ -123,11 +125,12 @@ def leaderboard(
         seed=seed,
     )
     names = named(drafters, target)
-    plain = load(target, draft_model, device, dtype, threads, "none", LOOKUP)
-    pairs = {
-        name: load(target, draft_model, device, dtype, threads, "auto", given, plain) for name, given in names.items()
-    }
-    with use_kernels(kernels.value), progress_bar() as report:
+    with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
+        plain = load(target, draft_model, device, dtype, threads, "none", LOOKUP)
+        pairs = {
+            name: load(target, draft_model, device, dtype, threads, "auto", given, plain)
+            for name, given in names.items()
+        }
         chosen = load_prompts(plain, prompts, num_prompts)
         document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)
     if json:

@@ -156,6 +156,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
 
 
+def how_to_go_on(overwrite: bool) -> str:
+    """After an interruption; --overwrite would start anew once more."""
+    return "the same command without --overwrite goes on" if overwrite else "the same command goes on"
+
+
 def silence_libraries() -> None:
     """Switch the libraries' own progress bars and remarks off."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -67,16 +67,19 @@ def record(
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.prompts import prompts_source
+    from realrun.recording.partial import partial_of
     from realrun.recording.record import RecordSettings, summary
-    from realrun.recording.reuse import recorded_trace
+    from realrun.recording.reuse import clear_finished, recorded_trace
+    from specsim.files import working_in
     from specsim.trace.files import check_free
 
+    clear_finished(out)
     check_free(out, overwrite=overwrite)
     sampler = Sampler(mode.value, temperature, seed, top_p)
     source = prompts_source(target, prompts)
     settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
-    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
-    with use_kernels(kernels.value), progress_bar() as report:
+    with working_in(partial_of(out)), use_kernels(kernels.value), progress_bar() as report:
+        pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
         chosen = load_prompts(pair, prompts, num_prompts)
         trace = recorded_trace(
             pair, chosen, settings, out, lambda done, total: report("record", done, total), overwrite=overwrite

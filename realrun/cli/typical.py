@@ -54,11 +54,13 @@ def typical(
     """
     from realrun.pairs.prompts import prompts_source
     from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
-    from specsim.files import write_json
+    from specsim.files import check_writable, write_json
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policies
     from specsim.tuning.space import cap_depth
 
+    if out is not None:
+        check_writable(out)
     source = prompts_source(target, prompts)
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed, source)
     (kind,) = find_policies([policy]).values()

@@ -35,6 +35,7 @@ from realrun.cli.options import (
     TreeWidthOption,
     TrialsOption,
     TuningShareOption,
+    how_to_go_on,
     load,
     load_prompts,
 )
@@ -86,6 +87,7 @@ def validate(
     from realrun.recording.record import RecordSettings
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
+    from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
     sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
@@ -98,8 +100,8 @@ def validate(
         seed=seed,
         overwrite=overwrite,
     )
-    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
-    with use_kernels(kernels.value), progress_bar() as report:
+    with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
+        pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
         document = run_validation(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
     if json:
         print_json(document)
