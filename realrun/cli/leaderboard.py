@@ -110,7 +110,7 @@ def leaderboard(
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.pair import LOOKUP
     from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import RecordSettings
+    from realrun.recording.record import RecordSettings, longest_prompt
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
@@ -131,7 +131,8 @@ def leaderboard(
             name: load(target, draft_model, device, dtype, threads, "auto", given, plain)
             for name, given in names.items()
         }
-        chosen = load_prompts(plain, prompts, num_prompts)
+        longest = min(longest_prompt(pair, max_new_tokens, max_draft_tokens) for pair in pairs.values())
+        chosen = load_prompts(plain, prompts, num_prompts, longest)
         document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)
     if json:
         print_json(document)

@@ -204,13 +204,16 @@ def load(
     )
 
 
-def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None) -> list[Prompt]:
-    """Prompts of the file, or the lab's held-out ones. Says so, on standard error, where a file is not used whole."""
-    from realrun.pairs.prompts import lab_prompts, read_prompts, spread
+def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest: int) -> list[Prompt]:
+    """Prompts of the file that have no more tokens than `longest`, or the lab's held-out ones.
+
+    Says so, on standard error, where a file is not used whole.
+    """
+    from realrun.pairs.prompts import lab_prompts, leave_out_long, read_prompts, spread
 
     if file is None:
         return lab_prompts(pair.tokenizer, num_prompts or LAB_COUNT)
-    prompts = read_prompts(file, pair.tokenizer)
+    prompts = leave_out_long(read_prompts(file, pair.tokenizer), longest)
     chosen = spread(prompts, num_prompts or len(prompts))
     if len(chosen) < len(prompts):
         counts = Counter(prompt.domain for prompt in chosen)

@@ -68,7 +68,7 @@ def record(
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.prompts import prompts_source
     from realrun.recording.partial import partial_of
-    from realrun.recording.record import RecordSettings, summary
+    from realrun.recording.record import RecordSettings, longest_prompt, summary
     from realrun.recording.reuse import clear_finished, recorded_trace
     from specsim.files import working_in
     from specsim.trace.files import check_free
@@ -80,7 +80,7 @@ def record(
     settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
     with working_in(partial_of(out)), use_kernels(kernels.value), progress_bar() as report:
         pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
-        chosen = load_prompts(pair, prompts, num_prompts)
+        chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
         trace = recorded_trace(
             pair, chosen, settings, out, lambda done, total: report("record", done, total), overwrite=overwrite
         )

@@ -84,7 +84,7 @@ def validate(
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import RecordSettings
+    from realrun.recording.record import RecordSettings, longest_prompt
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
     from specsim.files import working_in
@@ -102,7 +102,8 @@ def validate(
     )
     with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
         pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
-        document = run_validation(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
+        chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
+        document = run_validation(pair, chosen, settings, out, report)
     if json:
         print_json(document)
     else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,23 @@ from realrun.pairs.pair import is_lab
 from specsim.errors import InputError
 from specsim.files import digest
 
+NAMED_PROMPTS = 5  # most that a message names
 FORMS = ("text", "prompt", "messages")  # of a prompt in a file
 LAB_PROMPTS = "the lab's held-out prompts"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's domain and its token ids. source : the file that it was cut from, "" if it is a text of its own"""
+    """A prompt's domain and its token ids.
+
+    source : the file that it was cut from, "" if it is a text of its own
+    place : file and line that it was read from, "" if it was not
+    """
 
     domain: str
     tokens: list[int]
     source: str = ""
+    place: str = field(default="", compare=False)
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
@@ -118,7 +125,7 @@ def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
         raise InputError(f"{where}: the prompt is empty; give some text")
-    return Prompt(str(row.get("domain", "all")), tokens)
+    return Prompt(str(row.get("domain", "all")), tokens, place=where)
 
 
 def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -134,6 +141,24 @@ def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) ->
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(f"{where}: the tokenizer's chat template refuses it: {error}; mend the messages") from None
+
+
+def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
+    """The prompts of up to `longest` tokens; says on standard error how many and which are left out.
+
+    InputError if all are longer.
+    """
+    fitting = [prompt for prompt in prompts if len(prompt.tokens) <= longest]
+    long = [one.place or f"number {number}" for number, one in enumerate(prompts, 1) if len(one.tokens) > longest]
+    if not long:
+        return fitting
+    room = f"longer than the {longest} tokens for which the models have room beside output and draft"
+    if not fitting:
+        raise InputError(f"all {len(prompts)} prompts are {room}; shorten them or --max-new-tokens")
+    more = f" and {len(long) - NAMED_PROMPTS} more" if len(long) > NAMED_PROMPTS else ""
+    which = f"{', '.join(long[:NAMED_PROMPTS])}{more}"
+    print(f"prompts: {len(long)} of {len(prompts)} left out, as they are {room}: {which}", file=sys.stderr)
+    return fitting
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

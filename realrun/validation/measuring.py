@@ -94,10 +94,10 @@ def measure_in_turns(
                 measured.resume(kept.probes)
             states = [run.state for run in kept.runs]
             ticks.append(kept.ticks)
-            for arm, run in enumerate(kept.runs):
-                timings.add(arm, index, run)
+            for place, run in enumerate(kept.runs):
+                timings.add(place, index, run)
             for one in costs.values():
-                one.measured.saw((arms[arm].policy, len(prompt.tokens), kept.runs[arm].rounds) for arm in one.arms)
+                one.measured.saw((arms[at].policy, len(prompt.tokens), kept.runs[at].rounds) for at in one.arms)
             progress(number + 1, repeats * len(prompts))
     for name, one in costs.items():
         found = Stream()
@@ -136,10 +136,15 @@ def _kept(document: Any, arms: Sequence[Arm]) -> Kept | None:
     runs = [
         Decoded(
             run["tokens"],
-            [Round(*(tuple(value) if isinstance(value, list) else value for value in one)) for one in run["rounds"]],
-            0.0,
-            None if run["state"] is None else tuple(run["state"]),
+            [_round(one) for one in run["rounds"]],
+            prefill_s=0.0,  # which nothing is made of
+            state=None if run["state"] is None else tuple(run["state"]),
         )
         for run in document["runs"]
     ]
     return Kept(runs, document["probes"], Ticks(*document["ticks"]))
+
+
+def _round(values: Sequence[Any]) -> Round:
+    fields: Any = [tuple(value) if isinstance(value, list) else value for value in values]
+    return Round(*fields)

@@ -137,8 +137,18 @@ def decode_in_turns(
     for index, prompt in enumerate(prompts):
         shift = len(timings.runs[0, index]) % turn_rounds  # by the repeats so far
         runner = None if beside is None else beside(index)
-        turns = {"order": order, "beside": runner, "turn_rounds": turn_rounds, "shift": shift}
-        runs = decode_sequence(arms, prompt, trace, index, states, seed=seed, **turns)
+        runs = decode_sequence(
+            arms,
+            prompt,
+            trace,
+            index,
+            states,
+            seed=seed,
+            order=order,
+            beside=runner,
+            turn_rounds=turn_rounds,
+            shift=shift,
+        )
         for arm, run in enumerate(runs):
             timings.add(arm, index, run)
         states = [run.state for run in runs]
