@@ -23,12 +23,12 @@ from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
-from specsim.files import remove_folder, replacing, write_json, write_table, write_text
+from specsim.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
-from specsim.trace.trace import Trace
-from specsim.tuning.journal import source_digest, trace_digest
+from specsim.trace.files import META
+from specsim.tuning.journal import source_digest
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
 IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
@@ -108,7 +108,7 @@ def validate(
         overwrite=settings.overwrite,
     )
     work = out / UNFINISHED
-    _claim(work, _identity(pair, trace, settings))
+    _claim(work, _identity(pair, out / "trace", settings))
     if not (work / PROFILE).is_file():
         tuning_costs = profile(
             pair,
@@ -147,13 +147,13 @@ def validate(
     return document
 
 
-def _identity(pair: Pair, trace: Trace, settings: ValidationSettings) -> dict[str, Any]:
+def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
     """All that tuned policies and decoded sequences depend on; there may be more repeats of them."""
     kinds = POLICIES.values() if settings.kinds is None else settings.kinds
     return {
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
-        "trace": trace_digest(trace),
+        "trace": file_digest(trace / META),  # which has the digests of its other files
         "device": device_name(pair.device),
         "threads": torch.get_num_threads(),
         "dtype": str(pair.dtype).removeprefix("torch."),

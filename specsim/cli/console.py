@@ -47,9 +47,10 @@ def run(app: typer.Typer) -> None:
     except Interrupted as stop:
         print(f"interrupted: {stop}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    except (typer.Abort, KeyboardInterrupt):  # what Ctrl-C becomes in a command that keeps nothing
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer's, too, for Ctrl-C in a command that keeps nothing
         print("interrupted", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
     raise SystemExit(code or 0)
 
 
