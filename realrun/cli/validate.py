@@ -79,7 +79,9 @@ def validate(
 
     With --tree-nodes trees are recorded and profiled too, and tree policies join the chains.
     A trace that is already in the output folder and was made with the same settings is
-    used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
+    used again. Started again after an interruption, the same command goes on: what was tuned and decoded is kept in
+    validation.partial/ until the result is written. Writes trace/, profile.json, validation.json, rounds.parquet and
+    report.html.
     """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
