@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 STAT = Path("/proc/stat")
@@ -23,26 +22,32 @@ class Load(NamedTuple):
     stolen_percent: float | None
 
 
-def watch() -> Callable[[], Load]:
-    """Begin to watch the machine; what it returns says how busy others were since."""
+class Ticks(NamedTuple):
+    """Ticks of all CPUs over some time: in all, busy, of these by this process, and stolen."""
+
+    total: float
+    busy: float
+    own: float
+    stolen: float
+
+
+def watch() -> Callable[[], Ticks]:
+    """Begin to watch the machine; what it returns gives the ticks since."""
     ticks, own_s = _ticks(), time.process_time()
 
-    def load() -> Load:
-        now = _ticks()
-        total = sum(now) - sum(ticks)
-        if total <= 0:
-            return Load(None, None)
-        spent = [after - before for before, after in zip(ticks, now, strict=True)]
-        busy = total - spent[IDLE] - spent[IOWAIT] - spent[STEAL]
+    def since() -> Ticks:
+        spent = [after - before for before, after in zip(ticks, _ticks(), strict=True)]
+        busy = sum(spent) - spent[IDLE] - spent[IOWAIT] - spent[STEAL]
         own = (time.process_time() - own_s) * os.sysconf("SC_CLK_TCK")
-        return Load(100 * max(busy - own, 0.0) / total, 100 * spent[STEAL] / total)
+        return Ticks(sum(spent), busy, own, spent[STEAL])
 
-    return load
+    return since
 
 
-def mean_load(loads: Sequence[Load]) -> Load:
-    """The mean of several; None where one of them is not known."""
-    return Load(*(None if None in values else fmean(values) for values in zip(*loads, strict=True)))
+def load_from(parts: Iterable[Ticks]) -> Load:
+    """The load over all of these times."""
+    total, busy, own, stolen = map(sum, zip(*parts, strict=True))
+    return Load(100 * max(busy - own, 0.0) / total, 100 * stolen / total) if total > 0 else Load(None, None)
 
 
 def _ticks() -> list[int]:

@@ -1,6 +1,7 @@
 """Files and folders written whole or not at all, and digests.
 
 A kill leaves the old file or the new one, and beside it at most a hidden temporary one, which the next writer clears.
+Long work has its folder to itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -18,56 +20,159 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specsim.errors import InputError, Interrupted
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
+TRIAL_BYTES = 4096  # written to see that a folder can be written to
+
+
+@contextmanager
+def working_in(folder: Path, how: str = "the same command goes on") -> Iterator[None]:
+    """Have a folder to oneself, for long work that keeps what is done and goes on from there.
+
+    The folder is made and written to on entry, so that a full disk or a lack of permission is found before the work;
+    what killed processes were writing into it is cleared, and it is removed again if nothing came to be in it. A
+    KeyboardInterrupt becomes Interrupted, which says `how` to go on. InputError where another process works there; its
+    lock ends with it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_something(folder)
+        with _locked(folder):
+            _clear_dead(folder)
+            yield
+    except KeyboardInterrupt:
+        kept = folder.is_dir() and any(folder.iterdir())
+        what = f"what was done is kept in {folder}; {how}" if kept else "nothing was kept so far"
+        raise Interrupted(what) from None
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            for path in made:
+                path.rmdir()
+
+
+def check_writable(path: Path) -> None:
+    """Before the work that makes this file: OSError unless it can be written, InputError where a folder is there.
+
+    Folders that are missing are not made yet.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give a file")
+    _write_something(next(parent for parent in path.absolute().parents if parent.exists()))
+
+
+def _write_something(folder: Path) -> None:
+    """OSError unless this folder takes a file."""
+    with (
+        _blamed_on(folder),
+        tempfile.TemporaryFile(dir=folder) as file,  # which has no name that a kill could leave behind
+    ):
+        file.write(bytes(TRIAL_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A lock on a folder, where the system has such; nothing of it is in the folder."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())  # not one just removed
+        except BlockingIOError:
+            mine = False
+        except OSError:  # a file system without locks
+            mine = True
+        if not mine:
+            raise InputError(f"another process works in {folder}; wait for its end or give another folder")
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
     """A temporary file to write, which takes the place of `path` where the block ends without an error."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    clear_left(path)
-    handle, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _blamed_on(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        clear_left(path)
+        handle, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder to fill, which takes the place of `folder` where the block ends without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    clear_left(folder)
-    work = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
+    with _blamed_on(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        clear_left(folder)
+        work = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
+        try:
+            yield work
+            work.chmod(0o755)
+            if not folder.exists():
+                os.replace(work, folder)
+                return
+            _exchange(work, folder)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        shutil.rmtree(work)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if there is one, at once: a kill leaves it whole or hidden, never a part of it."""
+    if folder.is_dir():
+        clear_left(folder)
+        aside = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
+        os.replace(folder, aside)
+        shutil.rmtree(aside)
+
+
+@contextmanager
+def _blamed_on(path: Path) -> Iterator[None]:
+    """An OSError about a temporary file, or none that it names, is about this path: the one that the user knows."""
     try:
-        yield work
-        work.chmod(0o755)
-        if not folder.exists():
-            os.replace(work, folder)
-            return
-        _exchange(work, folder)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        yield
+    except OSError as error:
+        if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith((_prefix(path), "tmp")):
+            error.filename = str(path)
         raise
-    shutil.rmtree(work)
 
 
 def clear_left(path: Path) -> None:
     """Remove what processes of this machine left beside a file or folder when they were killed while writing it."""
-    prefix = f".{path.name}.{_machine()}-"
-    for left in [one for one in path.parent.iterdir() if one.name.startswith(prefix)]:
-        process = left.name.removeprefix(prefix).partition(".")[0]
-        if process.isdecimal() and not _is_alive(int(process)):
+    _clear_dead(path.parent, re.escape(path.name))
+
+
+def _clear_dead(folder: Path, name: str = ".+") -> None:
+    """Remove from a folder what dead processes of this machine left beside paths of this name, a pattern."""
+    temporary = re.compile(rf"\.{name}\.{_machine()}-(\d+)\..*")
+    for left in [*folder.iterdir()]:
+        found = temporary.fullmatch(left.name)
+        if found and not _is_alive(int(found[1])):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 

@@ -38,10 +38,11 @@ def campaign(
     from transformers.utils import logging
 
     from realrun.campaign.run import ALL, run_campaign
+    from specsim.files import working_in
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    with progress_bar() as report:
+    with working_in(out), progress_bar() as report:
         results = run_campaign(
             out,
             minutes=minutes,

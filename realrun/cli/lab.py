@@ -39,19 +39,21 @@ def train(
     import torch
 
     from realrun.lab.train import train_lab
+    from specsim.files import working_in
 
     if threads:
         torch.set_num_threads(threads)
     million = 1_000_000
-    train_lab(
-        work,
-        out,
-        target_tokens=int(target_tokens * million),
-        draft_tokens=int(draft_tokens * million),
-        distill_tokens=int(distill_tokens * million),
-        device=device,
-        seed=seed,
-    )
+    with working_in(work):
+        train_lab(
+            work,
+            out,
+            target_tokens=int(target_tokens * million),
+            draft_tokens=int(draft_tokens * million),
+            distill_tokens=int(distill_tokens * million),
+            device=device,
+            seed=seed,
+        )
 
 
 @lab.command()

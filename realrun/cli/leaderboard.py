@@ -30,6 +30,7 @@ from realrun.cli.options import (
     TreeWidthOption,
     TrialsOption,
     TuningShareOption,
+    how_to_go_on,
     load,
     load_prompts,
 )
@@ -111,7 +112,8 @@ def leaderboard(
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.pair import LOOKUP
     from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import RecordSettings
+    from realrun.recording.record import RecordSettings, longest_prompt
+    from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
     sampler = Sampler(mode.value, temperature, seed, top_p)
@@ -125,11 +127,12 @@ def leaderboard(
         seed=seed,
     )
     names = named(drafters, target)
-    plain = load(target, draft_model, device, dtype, threads, "none", LOOKUP)
     where = target, draft_model, device, dtype, threads
-    pairs = {name: load(*where, "auto", given, plain, allow_tokenizer_difference) for name, given in names.items()}
-    with use_kernels(kernels.value), progress_bar() as report:
-        chosen = load_prompts(plain, prompts, num_prompts)
+    with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
+        plain = load(*where, "none", LOOKUP)
+        pairs = {name: load(*where, "auto", given, plain, allow_tokenizer_difference) for name, given in names.items()}
+        longest = min(longest_prompt(pair, max_new_tokens, max_draft_tokens) for pair in pairs.values())
+        chosen = load_prompts(plain, prompts, num_prompts, longest)
         document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)
     if json:
         print_json(document)

@@ -164,6 +164,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
 
 
+def how_to_go_on(overwrite: bool) -> str:
+    """After an interruption; --overwrite would start anew once more."""
+    return "the same command without --overwrite goes on" if overwrite else "the same command goes on"
+
+
 def silence_libraries() -> None:
     """Switch the libraries' own progress bars and remarks off."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -224,13 +229,16 @@ def _say_padding(models: dict[str, Any]) -> None:
         print(note, file=sys.stderr)
 
 
-def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None) -> list[Prompt]:
-    """Prompts of the file, or the lab's held-out ones. Says so, on standard error, where a file is not used whole."""
-    from realrun.pairs.prompts import lab_prompts, read_prompts, spread
+def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest: int) -> list[Prompt]:
+    """Prompts of the file that have no more tokens than `longest`, or the lab's held-out ones.
+
+    Says so, on standard error, where a file is not used whole.
+    """
+    from realrun.pairs.prompts import lab_prompts, leave_out_long, read_prompts, spread
 
     if file is None:
         return lab_prompts(pair.tokenizer, num_prompts or LAB_COUNT)
-    prompts = read_prompts(file, pair.tokenizer)
+    prompts = leave_out_long(read_prompts(file, pair.tokenizer), longest)
     chosen = spread(prompts, num_prompts or len(prompts))
     if len(chosen) < len(prompts):
         counts = Counter(prompt.domain for prompt in chosen)

@@ -58,8 +58,9 @@ def profile(
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.profiling.profile import profile as run_profile
-    from specsim.files import write_json
+    from specsim.files import check_writable, write_json
 
+    check_writable(out)
     grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
     where = target, draft_model, device, dtype, threads
     pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)

@@ -69,18 +69,21 @@ def record(
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import RecordSettings, summary
-    from realrun.recording.reuse import recorded_trace
+    from realrun.recording.partial import partial_of
+    from realrun.recording.record import RecordSettings, longest_prompt, summary
+    from realrun.recording.reuse import clear_finished, recorded_trace
+    from specsim.files import working_in
     from specsim.trace.files import check_free
 
+    clear_finished(out)
     check_free(out, overwrite=overwrite)
     sampler = Sampler(mode.value, temperature, seed, top_p)
     source = prompts_source(target, prompts)
     settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
     where = target, draft_model, device, dtype, threads
-    pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
-    with use_kernels(kernels.value), progress_bar() as report:
-        chosen = load_prompts(pair, prompts, num_prompts)
+    with working_in(partial_of(out)), use_kernels(kernels.value), progress_bar() as report:
+        pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
+        chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
         trace = recorded_trace(
             pair, chosen, settings, out, lambda done, total: report("record", done, total), overwrite=overwrite
         )

@@ -64,8 +64,9 @@ def cost_grid(
     Example: realrun cost-grid llama-3.1-8b --out 8b.json --batches 1,8 --minutes 5
     """
     from realrun.profiling.cost_grid import BATCHES, CONTEXTS, TOKENS, Axes, run_cost_grid
-    from specsim.files import write_json
+    from specsim.files import check_writable, write_json
 
+    check_writable(out)
     axes = Axes(
         _numbers("--tokens", tokens, TOKENS),
         _numbers("--contexts", contexts, CONTEXTS),
@@ -116,9 +117,10 @@ def scripted(
     drafted token, is read from the trace. Policies are tuned on one half of it, run on the other.
     """
     from realrun.validation.scripted import run_scripted
-    from specsim.files import write_json
+    from specsim.files import check_writable, write_json
     from specsim.trace.files import read_trace
 
+    check_writable(out)
     with progress_bar() as report:
         document = run_scripted(
             target,

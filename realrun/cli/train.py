@@ -63,6 +63,7 @@ def _group() -> None: ...
 def command_of(training: Training) -> Callable[..., None]:
     """The command of a training, with the signature that Typer makes options of."""
     from realrun.training.common.settings import from_options, options_of
+    from specsim.files import working_in
 
     def command(out: Path, json: bool, **given: Any) -> None:
         smoke_test = given.get("smoke_test", False)
@@ -70,19 +71,19 @@ def command_of(training: Training) -> Callable[..., None]:
         shared = from_options(training.shared, given, smoke_test=smoke_test)
         shared.check(given["target"])
         where = (given["device"], given["dtype"], given["threads"])
-        if training.beside_draft:
-            differs = given["allow_tokenizer_difference"]
-            pair = load(
-                given["target"],
-                given["draft_model"],
-                *where,
-                "none",
-                given["drafter"],
-                allow_tokenizer_difference=differs,
-            )
-        else:
-            pair = load_alone(given["target"], *where)
-        with progress_bar() as report:
+        with working_in(out), progress_bar() as report:
+            if training.beside_draft:
+                differs = given["allow_tokenizer_difference"]
+                pair = load(
+                    given["target"],
+                    given["draft_model"],
+                    *where,
+                    "none",
+                    given["drafter"],
+                    allow_tokenizer_difference=differs,
+                )
+            else:
+                pair = load_alone(given["target"], *where)
             document = shared.start(training.run, pair.core, settings, out, report)
         if json:
             print_json(document)

@@ -55,12 +55,15 @@ def typical(
     is lossy: what it writes is not what the target would have written.
     """
     from realrun.pairs.prompts import prompts_source
+    from realrun.recording.record import longest_prompt
     from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
-    from specsim.files import write_json
+    from specsim.files import check_writable, write_json
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policies
     from specsim.tuning.space import cap_depth
 
+    if out is not None:
+        check_writable(out)
     source = prompts_source(target, prompts)
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed, source)
     (kind,) = find_policies([policy]).values()
@@ -69,7 +72,8 @@ def typical(
     cut: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
     chosen = build_policy(kind, {**cut, **parse_settings(set_)})
     with progress_bar() as report:
-        texts = load_prompts(pair, prompts, num_prompts)
+        longest = longest_prompt(pair, max_new_tokens, chosen.max_draft_tokens)
+        texts = load_prompts(pair, prompts, num_prompts, longest)
         document = compare_typical(pair, texts, chosen, settings, lambda done, total: report("decode", done, total))
     if out is not None:
         write_json(document, out)

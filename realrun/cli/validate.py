@@ -36,6 +36,7 @@ from realrun.cli.options import (
     TreeWidthOption,
     TrialsOption,
     TuningShareOption,
+    how_to_go_on,
     load,
     load_prompts,
 )
@@ -80,14 +81,17 @@ def validate(
 
     With --tree-nodes trees are recorded and profiled too, and tree policies join the chains.
     A trace that is already in the output folder and was made with the same settings is
-    used again. Writes trace/, profile.json, validation.json, rounds.parquet and report.html.
+    used again. Started again after an interruption, the same command goes on: what was tuned and decoded is kept in
+    validation.partial/ until the result is written. Writes trace/, profile.json, validation.json, rounds.parquet and
+    report.html.
     """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import RecordSettings
+    from realrun.recording.record import RecordSettings, longest_prompt
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
+    from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
     sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
@@ -101,9 +105,10 @@ def validate(
         overwrite=overwrite,
     )
     where = target, draft_model, device, dtype, threads
-    pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
-    with use_kernels(kernels.value), progress_bar() as report:
-        document = run_validation(pair, load_prompts(pair, prompts, num_prompts), settings, out, report)
+    with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
+        pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
+        chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
+        document = run_validation(pair, chosen, settings, out, report)
     if json:
         print_json(document)
     else:

@@ -21,12 +21,12 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from realrun.lm.cached import CachedLM
+from realrun.tensor_files import save_tensors
 from specsim.errors import InputError
-from specsim.files import digest, replacing
+from specsim.files import digest
 from specsim.json_files import parse_json
 
 FILE = "predictor.safetensors"
@@ -114,9 +114,8 @@ class RoundScorer:
 
 def save_predictor(predictor: Predictor, path: Path) -> None:
     """Write a predictor as one safetensors file in float32, atomically; its facts are JSON in the header."""
-    tensors = {name: getattr(predictor, name).float().cpu().contiguous() for name in TENSORS}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(predictor.facts)})
+    tensors = {name: getattr(predictor, name).float() for name in TENSORS}
+    save_tensors(path, tensors, {"format": FORMAT, "facts": json.dumps(predictor.facts)})
 
 
 def load_predictor(path: Path) -> Predictor:

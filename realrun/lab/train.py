@@ -26,8 +26,9 @@ from realrun.lab.tokenizer import train_tokenizer
 from realrun.pairs.library_text import Split, library_files
 from realrun.training.common.folder import CHECKPOINT, add_row, save_checkpoint
 from realrun.training.common.folder import checkpoint as read_checkpoint
+from realrun.training.common.interrupt import stop_asked
 from realrun.training.common.text import encode, read_tokens, save_tokens
-from specsim.errors import InputError
+from specsim.errors import InputError, Interrupted
 
 DECAY_SHARE = 0.3
 LONG_SHARE = 0.15  # the last part trains on windows twice as long
@@ -206,7 +207,8 @@ class Trainer:
             TimeRemainingColumn(),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        hidden = not console.is_terminal
+        with stop_asked() as stopping, Progress(*columns, console=console, disable=hidden) as progress:
             task = progress.add_task(f"{settings.role}", total=settings.steps, completed=self.step, status="")
             while self.step < settings.steps and not ended:
                 long = self.step >= self.planned_steps * (1 - LONG_SHARE)
@@ -222,6 +224,10 @@ class Trainer:
                     self.planned_steps = min(settings.steps, self.step + max(0, int(affordable)))
                 smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
                 progress.update(task, completed=self.step, status=f"{smooth:.3f} nats")
+                if stopping():
+                    self.checkpoint()
+                    kept = f"step {self.step} of {settings.steps} is kept in {self.folder}"
+                    raise Interrupted(f"{kept}; the same command goes on")
                 if time.monotonic() - last_save > settings.checkpoint_s or self.step == settings.steps or ended:
                     self.checkpoint()
                     last_save = time.monotonic()

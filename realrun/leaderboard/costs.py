@@ -93,7 +93,8 @@ class Costs:
 
     def _measure(self, name: str) -> None:
         """One slice more of this drafter, after one of the plain target."""
-        self._slice(beside(name), self.plain, 1, 0)
+        if self.slices[beside(name)] == self.slices[name]:  # not where that was all, before an interruption
+            self._slice(beside(name), self.plain, 1, 0)
         self._slice(name, self.pairs[name], self.depth, TREE_TOKENS if self.trees else 0)
 
     def _slice(self, key: str, pair: Pair, depth: int, tree_tokens: int) -> None:

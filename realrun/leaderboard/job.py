@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.leaderboard.costs import PLAIN, Costs, models, read_own
-from realrun.leaderboard.measure import Contender, Measured, load_of, measure, runs_of
+from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
 from realrun.leaderboard.rows import (
     ADAPTIVE,
     FIXED,
@@ -37,6 +36,7 @@ from realrun.leaderboard.rows import (
     rows,
     trigram_shares,
 )
+from realrun.machine_load import Load
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.provenance import device_name
@@ -48,13 +48,14 @@ from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
 from specsim.errors import InputError
-from specsim.files import write_json, write_text
+from specsim.files import remove_folder, write_json, write_text
 from specsim.policy.base import Policy, build_policy
 from specsim.progress import Progress
 from specsim.ranking.leaderboard import leaderboard
 from specsim.speedup.intervals import noise_floor_percent, ratio_interval
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+from specsim.tuning.journal import source_digest
 
 SLICES, SLICES_ALONE = 1, 4  # of the costs that policies are tuned under; more where nothing else is measured
 SETTINGS, DECODED = "settings.json", "decoded"
@@ -162,6 +163,7 @@ def run_leaderboard(
     tuning, held = split_sequences(next(iter(traces.values())), tuning_share=settings.tuning_share, seed=settings.seed)
     holdouts = {name: trace.select(held) for name, trace in traces.items()}
     measured: list[Measured] | None = None
+    load: Load | None = None
     if settings.repeats:
         texts = [prompts[sequence] for sequence in held.tolist()]
         expected = replays(entries, holdouts, tuning_costs, settings.seed)
@@ -181,7 +183,7 @@ def run_leaderboard(
             )
             for name, pair in pairs.items()
         }
-        measured = measure(
+        measured, load = measure(
             {PLAIN: plain, **pairs},
             contenders,
             texts,
@@ -208,7 +210,7 @@ def run_leaderboard(
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
         **about(pairs, plain, holdouts, documents),
-        "load": load_of(out / DECODED, settings.repeats) if settings.repeats else None,
+        "load": None if load is None else load._asdict(),
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},
         "null_arm": None if null_arm is None else null_arm.as_dict(),
@@ -252,7 +254,7 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
         "depth": record.max_draft_tokens,
         "trees": None if record.tree is None else record.tree._asdict(),
         "prompts": prompt_digest(prompts),
-        "policies": [kind.name for kind in settings.kinds],
+        "policies": {kind.name: source_digest(kind) for kind in settings.kinds},
         "trials": settings.trials,
         "tuning_share": settings.tuning_share,
         "seed": settings.seed,
@@ -264,13 +266,12 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
     path = out / SETTINGS
     if path.is_file() and overwrite:
         for name in (DECODED, *names, *read_own(path, Identity)["drafters"]):
-            shutil.rmtree(out / name, ignore_errors=True)
-        path.unlink()
+            remove_folder(out / name)
+        write_json(identity, path)
     if not path.is_file():
         if out.is_dir() and any(out.iterdir()):
             raise InputError(f"{out} holds other files than a leaderboard's; give another --out")
         write_json(identity, path)
-        return
     found = read_own(path, Identity)
     for key, value in identity.items():
         if found.get(key) != value:

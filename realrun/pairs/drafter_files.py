@@ -13,12 +13,12 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
+from realrun.tensor_files import save_tensors
 from specsim.errors import InputError
-from specsim.files import digest, replacing
+from specsim.files import digest
 from specsim.json_files import parse_json
 
 FILE = "drafter.safetensors"
@@ -101,9 +101,8 @@ def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], f
     assert DRAFTERS[kind].origin == "file" and "target" in facts
     path = folder / FILE
     # safetensors refuses a file without tensors, and Self-SD has none.
-    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()} or {"none": torch.zeros(1)}
-    with replacing(path) as temporary:
-        save_file(whole, temporary, metadata={"format": FORMAT, "kind": kind, "facts": json.dumps(facts)})
+    whole = tensors or {"none": torch.zeros(1)}
+    save_tensors(path, whole, {"format": FORMAT, "kind": kind, "facts": json.dumps(facts)})
     return path
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,23 @@ from specsim.errors import InputError
 from specsim.files import digest
 from specsim.json_files import checked, parse_json
 
+NAMED_PROMPTS = 5  # most that a message names
 FORMS = ("text", "prompt", "messages")  # of a prompt in a file
 LAB_PROMPTS = "the lab's held-out prompts"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's domain and its token ids. source : the file that it was cut from, "" if it is a text of its own"""
+    """A prompt's domain and its token ids.
+
+    source : the file that it was cut from, "" if it is a text of its own
+    place : file and line that it was read from, "" if it was not
+    """
 
     domain: str
     tokens: list[int]
     source: str = ""
+    place: str = field(default="", compare=False)
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
@@ -116,7 +123,8 @@ def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
         raise InputError(f"{where}: the prompt is empty; give some text")
-    return Prompt(checked(row.get("domain", "all"), f"{where}: domain", str, invalid="mend the line"), tokens)
+    domain = checked(row.get("domain", "all"), f"{where}: domain", str, invalid="mend the line")
+    return Prompt(domain, tokens, place=where)
 
 
 def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -132,6 +140,24 @@ def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) ->
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(f"{where}: the tokenizer's chat template refuses it: {error}; mend the messages") from None
+
+
+def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
+    """The prompts of up to `longest` tokens; says on standard error how many and which are left out.
+
+    InputError if all are longer.
+    """
+    fitting = [prompt for prompt in prompts if len(prompt.tokens) <= longest]
+    long = [one.place or f"number {number}" for number, one in enumerate(prompts, 1) if len(one.tokens) > longest]
+    if not long:
+        return fitting
+    room = f"longer than the {longest} tokens for which the models have room beside output and draft"
+    if not fitting:
+        raise InputError(f"all {len(prompts)} prompts are {room}; shorten them or --max-new-tokens")
+    more = f" and {len(long) - NAMED_PROMPTS} more" if len(long) > NAMED_PROMPTS else ""
+    which = f"{', '.join(long[:NAMED_PROMPTS])}{more}"
+    print(f"prompts: {len(long)} of {len(prompts)} left out, as they are {room}: {which}", file=sys.stderr)
+    return fitting
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

@@ -151,7 +151,8 @@ class ProbedText:
 
     What one arm alone does is probed as well, so that there are enough samples without its own.
 
-    met : samples of every arm; probed : those of probes, to which these are added
+    met : samples of every arm; probed : those of probes, to which these are added when all are there
+    found : these alone
     texts_left : this and others to come, over which what is owed is spread
     """
 
@@ -166,6 +167,7 @@ class ProbedText:
     ):
         text = prober.pair.drafter.profiling_text([*prompt, *output])
         self.prober, self.met, self.probed, self.output = prober, met, probed, text[len(prompt) :]
+        self.found = Stream()
         self.position, self.behind = 0, 0
         self.lacking = self._lacking()
         self.owed = math.ceil(sum(self.lacking.values()) / texts_left)
@@ -198,11 +200,13 @@ class ProbedText:
         """One probe, of what is missing most."""
         prober = self.prober
         probe = max(self.lacking, key=self.lacking.__getitem__)
-        prober.run(probe, self.probed, behind=self.behind)
+        prober.run(probe, self.found, behind=self.behind)
         self.lacking[probe] -= 1
         self.behind = 1 - self.behind
         self.owed -= 1
         before, self.position = self.position, round(len(self.output) - self.owed * self.stride)
         self.done = not self.owed
-        if not self.done:
+        if self.done:
+            self.probed.merge(self.found.as_dict())
+        else:
             prober.extend(self.output[before : self.position])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -14,9 +13,22 @@ import numpy as np
 
 from realrun.proposals.recorder import Columns
 from specsim.arrays import Ints
-from specsim.files import replacing, write_text
+from specsim.files import remove_folder, replacing, write_text
 
 IDENTITY = "recording.json"
+
+
+def partial_of(trace: Path) -> Path:
+    """The folder of what there is of a trace that is not whole: OUT.partial beside OUT."""
+    return trace.with_name(f"{trace.name}.partial")
+
+
+def partial_identity(trace: Path) -> dict[str, Any] | None:
+    """What the sequences kept beside a trace depend on, None where there are none."""
+    try:
+        return dict(json.loads((partial_of(trace) / IDENTITY).read_text()))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 class Recorded(NamedTuple):
@@ -29,7 +41,7 @@ class Recorded(NamedTuple):
 
 
 class Partial:
-    """A folder of recorded sequences, OUT.partial for a trace OUT; what other settings left there is dropped.
+    """A folder of recorded sequences (`partial_of`); what other settings left there is dropped.
 
     Parameters
     ----------
@@ -40,14 +52,16 @@ class Partial:
     """
 
     def __init__(self, trace: Path, identity: Mapping[str, Any]):
-        self.folder = trace.with_name(f"{trace.name}.partial")
+        self.folder = partial_of(trace)
         self.identity = json.dumps(identity)
 
     def open(self) -> None:
         """Make the folder, or find that it is of these settings; what is of others is dropped."""
         there = self.folder / IDENTITY
         if not there.is_file() or there.read_bytes() != self.identity.encode():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)  # and keep it, as a lock may be on it
+            for path in self.folder.iterdir():
+                path.unlink()
             write_text(there, self.identity)
 
     @property
@@ -76,7 +90,7 @@ class Partial:
 
     def remove(self) -> None:
         """Drop the folder, the trace being whole."""
-        shutil.rmtree(self.folder)
+        remove_folder(self.folder)
 
     def _path(self, sequence: int) -> Path:
         return self.folder / f"{sequence:06d}.npz"

@@ -65,6 +65,13 @@ class RecordSettings:
         return TreeSize(self.tree_nodes, self.tree_width) if self.tree_nodes else None
 
 
+def longest_prompt(pair: Pair, max_new_tokens: int, max_draft_tokens: int) -> int:
+    """Tokens of the longest prompt for which both models have room, beside its output and a draft."""
+    target, drafter = pair.core.make_drafter()
+    room = min(target.max_positions, drafter.lm.max_positions)
+    return room - max_new_tokens - min(max_draft_tokens, pair.drafter.max_depth or max_draft_tokens)
+
+
 def record(
     pair: Pair,
     prompts: Sequence[Prompt],

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
-from realrun.recording.partial import Partial
+from realrun.recording.partial import Partial, partial_identity, partial_of
 from realrun.recording.record import RecordSettings, record
 from speckernels import backend_for
 from specsim.errors import InputError, Interrupted
+from specsim.files import clear_left, remove_folder
 from specsim.progress import Counter
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
@@ -56,13 +58,13 @@ def recorded_trace(
         "predictor": None if pair.predictor is None else pair.predictor.digest,
     }
     if folder.exists() and not overwrite:
+        clear_finished(folder)
         trace = read_trace(folder)
-        there = {**trace.meta, "prompts": _digest_there(trace)}
         for key, value in wanted.items():
-            if there.get(key) != value:
+            if (there := _made_with(trace, key)) != value:
                 raise InputError(
-                    f"{folder} was recorded with {key}={json.dumps(there.get(key))}, asked for {json.dumps(value)} "
-                    f"({there.get('target')} and {there.get('drafter')} there, {pair.target_name} and "
+                    f"{folder} was recorded with {key}={json.dumps(there)}, asked for {json.dumps(value)} "
+                    f"({trace.meta.get('target')} and {trace.meta.get('drafter')} there, {pair.target_name} and "
                     f"{pair.draft_name} here); pass --overwrite or another --out"
                 )
         return trace
@@ -78,7 +80,17 @@ def recorded_trace(
     return trace
 
 
-def _digest_there(trace: Trace) -> str | None:
-    """Of the prompts that a trace was recorded from; traces of before hold it alone."""
-    prompts = trace.meta.get("prompts")
-    return prompts["digest"] if isinstance(prompts, dict) else prompts
+def clear_finished(folder: Path) -> None:
+    """Remove what a kill leaves right before the end of a recording: its sequences, beside the whole trace of them."""
+    clear_left(folder)
+    clear_left(partial_of(folder))
+    if folder.exists() and (identity := partial_identity(folder)):
+        trace = read_trace(folder)
+        if all(_made_with(trace, key) == value for key, value in identity.items()):
+            remove_folder(partial_of(folder))
+
+
+def _made_with(trace: Trace, key: str) -> Any:
+    """A setting of a trace's recording; traces of before hold the digest of their prompts alone."""
+    value = trace.meta.get(key)
+    return value["digest"] if key == "prompts" and isinstance(value, dict) else value

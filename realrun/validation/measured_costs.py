@@ -58,17 +58,18 @@ class MeasuredCosts:
         left, self.texts_left = self.texts_left, max(1, self.texts_left - 1)
         return ProbedText(self.prober, [*self.met.values()], self.probed, prompt.tokens, output, left)
 
-    def finish(self, prompt: Prompt, index: int) -> None:
-        """Probe what is still missing, where there were too few texts to probe along."""
+    def finish(self, prompt: Prompt, index: int) -> dict[str, Any]:
+        """Probe what is still missing, where there were too few texts to probe along; the samples, for `resume`."""
         self.texts_left = 1
         probing = self.probing(prompt, index)
         while not probing.done:
             probing.advance()
+        return probing.found.as_dict()
 
-    def resume(self, probed: Mapping[str, Any]) -> None:
-        """Go on with these samples of probes, as `Stream.as_dict` gives them."""
-        self.probed = Stream()
+    def resume(self, probed: Mapping[str, Any], texts: int = 1) -> None:
+        """Go on with these samples of probes, as `Stream.as_dict` gives them, along so many of the texts."""
         self.probed.merge(probed)
+        self.texts_left = max(1, self.texts_left - texts)
 
     def saw(self, runs: Iterable[Run]) -> None:
         """Runs of the arms: what several of them tell, no probe need tell."""

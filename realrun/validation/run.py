@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realrun.machine_load import watch
+import torch
+
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.profiling.profile import profile
+from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.document import as_document, rounds_table
 from realrun.validation.profile_slices import TREE_TOKENS
 from realrun.validation.validate import predict_and_measure
+from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import profile_from_json
-from specsim.files import write_json, write_table, write_text
+from specsim.errors import InputError
+from specsim.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
+from specsim.json_files import read_json
 from specsim.policy.base import Policy
+from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
+from specsim.trace.meta import META
+from specsim.tuning.journal import source_digest
 
+UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
+IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
 TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under; predictions have costs of their own
 
 
@@ -53,7 +64,8 @@ def validate(
     prompts : sequence of Prompt
     settings : ValidationSettings
     out : Path
-        Folder for trace, profile, rounds, validation.json and report.html; a trace that is there is used again.
+        Folder for trace, profile, rounds, validation.json and report.html; a trace that is there is used again. Of a
+        validation that was interrupted so are the policies it had tuned and the sequences it had decoded.
     progress : callable, optional
         Told (what, done, total).
 
@@ -66,7 +78,7 @@ def validate(
     Raises
     ------
     InputError
-        If the folder holds a trace of other settings, or there are too few prompts.
+        If the folder holds a trace or an unfinished validation of other settings, or there are too few prompts.
 
     Examples
     --------
@@ -86,6 +98,8 @@ def validate(
     """
     check_job(out, prompts)
     out.mkdir(parents=True, exist_ok=True)
+    if settings.overwrite:
+        remove_folder(out / UNFINISHED)
     trace = recorded_trace(
         pair,
         prompts,
@@ -94,35 +108,79 @@ def validate(
         lambda done, total: progress("record", done, total),
         overwrite=settings.overwrite,
     )
-    tuning_costs = profile(
-        pair,
-        contexts=[*dict.fromkeys(context_range(trace))],
-        depth=trace.depth,
-        repeats=TUNING_REPEATS,
-        sampler=settings.record.sampler,
-        seed=settings.seed,
-        tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
-        progress=lambda done, total: progress("profile", done, total),
-    )
-    load = watch()
+    work = out / UNFINISHED
+    _claim(work, _identity(pair, out / "trace", settings))
+    if not (work / PROFILE).is_file():
+        tuning_costs = profile(
+            pair,
+            contexts=[*dict.fromkeys(context_range(trace))],
+            depth=trace.depth,
+            repeats=TUNING_REPEATS,
+            sampler=settings.record.sampler,
+            seed=settings.seed,
+            tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
+            progress=lambda done, total: progress("profile", done, total),
+        )
+        write_json(tuning_costs, work / PROFILE)
     result = predict_and_measure(
         pair,
         trace,
         prompts,
-        profile_from_json(tuning_costs, "just measured"),
+        profile_from_json(_own(work / PROFILE), "just measured"),
         kinds=settings.kinds,
         trials=settings.trials,
         repeats=settings.repeats,
         tuning_share=settings.tuning_share,
         seed=settings.seed,
         progress=progress,
+        folder=work,
     )
     write_json(result.profile, out / "profile.json")
-    facts = {"prompts": prompt_facts(prompts, settings.record.prompts_source), "load": load()._asdict()}
+    facts = {"prompts": prompt_facts(prompts, settings.record.prompts_source), "load": result.load._asdict()}
     document = {**as_document(result), **facts}
-    write_table(rounds_table(result), out / "rounds.parquet")
+    with replacing(out / "rounds.parquet") as temporary:
+        write_table(rounds_table(result), temporary)
     write_json(document, out / "validation.json")
     from specsim.report.validation import render_validation  # matplotlib is slow to load
 
     write_text(out / "report.html", render_validation(document))
+    remove_folder(work)
     return document
+
+
+def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
+    """All that tuned policies and decoded sequences depend on; there may be more repeats of them."""
+    kinds = POLICIES.values() if settings.kinds is None else settings.kinds
+    return {
+        "weights": pair.fingerprint,
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
+        "trace": file_digest(trace / META),  # which has the digests of its other files
+        "device": device_name(pair.device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "kernels": backend_for(pair.device),
+        "policies": {kind.name: source_digest(kind) for kind in kinds},
+        "trials": settings.trials,
+        "tuning_share": settings.tuning_share,
+        "seed": settings.seed,
+    }
+
+
+def _own(path: Path) -> dict[str, Any]:
+    """An object that an earlier start left."""
+    again = "pass --overwrite"
+    return dict(read_json(path, str(path), dict[str, Any], missing=again, invalid=again))
+
+
+def _claim(work: Path, identity: dict[str, Any]) -> None:
+    """Make the folder this validation's, or find that it is; InputError if it is another's."""
+    path = work / IDENTITY
+    if not path.is_file():
+        write_json(identity, path)
+    found = _own(path)
+    for key, value in identity.items():
+        if found.get(key) != value:
+            raise InputError(
+                f"{work} holds an unfinished validation with {key}={json.dumps(found.get(key))}, asked for "
+                f"{json.dumps(value)}; pass --overwrite or another --out"
+            )

@@ -135,17 +135,47 @@ def decode_in_turns(
     """
     states: list[Any] = [None] * len(arms)
     for index, prompt in enumerate(prompts):
-        budget, number = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
-        decodings = [
-            Decoding(arm.decoder, prompt.tokens, budget, arm.policy, number, seed, state)
-            for arm, state in zip(arms, states, strict=True)
-        ]
         shift = len(timings.runs[0, index]) % turn_rounds  # by the repeats so far
-        take_turns([*decodings, *([] if beside is None else [beside(index)])], order, turn_rounds, shift)
-        for arm, decoding in enumerate(decodings):
-            timings.add(arm, index, decoding.result)
-        states = [decoding.state for decoding in decodings]
+        runner = None if beside is None else beside(index)
+        runs = decode_sequence(
+            arms,
+            prompt,
+            trace,
+            index,
+            states,
+            seed=seed,
+            order=order,
+            beside=runner,
+            turn_rounds=turn_rounds,
+            shift=shift,
+        )
+        for arm, run in enumerate(runs):
+            timings.add(arm, index, run)
+        states = [run.state for run in runs]
         progress(index + 1, len(prompts))
+
+
+def decode_sequence(
+    arms: Sequence[Arm],
+    prompt: Prompt,
+    trace: Trace,
+    index: int,
+    states: Sequence[Any],
+    *,
+    seed: int,
+    order: np.random.Generator,
+    beside: Runner | None = None,
+    turn_rounds: int = TURN_ROUNDS,
+    shift: int = 0,
+) -> list[Decoded]:
+    """The trace's sequence of this index by all arms at once, whose policies start from these states."""
+    budget, number = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
+    decodings = [
+        Decoding(arm.decoder, prompt.tokens, budget, arm.policy, number, seed, state)
+        for arm, state in zip(arms, states, strict=True)
+    ]
+    take_turns([*decodings, *([] if beside is None else [beside])], order, turn_rounds, shift)
+    return [decoding.result for decoding in decodings]
 
 
 def warm_up(arms: Sequence[Arm], prompts: Sequence[Prompt], trace: Trace) -> None:

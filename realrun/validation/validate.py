@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
+from realrun.machine_load import Load
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
 from realrun.validation.error_parts import error_parts
 from realrun.validation.measured_costs import MeasuredCosts, Run
-from realrun.validation.timing import Timings, decode_in_turns, make_arm, warm_up
+from realrun.validation.measuring import Costs, measure_in_turns
+from realrun.validation.timing import Timings, make_arm
 from speckernels import backend_for
 from specsim.arrays import Floats
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
+from specsim.files import write_json
 from specsim.fitting.fit import needs_fitting
-from specsim.policy.base import Policy
+from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
@@ -41,6 +45,8 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.settings import SearchSettings
 from specsim.tuning.variants import applicable_variants, fit_variant, label
+
+TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that is not whole
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Validation:
     cost: ProfileCost  # the same as a cost model
     autoregressive_s: Floats
     null_arm: Estimate  # the baseline's seconds over those of a second baseline among the arms
+    load: Load  # how busy others kept the machine while it was decoded
     environment: dict[str, Any]
     seed: int
     skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
@@ -132,38 +139,50 @@ def candidates(
     trials: int,
     seed: int,
     progress: Progress | None = None,
+    kept: Path | None = None,
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
     """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`.
 
     With it the (policy, reason) of those that trace or costs cannot serve.
+
+    kept : file of what is tuned, by and by; what is there is not tuned again
     """
     found: list[Candidate] = []
     priced = PricedTrace(train, cost)
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
+    tuned = {}
+    if kept is not None and kept.is_file():
+        tuned = read_json(kept, str(kept), dict[str, Any], missing="", invalid="delete it to tune again")
     for done, (kind, variant) in enumerate(served):
-        role = (
-            "tuned"
-            if variant.tuned
-            else "fixed_k"
-            if kind is FixedK
-            else "fitted"
-            if needs_fitting(kind)
-            else "default"
-        )
-        try:
-            policy = fit_variant(kind, variant, priced, SearchSettings(trials=trials, seed=seed))
-            check_replayable(train, policy)
-            check_covered(train, policy, priced.table(policy))
+        name = label(kind, variant)
+        if name not in tuned:
+            tuned[name] = _tuned(kind, variant, priced, SearchSettings(trials=trials, seed=seed))
+            if kept is not None:
+                write_json(tuned, kept)
+        if reason := tuned[name].get("reason"):
+            skipped.append((name, reason))
+        else:
+            policy = build_policy(kind, tuned[name]["params"])
             if all(policy != candidate.policy for candidate in found):
-                found.append(Candidate(policy, role))
-        except InputError as error:  # such as a tree larger than those profiled
-            skipped.append((label(kind, variant), str(error)))
+                found.append(Candidate(policy, tuned[name]["role"]))
         if progress:
             progress("tune", done + 1, len(served))
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
         raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
     return found, skipped
+
+
+def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: SearchSettings) -> dict[str, Any]:
+    """A policy's settings and where they come from, or the reason why it cannot be validated."""
+    try:
+        policy = fit_variant(kind, variant, priced, search)
+        check_replayable(priced.trace, policy)
+        check_covered(priced.trace, policy, priced.table(policy))
+    except InputError as error:  # such as a tree larger than those profiled
+        return {"reason": str(error)}
+    by_default = "fixed_k" if kind is FixedK else "fitted" if needs_fitting(kind) else "default"
+    return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default}
 
 
 def predict_and_measure(
@@ -178,52 +197,46 @@ def predict_and_measure(
     tuning_share: float = 0.5,
     seed: int = 0,
     progress: Progress | None = None,
+    folder: Path | None = None,
 ) -> Validation:
     """Tune on one part of the trace, then decode the hold-out prompts for real.
 
     Every prompt is decoded at once by the baseline, by a second baseline that shows what differs by chance (the null
     arm), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
     is taken at the median of its repeats. Policies are tuned under `cost`; predictions use what rounds cost during the
-    decoding itself. prompts[i] must be the prompt of the trace's sequence i. kinds : policies to compare, default all.
+    decoding itself. prompts[i] must be the prompt of the trace's sequence i.
+
+    kinds : policies to compare, default all
+    folder : where tuned policies and decoded sequences are kept, and read where they are; None keeps nothing
     """
     if repeats < 1:
         raise InputError(f"repeats={repeats}; give at least 1")
     sampler = Sampler(**trace.meta["decoding"])
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
-    chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress)
+    kept = folder and folder / TUNED
+    chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress, kept=kept)
     policies: list[Policy | None] = [None, *(candidate.policy for candidate in chosen), None]
     arms = [make_arm(str(policy), policy, pair, sampler) for policy in policies]
     texts = [prompts[sequence] for sequence in held.tolist()]
     costs = MeasuredCosts(
         pair, holdout, tree_tokens=cost.max_tree_tokens, sampler=sampler, seed=seed, texts=repeats * len(texts)
     )
-    warm_up(arms, texts, holdout)
-    timings, order, everything = Timings(), np.random.default_rng(seed), range(len(texts))
+    timings, load = measure_in_turns(
+        arms,
+        {"pair": Costs(costs, range(len(arms)))},
+        texts,
+        holdout,
+        folder and folder / DECODED,
+        repeats=repeats,
+        seed=seed,
+        progress=lambda done, total: progress("decode", done, total) if progress else None,
+    )
+    everything = range(len(texts))
 
     def runs(arm: int, index: int, rounds: list[Round]) -> Run:
         return policies[arm], len(texts[index].tokens), rounds
 
-    for repeat in range(repeats):
-        if trace.approximate:  # one text says little of a replay that averages over outcomes
-            for arm in arms:
-                arm.decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
-
-        def report(done: int, total: int, before: int = repeat * len(texts)) -> None:
-            costs.saw(runs(arm, done - 1, timings.runs[arm, done - 1][-1].rounds) for arm in range(len(arms)))
-            if progress:
-                progress("decode", before + done, repeats * total)
-
-        decode_in_turns(
-            arms,
-            texts,
-            holdout,
-            timings,
-            seed=seed,
-            order=order,
-            beside=lambda index: costs.probing(texts[index], index),
-            progress=report,
-        )
     typical = [[timings.rounds(arm, index) for index in everything] for arm in range(len(arms))]
 
     def runs_of(chosen: Iterable[int]) -> Iterator[Run]:
@@ -280,7 +293,7 @@ def predict_and_measure(
         )
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
     null_arm = ratio_interval(baseline_s, null_s)
-    return Validation(rows, train, holdout, document, cost, baseline_s, null_arm, environment, seed, skipped)
+    return Validation(rows, train, holdout, document, cost, baseline_s, null_arm, load, environment, seed, skipped)
 
 
 def mean_round_s(timings: Timings, arm: int) -> float:

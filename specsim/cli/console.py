@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -33,8 +34,7 @@ def run(app: typer.Typer) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"error: {place}{error.strerror or error}; check path and permissions", file=sys.stderr)
+        print(f"error: {_what_failed(error)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
@@ -47,9 +47,23 @@ def run(app: typer.Typer) -> None:
     except Interrupted as stop:
         print(f"interrupted: {stop}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    except typer.Abort:
-        raise SystemExit(1) from None
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer's, too, for Ctrl-C in a command that keeps nothing
+        print("interrupted", file=sys.stderr)
     raise SystemExit(code or 0)
+
+
+def _what_failed(error: OSError) -> str:
+    """What is wrong with a file, and what to do, in one line."""
+    place = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return f"{place}the disk is full; free some space, then run the command again"
+    if error.errno == errno.EDQUOT:
+        return f"{place}your disk quota is used up; free some space, then run the command again"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{place}no permission ({error.strerror}); choose another place, or have its permissions changed"
+    return f"{place}{' '.join(str(error.strerror or error).split())}; check path and permissions"
 
 
 def print_json(document: Any) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
-from specsim.ranking.document import as_document, trace_names, write_results
+from specsim.ranking.document import RESULT, as_document, trace_names, write_results
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.table import as_text
 
@@ -76,10 +76,13 @@ def leaderboard(
 
     Example: specsim leaderboard TRACE --cost profile.json --policy-file my_policy.py --out board
     """
+    from specsim.files import check_writable
     from specsim.policy.registry import POLICIES, find_policies
     from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
+    if out is not None:
+        check_writable(out / RESULT)
     kinds = find_policies([*(policy or POLICIES), *policy_file])
     depths = parse_numbers(max_draft_tokens, "--max-draft-tokens", int, "3,7,16") if max_draft_tokens else []
     models = [read_costs(path, draft_cost, batch) for path in cost]

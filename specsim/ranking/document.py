@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specsim.ranking.leaderboard import Board
 
 
+RESULT = "leaderboard.json"
 CSV_COLUMNS = (
     "trace", "max_draft", "rank", "label", "policy", "tuned", "speedup", "speedup_low", "speedup_high",
     "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high", "v_d", "r_d", "hm",
@@ -60,7 +61,7 @@ def write_results(folder: Path, document: Mapping[str, Any]) -> None:
     """leaderboard.json, leaderboard.csv and report.html, each whole or not at all."""
     from specsim.report.leaderboard import render_leaderboard
 
-    write_json(document, folder / "leaderboard.json", indent=2)
+    write_json(document, folder / RESULT, indent=2)
     write_text(folder / "leaderboard.csv", results_csv(document))
     write_text(folder / "report.html", render_leaderboard(document))
 

@@ -142,7 +142,7 @@ def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, An
     used = ["numpy", "scipy"] + (["optuna"] if search["search"] == "optuna" else [])
     return {
         "policy": kind.name,
-        "policy_source": nested_digest(_source_of(kind)),
+        "policy_source": source_digest(kind),
         "fixed": {key: fixed[key] for key in sorted(fixed)},
         **search,
         "trace": trace_digest(priced.trace),
@@ -176,8 +176,9 @@ def cost_digest(priced: PricedTrace) -> str:
     return nested_digest(*parts)
 
 
-def _source_of(kind: type[Policy]) -> bytes:
-    return Path(inspect.getfile(kind)).read_bytes()
+def source_digest(kind: type[Policy]) -> str:
+    """A digest of the file that this policy is written in."""
+    return nested_digest(Path(inspect.getfile(kind)).read_bytes())
 
 
 def _bytes_of(value: Any) -> Any:

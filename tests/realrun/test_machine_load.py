@@ -23,21 +23,21 @@ def test_shares_are_of_all_cpus_less_this_process(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
     load = machine_load.watch()
     stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)  # 1,000 ticks: 400 busy, 200 of them its own, 50 stolen
-    found = load()
+    found = machine_load.load_from([load()])
     assert found == (20.0, 5.0)
     assert load_text(found._asdict()) == "other processes used 20 % of the CPUs' time, 5.0 % was stolen by other guests"
 
 
 def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "STAT", tmp_path / "absent")
-    found = machine_load.watch()()
+    found = machine_load.load_from([machine_load.watch()()])
     assert found == (None, None) and "does not tell" in load_text(found._asdict())
 
 
-def test_the_mean_of_several_is_known_where_all_are() -> None:
-    loads = [machine_load.Load(10.0, 0.0), machine_load.Load(30.0, 1.0)]
-    assert machine_load.mean_load(loads) == (20.0, 0.5)
-    assert machine_load.mean_load([*loads, machine_load.Load(None, 2.0)]) == (None, 1.0)
+def test_times_count_by_their_length() -> None:
+    """Also one too short for any tick, in which this process may seem to have used more than there was."""
+    times = [machine_load.Ticks(100, 30, 10, 0), machine_load.Ticks(300, 50, 30, 4), machine_load.Ticks(0, 0, 0.5, 0)]
+    assert machine_load.load_from(times) == (pytest.approx(100 * 39.5 / 400), 1.0)
 
 
 RESOLVED = [(1.04, False, False), (1.06, False, True), (0.9, False, True), (1.0, True, True)]

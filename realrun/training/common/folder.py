@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from realrun import tensor_files
 from realrun.pairs.drafter_files import without_name
 from specsim.errors import InputError
-from specsim.files import replacing, write_json
+from specsim.files import write_json
 from specsim.json_files import parse_json, read_json
 
 PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
@@ -66,9 +67,7 @@ def add_row(folder: Path, row: Mapping[str, Any]) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) -> None:
     """Write a safetensors file atomically, with facts as JSON in its header."""
-    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    with replacing(path) as temporary:
-        save_file(whole, temporary, metadata={name: json.dumps(value) for name, value in facts.items()})
+    tensor_files.save_tensors(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
 
 
 def save_checkpoint(

@@ -1,4 +1,4 @@
-"""The training loop that all trained drafters share: AdamW, cosine with warm-up, resume after a kill.
+"""The training loop that all trained drafters share: AdamW, cosine with warm-up, resume after a kill or Ctrl-C.
 
 The batch of a step and torch's own noise (dropout) depend on seed and step alone, and a checkpoint
 holds all else that a step needs. So a run that is killed at any moment and started again ends with
@@ -30,8 +30,9 @@ from realrun.training.common.folder import (
     read_facts,
     save_checkpoint,
 )
+from realrun.training.common.interrupt import stop_asked
 from realrun.training.common.settings import Settings, setting
-from specsim.errors import InputError
+from specsim.errors import InputError, Interrupted
 from specsim.files import digest
 from specsim.progress import Progress
 
@@ -165,7 +166,7 @@ def run_loop(
     nothing else. FOLDER/log.jsonl grows by each.
 
     Raises InputError for too little text, a folder of another plan, a damaged checkpoint, or a
-    loss that is no number.
+    loss that is no number; Interrupted, with a checkpoint written, after Ctrl-C.
     """
     sources: Sequence[tuple[Tokens, float]] = (
         [(train_tokens, 1.0)] if isinstance(train_tokens, np.ndarray) else train_tokens
@@ -213,17 +214,22 @@ class _Run:
         if not self.history:
             self._row({"step": 0, "held_out": self._held_out()})
         self.progress("train", self.step, settings.steps)
-        while self.step < settings.steps:
-            begin = time.monotonic()
-            self._train_step()
-            self.seconds += time.monotonic() - begin
-            last = self.step == settings.steps
-            if last or self.step % settings.row_steps == 0:
-                self._row(self._means())
-            if last or time.monotonic() - saved >= settings.checkpoint_s:
-                self._checkpoint()
-                saved = time.monotonic()
-            self.progress("train", self.step, settings.steps)
+        with stop_asked() as stopping:
+            while self.step < settings.steps:
+                begin = time.monotonic()
+                self._train_step()
+                self.seconds += time.monotonic() - begin
+                last = self.step == settings.steps
+                if last or self.step % settings.row_steps == 0:
+                    self._row(self._means())
+                stop = stopping()
+                if last or stop or time.monotonic() - saved >= settings.checkpoint_s:
+                    self._checkpoint()
+                    saved = time.monotonic()
+                self.progress("train", self.step, settings.steps)
+                if stop:
+                    kept = f"step {self.step} of {settings.steps} is kept in {self.folder}"
+                    raise Interrupted(f"{kept}; the same command goes on")
         return self.history
 
     def _train_step(self) -> None:

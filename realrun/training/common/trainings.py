@@ -11,13 +11,16 @@ import torch
 
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair, is_lab
-from realrun.pairs.prompts import lab_prompts, prompts_source, read_prompts
+from realrun.pairs.prompts import lab_prompts, leave_out_long, prompts_source, read_prompts, spread
+from realrun.recording.record import longest_prompt
 from realrun.training.common.distill import DistillSettings, TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.on_text import TextRun
 from realrun.training.common.settings import Settings, setting
 from specsim.errors import InputError
 from specsim.progress import Progress
+
+SPARE_TOKENS = 2  # of the positions, for rounds of which costs are measured
 
 
 def sampler_at(temperature: float, seed: int) -> Sampler:
@@ -140,7 +143,10 @@ class PromptOptions(SharedOptions):
         if self.prompts is None:
             prompts = lab_prompts(pair.tokenizer, self.num_prompts or self.lab_count, split="train")
         else:
-            prompts = read_prompts(self.prompts, pair.tokenizer, self.num_prompts)
+            prompts = read_prompts(self.prompts, pair.tokenizer)
+            longest = longest_prompt(pair, settings.max_new_tokens, settings.max_draft_tokens)
+            prompts = leave_out_long(prompts, longest - SPARE_TOKENS)
+            prompts = spread(prompts, self.num_prompts or len(prompts))
         return run(pair, prompts, settings, out, progress)
 
 

@@ -17,9 +17,9 @@ import torch
 
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
-import realrun.leaderboard.measure as measure_module
 import realrun.profiling.probes as probes_module
 import realrun.profiling.profile as profile_module
+import realrun.validation.measuring as measuring_module
 from realrun.cli.leaderboard import print_board
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
@@ -234,7 +234,7 @@ def test_a_target_of_its_own_is_charged_for_as_much_text(job: Job) -> None:
 
 def measured_seconds(out: Path, document: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Of one repeat, for as much text as the baseline's: the baseline's seconds, and those of every row."""
-    runs = json.loads((out / "decoded" / "0.json").read_text())["runs"]
+    runs = decoded_runs(out, repeat=0)
     base_s, wanted = seconds_and_tokens(runs["autoregressive"])
     found = [seconds_and_tokens(runs[f"{row['drafter']}: {row['role']}"]) for row in document["rows"]]
     return base_s, [own_s / tokens * wanted for own_s, tokens in found]
@@ -291,6 +291,16 @@ def test_a_board_that_is_only_predicted_is_ranked_by_that_and_claims_no_more(job
     assert "by predicted speedup" in (again / "report.html").read_text()
 
 
+def decoded_runs(out: Path, repeat: int) -> dict[str, list[dict[str, Any]]]:
+    """Every arm's runs of the held-out sequences, in their order."""
+    files = sorted((out / "decoded").glob(f"{repeat}-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for document in map(json.loads, map(Path.read_text, files)):
+        for (arm, _), run in zip(document["arms"], document["runs"], strict=True):
+            found.setdefault(arm, []).append(run)
+    return found
+
+
 def seconds_and_tokens(runs: list[dict[str, Any]]) -> tuple[Any, Any]:
     """Of the runs that a file holds: seconds and output tokens of each."""
     names = [field.name for field in fields(Round)]
@@ -301,10 +311,8 @@ def seconds_and_tokens(runs: list[dict[str, Any]]) -> tuple[Any, Any]:
 
 def test_every_row_was_really_decoded_as_replayed(job: Job) -> None:
     document, out = job
-    (repeat,) = (out / "decoded").iterdir()
-    decoded = json.loads(repeat.read_text())
-    assert set(decoded["probes"]) == {*NAMES}
-    runs = decoded["runs"]
+    assert set(json.loads((out / "decoded" / "probes.json").read_text())) == {*NAMES}
+    runs = decoded_runs(out, repeat=0)
     assert len(runs) == len(document["rows"]) + 2  # with two baselines
     base_s, wanted = seconds_and_tokens(runs["autoregressive"])
     for row in document["rows"]:
@@ -330,8 +338,8 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
         for module, name in (
             (costs_module, "profile"),
             (job_module, "leaderboard"),
-            (measure_module, "decode_in_turns"),
-            (measure_module, "warm_up"),
+            (measuring_module, "decode_sequence"),
+            (measuring_module, "warm_up"),
             (Prober, "begin"),
         ):
             patch.setattr(module, name, None)  # calling it would raise
@@ -342,9 +350,9 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     assert all(row["measured"] is row["error_percent"] is None for row in predicted["rows"])
     assert predicted["null_arm"] is predicted["noise_floor_percent"] is None
     assert {row["label"] for row in predicted["rows"]} == {row["label"] for row in document["rows"]}
-    kept = (again / "decoded" / "0.json").read_text()
+    kept = decoded_runs(again, repeat=0)
     start(again, replace(SETTINGS, repeats=2))
-    assert (again / "decoded" / "0.json").read_text() == kept and (again / "decoded" / "1.json").is_file()
+    assert decoded_runs(again, repeat=0) == kept and decoded_runs(again, repeat=1).keys() == kept.keys()
 
 
 def without_clocks(value: Any) -> Any:
@@ -354,8 +362,9 @@ def without_clocks(value: Any) -> Any:
     return [without_clocks(one) for one in value] if isinstance(value, list) else value
 
 
-def test_a_job_that_was_stopped_after_a_repeat_ends_as_one_that_was_not(
-    job: Job, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sequences", [2, 8])
+def test_a_job_that_was_stopped_in_a_repeat_ends_as_one_that_was_not(
+    job: Job, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, sequences: int
 ) -> None:
     """Tuned under the same costs, it runs the same rounds and knows as many samples of every cost."""
     _, out = job
@@ -368,36 +377,38 @@ def test_a_job_that_was_stopped_after_a_repeat_ends_as_one_that_was_not(
     class Stopped(Exception):
         pass
 
-    def stop(*args: Any, **options: Any) -> None:
-        raise Stopped
+    decode_sequence, decoded = measuring_module.decode_sequence, list[int]()
 
-    decode_in_turns = measure_module.decode_in_turns
-    with monkeypatch.context() as patch:
-        turns = iter([decode_in_turns, stop])
-        patch.setattr(measure_module, "decode_in_turns", lambda *args, **options: next(turns)(*args, **options))
-        with pytest.raises(Stopped):
-            start(tmp_path / "stopped", twice)
-    assert [path.name for path in (tmp_path / "stopped" / "decoded").iterdir()] == ["0.json"]
+    def decode(*args: Any, **options: Any) -> Any:
+        decoded.append(args[3])
+        if len(decoded) == sequences + 1:
+            raise Stopped
+        return decode_sequence(*args, **options)
+
+    monkeypatch.setattr(measuring_module, "decode_sequence", decode)
+    with pytest.raises(Stopped):
+        start(tmp_path / "stopped", twice)
+    assert len([*(tmp_path / "stopped" / "decoded").iterdir()]) == sequences
     stopped = start(tmp_path / "stopped", twice)
+    assert len(decoded) == 2 * whole["sequences"]["holdout"] + 1
 
     def told(document: dict[str, Any]) -> Any:
         rows = sorted(document["rows"], key=lambda row: row["label"])
         return {**document, "rows": rows}
 
     assert without_clocks(told(stopped)) == without_clocks(told(whole))
-    for repeat in ("0.json", "1.json"):
-        ended = [json.loads((tmp_path / name / "decoded" / repeat).read_text()) for name in ("whole", "stopped")]
+    for repeat in range(2):
+        ended = [decoded_runs(tmp_path / name, repeat) for name in ("whole", "stopped")]
         assert len({json.dumps(found) for found in map(rounds_done, ended)}) == 1
     for name in NAMES:
         profiles = [json.loads((tmp_path / job / name / "profile.json").read_text()) for job in ("whole", "stopped")]
         assert len({json.dumps(without_clocks(found), sort_keys=True) for found in profiles}) == 1
 
 
-def rounds_done(decoded: dict[str, Any]) -> Any:
+def rounds_done(decoded: dict[str, list[dict[str, Any]]]) -> Any:
     """What a repeat did, without its seconds: t, drafted, accepted, verified and last of every round, and the text."""
     return {
-        label: [(run["tokens"], [one[:5] for one in run["rounds"]]) for run in runs]
-        for label, runs in decoded["runs"].items()
+        label: [(run["tokens"], [one[:5] for one in run["rounds"]]) for run in runs] for label, runs in decoded.items()
     }
 
 

@@ -125,9 +125,9 @@ def test_some_of_many_are_of_all_domains_alike(domains: list[str], count: int) -
 def test_a_file_is_used_whole_unless_told_and_a_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "p.jsonl", *({"text": f"{n}", "domain": "wxyz"[n // 50]} for n in range(200)))
     pair = tiny_pair()
-    assert len(load_prompts(pair, path, None)) == 200
+    assert len(load_prompts(pair, path, None, 500)) == 200
     assert capsys.readouterr().err == ""
-    assert len(load_prompts(pair, path, 10)) == 10
+    assert len(load_prompts(pair, path, 10, 500)) == 10
     assert capsys.readouterr().err == f"prompts: 10 of the 200 in {path} (3 w, 3 x, 2 y, 2 z)\n"
 
 

@@ -1,0 +1,35 @@
+"""Tensors in safetensors files, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from specsim.files import replacing
+
+OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in what safetensors says of a disk
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors, from any device, and text for the header; a full disk is an OSError as elsewhere."""
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with (
+        replacing(path) as temporary,
+        # safetensors writes to a temporary file of its own, which a kill would leave beside the file for good
+        tempfile.TemporaryDirectory(prefix=f"{temporary.name}.", dir=temporary.parent) as folder,
+    ):
+        written = Path(folder) / path.name
+        try:
+            save_file(whole, written, metadata=dict(metadata))
+        except SafetensorError as error:
+            if found := OS_ERROR.search(str(error)):
+                raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+            raise
+        os.replace(written, temporary)

@@ -1,0 +1,32 @@
+"""Ctrl-C during a training: the step at hand is finished, so that there is a state to keep."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def stop_asked() -> Iterator[Callable[[], bool]]:
+    """Whether the user has pressed Ctrl-C meanwhile; a second time interrupts at once.
+
+    In another thread than the main one, where no signals arrive, it never is.
+    """
+    asked = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,127 @@
+"""Console commands in processes of their own, which are forked from one that has imported all: to be killed and rerun.
+
+Units of work, of which a kill may cost one, are noted in a file as they begin. Costs are given, so that what policies
+are tuned under is the same each time.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import realrun.leaderboard.costs as costs_module
+import realrun.leaderboard.job as job_module
+import realrun.validation.measuring as measuring_module
+import realrun.validation.run as run_module
+import realrun.validation.validate as validate_module
+import specsim.report.drafters as drafters_page
+import specsim.report.validation as validation_page
+from realrun.decode.decoder import Decoder
+from realrun.training.common.loop import LoopSettings, _Run
+from tests.support.commands import COMMANDS, on_any_machine
+
+DEPTH = 3
+GIVEN_COSTS = {
+    "contexts": [0, 200],
+    **{
+        name: {
+            "draft_step": [[1e-3] * 2] * DEPTH,
+            "catch_up": [0.0] * 2,
+            "verify": [[1e-2] * 2] * (DEPTH + 1),
+            "autoregressive": [1e-2] * 2,
+            "policy_step": 0.0,
+            "round_overhead": 0.0,
+            "score_step": 0.0,
+        }
+        for name in ("mean_s", "median_s", "p25_s", "p75_s")
+    },
+}
+
+
+class Ended(NamedTuple):
+    """How a process ended, what it said on standard error, and how often it began each unit of work."""
+
+    code: int
+    err: str
+    began: Counter[str]
+    seconds: float
+
+
+def noted(log: Path, unit: str, function: Callable[..., Any], when: Callable[..., bool] = lambda *_, **__: True) -> Any:
+    """The function, which notes that a unit of work begins."""
+
+    def begin(*args: Any, **options: Any) -> Any:
+        if when(*args, **options):
+            with log.open("a") as file:
+                file.write(f"{unit}\n")
+        return function(*args, **options)
+
+    return begin
+
+
+def run_command(arguments: list[str], err: Path, log: Path) -> None:
+    """What the forked process does."""
+    for number, path in ((1, "/dev/null"), (2, str(err))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    patched: list[tuple[Any, str, str, Callable[..., bool]]] = [
+        (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),
+        (measuring_module, "decode_sequence", "decoded sequence", lambda *_, **__: True),
+        (validate_module, "_tuned", "tuned policy", lambda *_, **__: True),
+        (job_module, "leaderboard", "tuned drafter", lambda *_, **__: True),
+        (costs_module.Costs, "_slice", "slice of costs", lambda *_, **__: True),
+        (_Run, "_train_step", "training step", lambda *_, **__: True),
+    ]
+    for owner, name, unit, when in patched:
+        setattr(owner, name, noted(log, unit, getattr(owner, name), when))
+    for module in (run_module, costs_module):
+        module.profile = lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS))  # type: ignore[assignment]
+    for page, renderer in ((validation_page, "render_validation"), (drafters_page, "render_drafters")):
+        setattr(page, renderer, lambda document: "")  # figures take as long as all else
+    setattr(LoopSettings, "checkpoint_s", property(lambda self: 0.0, lambda self, value: None))  # noqa: B010
+    sys.argv = ["realrun", *arguments]
+    code: Any = 1
+    try:
+        with on_any_machine():
+            COMMANDS["realrun"]()
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Commands:
+    """Runs them; keeps what they say in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.context = folder, multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["tests.support.killed_commands"])
+
+    def run(self, arguments: list[str], number: int | None = None, after_s: float = 0.0) -> Ended:
+        """A command to its end, or until this signal is sent after so many seconds."""
+        err, log = self.folder / "err", self.folder / "log"
+        log.write_text("")
+        process: BaseProcess = self.context.Process(target=run_command, args=(arguments, err, log))
+        process.start()
+        start = time.monotonic()
+        if number is not None:
+            process.join(after_s)
+            if process.is_alive():
+                assert process.pid is not None
+                os.kill(process.pid, number)
+        process.join()
+        assert process.exitcode is not None
+        seconds = time.monotonic() - start
+        return Ended(process.exitcode, err.read_text(), Counter(log.read_text().split("\n")[:-1]), seconds)
+
+
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT}
