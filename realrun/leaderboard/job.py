@@ -245,6 +245,7 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
     first, record = next(iter(pairs.values())), settings.record
     return {
         "drafters": {name: pair.fingerprint for name, pair in pairs.items()},
+        "layers": first.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
         "device": device_name(first.device),
         "threads": torch.get_num_threads(),
         "dtype": str(first.dtype).removeprefix("torch."),

@@ -153,6 +153,7 @@ def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str
     kinds = POLICIES.values() if settings.kinds is None else settings.kinds
     return {
         "weights": pair.fingerprint,
+        "layers": pair.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "trace": file_digest(trace / META),  # which has the digests of its other files
         "device": device_name(pair.device),

@@ -25,6 +25,7 @@ from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.fitting.fit import needs_fitting
+from specsim.json_files import read_json
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES

@@ -25,6 +25,7 @@ from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.leaderboard.job import Settings, named, run_leaderboard
+from realrun.lm.variants.block_expansion import expand
 from realrun.pairs.pair import LAB_DRAFTERS, LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.probes import Prober
@@ -441,8 +442,8 @@ def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="trials=4, asked for 9; pass --overwrite"):
         start(out, replace(SETTINGS, trials=9))
     pairs, plain = tiny_pairs()
-    deeper = {name: replace(pair, target_name="deeper") for name, pair in pairs.items()}  # of the same fingerprint
-    with pytest.raises(InputError, match='target=.*asked for "deeper"'):
+    deeper = {name: replace(pair, target=expand(pair.target, 9, 1)) for name, pair in pairs.items()}
+    with pytest.raises(InputError, match="layers=.*asked for 9"):  # though of the same fingerprint
         run_leaderboard(deeper, plain, prompts_of(), SETTINGS, out, lambda *step: None)
     with pytest.raises(InputError, match="greedy and Gumbel"):
         start(tmp_path / "out", replace(SETTINGS, record=RecordSettings(4, 20, Sampler("rejection"))))

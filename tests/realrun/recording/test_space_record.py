@@ -221,7 +221,7 @@ def test_a_profile_prices_every_pass_with_its_masks() -> None:
         for drafted in range(k + 1):
             priced = SpaceCost(cost, k, draft_steps=True).verify(drafted + 1, 20)
             assert priced == cost.tree_verify((drafted + 1) * (k + 1), 20)
-    assert SpaceCost(cost, MASKS).verify(6, 8) >= tree["verify"][-1][0]
+    assert SpaceCost(cost, MASKS).verify(6, 8) >= tree["verify"][-1][0] * (1 - 1e-12)  # but for rounding
     assert cost.verify(1, 8) == document["mean_s"]["verify"][0][0] < tree["verify"][-1][0]
 
 

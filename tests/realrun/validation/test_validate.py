@@ -27,7 +27,7 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
-from tests.support.tiny import tiny_pair, tiny_prompts
+from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts
 
 SETTINGS = ValidationSettings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=1)
 ROW_KEYS = {"policy", "params", "predicted", "measured", "error_percent", "rounds_identical_percent"}
@@ -185,8 +185,10 @@ def test_a_trace_made_with_other_settings_is_refused(
 
 
 def test_a_trace_of_another_model_is_refused(job: Job) -> None:
-    with pytest.raises(InputError, match="drafter="):
-        validate(replace(tiny_pair(), draft_name="other"), tiny_prompts(), SETTINGS, job[1], ignore)
+    pair = tiny_pair()
+    other = replace(pair, target=tiny_model(layers=2, seed=9))
+    with pytest.raises(InputError, match=r"weights=.*pass --overwrite"):
+        validate(other, tiny_prompts(), SETTINGS, job[1], ignore)
 
 
 def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_path: Path) -> None:
