@@ -38,8 +38,9 @@ def replacing(path: Path | str) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        _name(error, path)
         raise
 
 
@@ -56,10 +57,17 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             os.replace(work, folder)
             return
         _exchange(work, folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(work, ignore_errors=True)
+        _name(error, folder)
         raise
     shutil.rmtree(work)
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Let an error of writing, such as of a full disk, say what was to be written."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
 
 
 def clear_left(path: Path) -> None:

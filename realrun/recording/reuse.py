@@ -63,7 +63,7 @@ def recorded_trace(
                 raise InputError(
                     f"{folder} was recorded with {key}={json.dumps(there.get(key))}, asked for {json.dumps(value)} "
                     f"({there.get('target')} and {there.get('drafter')} there, {pair.target_name} and "
-                    f"{pair.draft_name} here); pass --overwrite or another --out"
+                    f"{pair.draft_name} here); give --overwrite or another folder"
                 )
         return trace
     partial = Partial(folder, wanted)

@@ -20,7 +20,7 @@ def policies(
 ) -> None:
     """List the policies with their settings, defaults and ranges.
 
-    --policy of other commands takes these names, and a FILE.py of your own.
+    Commands that take a policy take these names, and a FILE.py of your own.
     """
     from specsim.policy.registry import POLICIES, find_policies
 
