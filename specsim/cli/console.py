@@ -104,10 +104,10 @@ def print_json(document: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:
-    """A table on standard output, as wide as that is; see `specsim.cli.tables.print_table`."""
-    from specsim.cli import tables  # rich is slow to load, and --json does not need it
+    """A table on standard output, as wide as that is; see `specsim.report.terminal.print_table`."""
+    from specsim.report import terminal  # rich is slow to load, and --json does not need it
 
-    tables.print_table(title, columns, rows, labels=labels)
+    terminal.print_table(title, columns, rows, labels=labels)
 
 
 @contextmanager

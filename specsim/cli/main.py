@@ -10,8 +10,7 @@ from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
 from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
-from specsim.cli.example import example
-from specsim.cli.info import data, info, policies
+from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay

@@ -221,7 +221,7 @@ def _measured(shape: tuple[int, ...], trace: Trace) -> float:
 
 def _print_tree(shape: tuple[int, ...], probs: Floats) -> None:
     """The tree, a line per node, and its choices in one line to copy."""
-    from specsim.cli.tables import terminal
+    from specsim.report.terminal import terminal
     from specsim.static_tree.shape import to_paths
 
     terminal().print(drawing(shape, [f"{prob:.4f}" for prob in probs]))

@@ -22,11 +22,6 @@ def on_any_machine() -> Any:
     return mock.patch("realrun.cli.validate.resolves_something", return_value=True)
 
 
-def in_silence() -> Any:
-    """Which command is the first to compile is another in every run of the tests."""
-    return mock.patch("specsim.cli.console._listen_for_compiling")
-
-
 class Result(NamedTuple):
     code: int
     out: str
@@ -40,7 +35,7 @@ def call(command: str, *args: object) -> Result:
     code: Any = 0
     verbosity = logging.get_verbosity()
     try:
-        with on_any_machine(), in_silence(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with on_any_machine(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             COMMANDS[command]()
     except SystemExit as stop:
         code = stop.code or 0

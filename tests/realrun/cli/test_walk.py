@@ -32,12 +32,12 @@ specsim replay trace --policy adaedl --cost profile.json
 specsim tune trace --policy max_confidence --cost profile.json --trials 20
 specsim leaderboard trace --cost profile.json --policy fixed_k --policy p_min --policy vct --trials 8 --out board
 realrun validate --trace trace --target big --draft-model small --policy fixed_k --policy p_min --trials 8 --repeats 1
-realrun train eagle --target big --text text --out eagle --tokens 0.002 --batch 2 --block 32
-realrun record inside --target big --drafter eagle --prompts chats.jsonl --max-new-tokens 24 --max-draft-tokens 4
+realrun train eagle --target big --text text --out eagle --tokens 0.02 --window 64 --batch 4 --generated-share 0
+realrun record inside --target big --drafter ./eagle --prompts chats.jsonl --max-new-tokens 24 --max-draft-tokens 4
 """
 REFUSED = (2, 4)  # lines that would replace a trace, or a profile
 MAY_RESOLVE_NOTHING = 9
-PADDED = 112  # rows of the embeddings, more than there are tokens
+PADDED = {"big": 128, "small": 112}  # rows of the embeddings, more than there are tokens
 CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>"
 
 
@@ -51,7 +51,7 @@ def prepare(home: Path) -> None:
     for name, layers in (("big", 3), ("small", 1)):
         torch.manual_seed(1)
         config = Qwen2Config(
-            vocab_size=PADDED, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
+            vocab_size=PADDED[name], hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, eos_token_id=0,
             bos_token_id=None, tie_word_embeddings=True,
         )  # fmt: skip

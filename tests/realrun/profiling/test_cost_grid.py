@@ -144,6 +144,10 @@ def test_the_plan_gives_up_long_passes_first_then_long_contexts() -> None:
     assert fitting(config, torch.bfloat16, 64, axes, free) == (list(axes.contexts[:6]), list(axes.tokens))
 
 
+def test_a_grid_prices_prompts_of_any_length_unless_told() -> None:
+    assert Axes().contexts[0] == 0
+
+
 def test_what_does_not_fit_the_time_is_null_with_the_reason() -> None:
     found = measure("llama-2-7b", minutes=1e-4, repeats=200)
     median = np.array(found["median_s"], dtype=float)

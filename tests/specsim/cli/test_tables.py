@@ -11,7 +11,7 @@ import pytest
 from realrun.cli.leaderboard import print_board as print_drafters
 from realrun.cli.validate import _print_validation
 from specsim.cli.console import print_table
-from specsim.cli.tables import LOG_WIDTH, Need, blocks, widths
+from specsim.report.terminal import LOG_WIDTH, Need, blocks, widths
 from tests.support.commands import call
 
 WIDTHS = (60, 100)
