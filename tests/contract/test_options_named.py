@@ -31,6 +31,7 @@ RAISED_BY = {
     "realrun/leaderboard/job.py": ("realrun leaderboard",),
     "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
     "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
+    "realrun/pairs/vocabulary.py": (*TRACES, "realrun profile"),
     "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),
     "realrun/recording/record.py": TRACES,
     "realrun/recording/reuse.py": TRACES[1:],
@@ -43,7 +44,8 @@ RAISED_BY = {
     "specsim/cli/console.py:check_new": ("realrun profile", "realrun cost-grid", "specsim acceptance fit"),
     "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
-    "specsim/cost/profile.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
+    "specsim/cli/claims.py": ("specsim claims record",),
+    "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
     "specsim/report/tree_figures.py": ("specsim tree search",),
     "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
 }

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from realrun.decode.sampling import Sampler
 from realrun.pairs.prompts import Prompt
 from realrun.recording.again import prompts_of
+from specsim.files import file_digest, write_table
 from specsim.trace.files import read_trace, write_trace
+from specsim.trace.meta import SEQUENCES
+from tests.support.checks import edit_meta, refusal
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
@@ -171,14 +176,12 @@ def test_a_validation_of_another_pair_or_without_prompts_is_refused(home: Path, 
 
 @pytest.mark.parametrize("damage", ["too few", "negative", "no list"])
 def test_damaged_prompts_are_refused(long: Path, tmp_path: Path, damage: str) -> None:
-    import pyarrow as pa
-
-    from specsim.trace import files
-
-    table = files._read_table(long / files.SEQUENCES)
+    shutil.copytree(long, tmp_path / "trace")
+    path = tmp_path / "trace" / SEQUENCES
+    table = pq.ParquetFile(path).read()
     prompts = table.column("prompt").to_pylist()
     values: Any = {"too few": [one[1:] for one in prompts], "negative": [[-1] * len(one) for one in prompts]}
     column = pa.array([1] * len(prompts)) if damage == "no list" else pa.array(values[damage], pa.list_(pa.int32()))
-    lengths = np.array([len(one) for one in prompts])
-    with pytest.raises(files.InputError, match="'prompt'"):
-        files._prompts(table.set_column(table.column_names.index("prompt"), "prompt", column), lengths, tmp_path)
+    write_table(table.set_column(table.column_names.index("prompt"), "prompt", column), path)
+    edit_meta(tmp_path / "trace", lambda meta: meta["checksums"].update({SEQUENCES: file_digest(path)}))
+    refusal(lambda: read_trace(tmp_path / "trace"), str(path), "'prompt'")
