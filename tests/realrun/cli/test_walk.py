@@ -51,7 +51,8 @@ def prepare(home: Path) -> None:
     for name, layers in (("big", 3), ("small", 1)):
         torch.manual_seed(1)
         config = Qwen2Config(
-            vocab_size=PADDED[name], hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
+            vocab_size=PADDED[name], hidden_size=32, intermediate_size=64, num_hidden_layers=layers,
+            num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, eos_token_id=0,
             bos_token_id=None, tie_word_embeddings=True,
         )  # fmt: skip
