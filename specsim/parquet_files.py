@@ -49,7 +49,7 @@ def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] =
         raise InputError(f"{path} is no readable Parquet file ({reason:.200}); {invalid}") from None
     for name in here:
         column = table.column(name)
-        leaves = column.combine_chunks().flatten() if columns[name] in (INTEGER_LISTS, FLOAT_LISTS) else column
+        leaves = column.combine_chunks().values if columns[name] in (INTEGER_LISTS, FLOAT_LISTS) else column
         if column.null_count or leaves.null_count:
             raise InputError(f"{path}: column {name!r} has nulls; {invalid}")
         if columns[name] == TEXT and len(table) * _longest(column) * 4 > limit:  # as an array of NumPy

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,13 @@ RAN = pytest.StashKey[set[tuple[str, str, str]]]()  # (operation, backend, how i
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[RAN] = set()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_in_silence() -> Iterator[None]:
+    """Which command compiles first, and would say so, is another in every run of the tests."""
+    with mock.patch("specsim.cli.console._listen_for_compiling"):
+        yield
 
 
 @pytest.fixture(scope="session")

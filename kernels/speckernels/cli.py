@@ -6,6 +6,7 @@ import json as json_module
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,20 @@ app = typer.Typer(
 BAD_INPUT = 2
 USAGE_ERROR: Any = typer.BadParameter.__base__
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"specsim {version_of('specsim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 @app.command()

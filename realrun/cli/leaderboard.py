@@ -34,7 +34,6 @@ from realrun.cli.options import (
     load,
     load_prompts,
 )
-from realrun.leaderboard.job import named
 from specsim.cli.console import print_json, print_table, progress_bar
 
 
@@ -108,7 +107,7 @@ def leaderboard(
     Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
     from realrun.decode.sampling import Sampler
-    from realrun.leaderboard.job import Settings, run_leaderboard
+    from realrun.leaderboard.job import Settings, named, run_leaderboard
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.pair import LOOKUP
     from realrun.pairs.prompts import prompts_source
@@ -154,7 +153,7 @@ def print_board(document: Mapping[str, Any]) -> None:
         f"{document['target']}: tuned on {sequences['tuning']} prompts, ranked on {sequences['holdout']} others, "
         f"{document['output_tokens']} tokens, 95 % intervals"
     )
-    print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)))
+    print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)), labels=2)
     if measured:
         best = document["best"]
         print(f"machine: {load_text(document['load'])}")

@@ -13,16 +13,17 @@ from realrun.cli.shapes import cost_grid, scripted, shapes
 from realrun.cli.train import train as train_group
 from realrun.cli.typical import typical
 from realrun.cli.validate import validate
-from specsim.cli.console import run
+from specsim.cli.console import run, version_option
 
 app = typer.Typer(
     help="Run speculative decoding for real: record traces, profile the machine, validate predictions.\n\n"
-    "Without --target and --draft-model, the embedded lab is used: a small pair trained on Python's standard library.",
+    "Without models of your own, the embedded lab is used: a small pair trained on Python's standard library.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.callback()(version_option)
 app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli.console import MAX_SEED
+from specsim.errors import InputError
 
 if TYPE_CHECKING:
     from realrun.pairs.pair import Pair
@@ -50,8 +52,7 @@ DraftModelOption = Annotated[
     str,
     typer.Option(
         "--draft-model",
-        help="Smaller model of the same vocabulary that drafts, where --drafter is model: local folder, hub id, "
-        'or "lab".',
+        help='Smaller model of the same vocabulary, with which the drafter "model" drafts: folder, hub id or "lab".',
     ),
 ]
 TokenizerDifferenceOption = Annotated[
@@ -167,6 +168,15 @@ OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the 
 def how_to_go_on(overwrite: bool) -> str:
     """After an interruption; --overwrite would start anew once more."""
     return "the same command without --overwrite goes on" if overwrite else "the same command goes on"
+
+
+def refuse_beside(ctx: typer.Context, decider: str, decided: Sequence[str]) -> None:
+    """InputError where an option was given beside the one that decides it; both by their parameters' names."""
+    flags = {one.name: one.opts[0] for one in ctx.command.params}
+    for name in decided:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{flags[decider]} says what {flags[name]} says; leave one of them out")
 
 
 def silence_libraries() -> None:

@@ -26,17 +26,31 @@ from realrun.cli.options import (
     TokenizerDifferenceOption,
     TopPOption,
     load,
+    refuse_beside,
 )
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
+from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
+
+FROM_TRACE = ("contexts", "max_draft_tokens", "tree_nodes", "mode", "temperature", "top_p")  # what --for decides
 
 
 def profile(
+    ctx: typer.Context,
     out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
     allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
+    for_: Annotated[
+        Path | None,
+        typer.Option(
+            "--for",
+            help="A trace of this pair: contexts, the longest draft, the largest tree and how tokens are chosen are "
+            "taken from it, so that the profile prices all that is recorded there.",
+            metavar="TRACE",
+            show_default=False,
+        ),
+    ] = None,
     contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
     max_draft_tokens: MaxDraftTokensOption = 16,
     repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=2)] = 40,
@@ -52,25 +66,49 @@ def profile(
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
     kernels: KernelsOption = Kernels.auto,
+    overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure draft steps, verification of 1..D+1 tokens and of trees, policy steps and round overhead."""
+    """Measure draft steps, verification of 1..D+1 tokens and of trees, policy steps and round overhead.
+
+    Example: realrun profile profile.json --for TRACE --target MODEL --draft-model SMALL_MODEL
+    """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
+    from realrun.profiling.profile import contexts_between
     from realrun.profiling.profile import profile as run_profile
+    from realrun.profiling.trees import MAX_TREE_TOKENS
+    from realrun.recording.again import check_pair, sampler_of
+    from specsim.cost.contexts import context_range
     from specsim.files import check_writable, write_json
+    from specsim.trace.files import read_trace
 
+    check_new(out, overwrite=overwrite)
     check_writable(out)
-    grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
+    trace = None
+    if for_ is None:
+        grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
+        sampler = Sampler(mode.value, temperature, seed, top_p)
+    else:
+        refuse_beside(ctx, "for_", FROM_TRACE)
+        trace = read_trace(for_)
+        grid, sampler = contexts_between(*context_range(trace)), sampler_of(trace, str(for_))
+        max_draft_tokens = trace.depth
+        if trace.tree is not None:
+            tree_nodes = min(trace.tree.nodes, MAX_TREE_TOKENS - 1)
+        elif trace.true_rank is None:  # without which no static tree is replayed either
+            tree_nodes = 0
     where = target, draft_model, device, dtype, threads
     pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
+    if trace is not None:
+        check_pair(trace, pair, str(for_))
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(
             pair,
             contexts=grid,
             depth=max_draft_tokens,
             repeats=repeats,
-            sampler=Sampler(mode.value, temperature, seed, top_p),
+            sampler=sampler,
             seed=seed,
             tree_tokens=tree_nodes and tree_nodes + 1,
             progress=lambda done, total: report("profile", done, total),

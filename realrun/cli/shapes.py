@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from realrun.cli.options import JsonOption, SeedOption, SmokeTestOption, TrialsOption
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
+from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
 DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")]
@@ -47,7 +47,7 @@ def cost_grid(
     shape: Annotated[str, typer.Argument(help="A shape; `realrun shapes` lists them.", show_default=False)],
     out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
     tokens: Annotated[str | None, typer.Option(help="New tokens per pass. Default: 16 sizes from 1 to 256.")] = None,
-    contexts: Annotated[str | None, typer.Option(help="Cached tokens. Default: 128 to 32k, doubling.")] = None,
+    contexts: Annotated[str | None, typer.Option(help="Cached tokens. Default: 0, and 128 to 32k, doubling.")] = None,
     batches: Annotated[str | None, typer.Option(help="Sequences. Default: 1 to 64, doubling.")] = None,
     repeats: Annotated[int, typer.Option(help="Timed passes per point.", min=2)] = 10,
     device: DeviceOption = "cuda",
@@ -55,6 +55,7 @@ def cost_grid(
     smoke_test: SmokeTestOption = False,
     minutes: MinutesOption = None,
     seed: SeedOption = 0,
+    overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
     """Time a model shape's passes over new tokens, context and batch.
@@ -66,6 +67,7 @@ def cost_grid(
     from realrun.profiling.cost_grid import BATCHES, CONTEXTS, TOKENS, Axes, run_cost_grid
     from specsim.files import check_writable, write_json
 
+    check_new(out, overwrite=overwrite)
     check_writable(out)
     axes = Axes(
         _numbers("--tokens", tokens, TOKENS),
@@ -93,7 +95,7 @@ def cost_grid(
         for context, row in zip(document["contexts"], times, strict=True):
             table.append([str(batch), str(context), *("-" if t is None else f"{1000 * t:.3f}" for t in row)])
     columns = ["batch", "context", *(f"{n} tokens" for n in document["tokens"])]
-    print_table(f"{document['model']}: milliseconds per pass", columns, table)
+    print_table(f"{document['model']}: milliseconds per pass", columns, table, labels=2)
 
 
 def scripted(
@@ -109,6 +111,7 @@ def scripted(
     smoke_test: SmokeTestOption = False,
     minutes: MinutesOption = None,
     seed: SeedOption = 0,
+    overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
     """Predicted against measured speedup at true shapes, with acceptance scripted by a trace.
@@ -120,6 +123,7 @@ def scripted(
     from specsim.files import check_writable, write_json
     from specsim.trace.files import read_trace
 
+    check_new(out, overwrite=overwrite)
     check_writable(out)
     with progress_bar() as report:
         document = run_scripted(

@@ -23,7 +23,15 @@ from realrun.cli.options import (
     load,
     load_prompts,
 )
-from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table, progress_bar
+from specsim.cli.console import (
+    OverwriteFileOption,
+    check_new,
+    parse_numbers,
+    parse_settings,
+    print_json,
+    print_table,
+    progress_bar,
+)
 from specsim.speedup.intervals import interval_text
 
 
@@ -47,6 +55,7 @@ def typical(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
+    overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
     """Speed and quality of typical acceptance over its threshold, with greedy and sampled decoding beside it.
@@ -63,6 +72,7 @@ def typical(
     from specsim.tuning.space import cap_depth
 
     if out is not None:
+        check_new(out, overwrite=overwrite)
         check_writable(out)
     source = prompts_source(target, prompts)
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed, source)

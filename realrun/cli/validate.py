@@ -39,17 +39,40 @@ from realrun.cli.options import (
     how_to_go_on,
     load,
     load_prompts,
+    refuse_beside,
 )
 from specsim.cli.console import print_json, print_table, progress_bar
 
+RECORDED = (  # what --trace decides
+    "prompts",
+    "num_prompts",
+    "max_new_tokens",
+    "max_draft_tokens",
+    "tree_nodes",
+    "tree_width",
+    "mode",
+    "temperature",
+    "top_p",
+    "overwrite",
+)
+
 
 def validate(
+    ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
     allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trace of this pair, made by `realrun record`, to be used in place of a new one; its prompts and "
+            "settings are those that it was recorded with.",
+            show_default=False,
+        ),
+    ] = None,
     prompts: PromptsOption = None,
     num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
@@ -81,33 +104,46 @@ def validate(
 
     With --tree-nodes trees are recorded and profiled too, and tree policies join the chains.
     A trace that is already in the output folder and was made with the same settings is
-    used again. Started again after an interruption, the same command goes on: what was tuned and decoded is kept in
-    validation.partial/ until the result is written. Writes trace/, profile.json, validation.json, rounds.parquet and
-    report.html.
+    used again; --trace names one that lies elsewhere. Started again after an interruption, the same command goes on:
+    what was tuned and decoded is kept in validation.partial/ until the result is written. Writes trace/, profile.json,
+    validation.json, rounds.parquet and report.html.
+
+    Example: realrun validate --trace TRACE --target MODEL --draft-model SMALL_MODEL --out validation
     """
     from realrun.decode.sampling import Sampler
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.prompts import prompts_source
+    from realrun.recording.again import prompts_of, settings_of
     from realrun.recording.record import RecordSettings, longest_prompt
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
+    from specsim.trace.files import read_trace
 
-    sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
+    if trace is None:
+        recorded = None
+        sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
+        record = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
+    else:
+        refuse_beside(ctx, "trace", RECORDED)
+        given = read_trace(trace)
+        recorded, record = prompts_of(given, str(trace)), settings_of(given, str(trace))
     settings = ValidationSettings(
-        record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source),
+        record=record,
         kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
         trials=trials,
         repeats=repeats,
         tuning_share=tuning_share,
         seed=seed,
         overwrite=overwrite,
+        trace=trace,
     )
     where = target, draft_model, device, dtype, threads
     with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
         pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
-        chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
+        longest = longest_prompt(pair, max_new_tokens, max_draft_tokens)
+        chosen = load_prompts(pair, prompts, num_prompts, longest) if recorded is None else recorded
         document = run_validation(pair, chosen, settings, out, report)
     if json:
         print_json(document)

@@ -39,11 +39,12 @@ from realrun.leaderboard.rows import (
 from realrun.machine_load import Load
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
+from realrun.profiling.profile import contexts_between
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.measured_costs import MeasuredCosts
-from realrun.validation.profile_slices import TREE_TOKENS, profile_contexts
+from realrun.validation.profile_slices import TREE_TOKENS
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
@@ -137,7 +138,7 @@ def run_leaderboard(
         pairs,
         plain,
         out,
-        contexts=profile_contexts(ranges[:, 0].min(), ranges[:, 1].max()),
+        contexts=contexts_between(ranges[:, 0].min(), ranges[:, 1].max()),
         depth=settings.record.max_draft_tokens,
         trees=settings.record.tree is not None,
         sampler=settings.record.sampler,

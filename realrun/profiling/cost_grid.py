@@ -27,7 +27,7 @@ from specsim.errors import InputError
 from specsim.progress import Progress
 
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LEAST_SAMPLES = 2  # a point with fewer is left out
 MEMORY_MARGIN = 0.9  # share of the free memory that is planned for

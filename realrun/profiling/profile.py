@@ -17,12 +17,13 @@ from realrun.profiling.probes import Prober
 from realrun.profiling.stream import Stream
 from realrun.provenance import provenance
 from speckernels import backend_for
-from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION
+from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION
 from specsim.errors import InputError
 from specsim.progress import Counter
 
 WARMUP_ROUNDS = 3
 AUTOREGRESSIVE_BURST = 4
+NUM_CONTEXTS = 4  # of a range
 
 
 def profile(
@@ -104,9 +105,17 @@ def profile(
     return profile_document(stream, list(contexts), prober, repeats, seed)
 
 
+def contexts_between(low: int, high: int) -> list[int]:
+    """Cached tokens to profile at, evenly spread over a range that rounds meet."""
+    spread = np.linspace(max(low, LEAST_CONTEXT), max(high, LEAST_CONTEXT), NUM_CONTEXTS)
+    return sorted({int(context) for context in spread.round()})
+
+
 def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
-    if not contexts or list(contexts) != sorted(set(contexts)) or contexts[0] < 2:
-        raise InputError(f"contexts {list(contexts)} must increase and start at 2 tokens or more; mend the list")
+    if not contexts or list(contexts) != sorted(set(contexts)) or contexts[0] < LEAST_CONTEXT:
+        raise InputError(
+            f"contexts {list(contexts)} must increase and start at {LEAST_CONTEXT} tokens or more; mend the list"
+        )
     if contexts[-1] + depth + 2 > positions:
         raise InputError(
             f"context {contexts[-1]} and depth {depth} exceed the models' {positions} positions; shorten them"

@@ -186,6 +186,7 @@ def record(
         sequence_id=np.arange(len(prompts)),
         domain=np.array([prompt.domain for prompt in prompts], dtype=np.str_),
         prompt_tokens=np.array([len(prompt.tokens) for prompt in prompts]),
+        prompt=np.concatenate([np.array(prompt.tokens, dtype=np.int32) for prompt in prompts]),
         budget_tokens=np.full(len(prompts), settings.max_new_tokens),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         source=np.array([prompt.source for prompt in prompts], dtype=np.str_) if known else None,

@@ -65,7 +65,7 @@ def recorded_trace(
                 raise InputError(
                     f"{folder} was recorded with {key}={json.dumps(there)}, asked for {json.dumps(value)} "
                     f"({trace.meta.get('target')} and {trace.meta.get('drafter')} there, {pair.target_name} and "
-                    f"{pair.draft_name} here); pass --overwrite or another --out"
+                    f"{pair.draft_name} here); give --overwrite or another folder"
                 )
         return trace
     partial = Partial(folder, wanted)

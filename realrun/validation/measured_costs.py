@@ -10,9 +10,8 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.probes import ProbedText, Prober
-from realrun.profiling.profile import profile_document
+from realrun.profiling.profile import contexts_between, profile_document
 from realrun.profiling.stream import Stream
-from realrun.validation.profile_slices import profile_contexts
 from specsim.cost.contexts import context_range
 from specsim.policy.base import Policy
 from specsim.trace.trace import Trace
@@ -49,7 +48,7 @@ class MeasuredCosts:
         self.prober = Prober(pair, depth=trace.depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
         self.met: dict[str, Stream] = {}  # by policy
         self.probed = Stream()
-        self.contexts = profile_contexts(*context_range(trace))
+        self.contexts = contexts_between(*context_range(trace))
         self.prober.warm(self.contexts[-1])
 
     def probing(self, prompt: Prompt, index: int) -> ProbedText:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
-from realrun.profiling.profile import profile
+from realrun.profiling.profile import contexts_between, profile
 from realrun.profiling.stream import Stream
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.progress import Counter
 
 SLICE_REPEATS = 10  # of every measured size, in one slice
-NUM_CONTEXTS = 4
 TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
 
 
@@ -38,7 +35,7 @@ class ProfileSlices:
         slices: int,
         progress: Counter,
     ):
-        self.contexts = profile_contexts(*context_range)
+        self.contexts = contexts_between(*context_range)
         self.pair, self.depth, self.sampler, self.seed, self.tree_tokens = pair, depth, sampler, seed, tree_tokens
         self.progress, self.total, self.done = progress, slices * len(self.contexts), 0
         self.stream = Stream()
@@ -62,8 +59,3 @@ class ProfileSlices:
         self.done += len(self.contexts)
         self.longest_s = max(self.longest_s, time.monotonic() - start)
         return profile_from_json(self.document, "just measured")
-
-
-def profile_contexts(low: int, high: int) -> list[int]:
-    """Cached tokens to profile at, evenly spread over a range."""
-    return sorted({int(c) for c in np.linspace(low, high, NUM_CONTEXTS).round()})

@@ -38,7 +38,11 @@ TUNING_REPEATS = 6  # of every round in the profile that policies are tuned unde
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """How to record, tune and decode. kinds : policies to compare; None: all that the trace can serve."""
+    """How to record, tune and decode.
+
+    kinds : policies to compare; None: all that the trace can serve
+    trace : a recorded trace of these prompts and settings; None: the one in the output folder, recorded if need be
+    """
 
     record: RecordSettings
     kinds: tuple[type[Policy], ...] | None = None
@@ -47,6 +51,7 @@ class ValidationSettings:
     tuning_share: float = 0.5
     seed: int = 0
     overwrite: bool = False
+    trace: Path | None = None
 
 
 def validate(
@@ -104,7 +109,7 @@ def validate(
         pair,
         prompts,
         settings.record,
-        out / "trace",
+        settings.trace or out / "trace",
         lambda done, total: progress("record", done, total),
         overwrite=settings.overwrite,
     )

@@ -151,4 +151,4 @@ class ScriptedDecoder:
 
 def with_prefix(trace: Trace, tokens: int) -> Trace:
     """The same trace behind that many more tokens of prompt."""
-    return dataclasses.replace(trace, prompt_tokens=trace.prompt_tokens + tokens)
+    return dataclasses.replace(trace, prompt_tokens=trace.prompt_tokens + tokens, prompt=None)

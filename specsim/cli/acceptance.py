@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.console import check_new, print_json, print_table, progress_bar
 from specsim.cli.options import JsonOption, SeedOption
 
 acceptance = typer.Typer(
@@ -63,10 +63,8 @@ def fit(
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
     from specsim.acceptance.sources import describe, read_source, verified_by_depth
-    from specsim.errors import InputError
 
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists; choose another name or overwrite it (--overwrite)")
+    check_new(out, overwrite=overwrite)
     data = read_source(source, policy=policy)
     fitted = MODELS[model.value].fit(data)
     save_model(fitted, out, describe(data))

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from specsim import __version__
 from specsim.errors import InputError, Interrupted
-from specsim.progress import Progress
+from specsim.progress import Progress, ProgressLines
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
-LINE_EVERY_S = 30.0  # of progress, where it goes to a file or a pipe
+BAR_WIDTH, BESIDE_BAR = 40, 50  # characters of a bar at most, and of what stands beside it
+COMPILING = "compiling policies, which takes some seconds each; specsim's own are kept for the next time"
 Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
 USAGE_ERROR: Any = typer.BadParameter.__base__
+INSTALL = "real runs need more than `pip install .`: pip install -c constraints.txt '.[real]'"
 MAX_SEED = 2**32 - 1  # the least of what numpy, optuna and torch take
 
 
 def run(app: typer.Typer) -> None:
     """Run a command line; bad input becomes one line on standard error and exit code 2."""
+    atexit.register(gc.disable)  # or Python looks for garbage once more, among all that was imported
     try:
         code = app(standalone_mode=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+    except ModuleNotFoundError as error:
+        if is_own(error):
+            raise
+        print(missing_module(error), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except OSError as error:
         print(f"error: {_what_failed(error)}", file=sys.stderr)
@@ -66,34 +76,66 @@ def _what_failed(error: OSError) -> str:
     return f"{place}{' '.join(str(error.strerror or error).split())}; check path and permissions"
 
 
+def is_own(error: ModuleNotFoundError) -> bool:
+    """Whether the module that is missing is the project's, which is a fault of the program and not of the install."""
+    return error.name is None or error.name.partition(".")[0] in ("specsim", "realrun", "speckernels")
+
+
+def missing_module(error: ModuleNotFoundError) -> str:
+    """The one line for a module that the light install does not bring."""
+    return f"error: {error.name} is not installed; {INSTALL}"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"specsim {__version__}")
+        raise typer.Exit
+
+
+def version_option(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+OverwriteFileOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+
+
+def check_new(path: Path, *, overwrite: bool) -> None:
+    """InputError, ahead of the work, where a file is there that is not to be replaced."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists; choose another name or overwrite it (--overwrite)")
+
+
 def print_json(document: Any) -> None:
     """One JSON object on standard output."""
     print(json.dumps(document, indent=2))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on standard output; every column but the first is right-aligned."""
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width to fold at
-        console = Console(width=200)
-    console.print(table)
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:
+    """A table on standard output, as wide as that is; see `specsim.report.terminal.print_table`."""
+    from specsim.report import terminal  # rich is slow to load, and --json does not need it
+
+    terminal.print_table(title, columns, rows, labels=labels)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Bars on standard error; where that is no terminal, a line every half a minute."""
+    prepare_compiler()
+    if not sys.stderr.isatty():
+        with ProgressLines(lambda line: print(line, file=sys.stderr, flush=True)) as lines:
+            yield lines
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield progress_lines()
-        return
-    with Bars(console=console, transient=True) as bars:
+    bar = BarColumn(max(4, min(BAR_WIDTH, console.width - BESIDE_BAR)))
+    columns = TextColumn("{task.description}", markup=False), bar, TaskProgressColumn(), TimeRemainingColumn()
+    with Bars(*columns, console=console, transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:
@@ -104,17 +146,49 @@ def progress_bar() -> Iterator[Progress]:
         yield report
 
 
-def progress_lines(interval_s: float = LINE_EVERY_S) -> Progress:
-    """Progress as lines on standard error, the first after `interval_s` seconds and no more than one in as many."""
-    last = time.monotonic()
+def prepare_compiler() -> None:
+    """Get numba ready, if it is used at all, and say once, on standard error, when it begins to compile."""
+    if "numba" in sys.modules:
+        _load_compiler()
+        _listen_for_compiling()
 
-    def report(what: str, done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= interval_s:
-            last = time.monotonic()
-            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
 
-    return report
+@cache
+def _load_compiler() -> None:
+    """Load numba's own registries without SciPy's linear algebra, which takes longer than all that a replay does.
+
+    Numba looks there whether np.cov has what it needs; it has, when it is asked for.
+    """
+    from numba.core.registry import cpu_target
+
+    if "scipy.linalg" in sys.modules:
+        return
+    sys.modules["scipy.linalg"] = None  # type: ignore[assignment]  # not to be imported
+    try:
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
+    finally:
+        del sys.modules["scipy.linalg"]
+    from numba.np import arraymath
+
+    arraymath._HAVE_BLAS = True
+
+
+@cache
+def _listen_for_compiling() -> None:
+    from numba.core import event
+
+    class Announcement(event.Listener):
+        said = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.said:
+                self.said = True
+                print(COMPILING, file=sys.stderr, flush=True)
+
+        def on_end(self, event: Any) -> None: ...
+
+    event.register("numba:compile", Announcement())
 
 
 def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> list[Number]:

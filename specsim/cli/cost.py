@@ -17,7 +17,7 @@ cost = typer.Typer(
 
 @cost.command("list")
 def list_costs(json: JsonOption = False) -> None:
-    """List the costs that ship, which --cost of other commands takes by name.
+    """List the costs that ship, which commands that take costs know by these names.
 
     Example: specsim replay TRACE --policy fixed_k --set k=3 --cost vllm-llama3.1-8b-eagle-h100
     """

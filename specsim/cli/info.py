@@ -1,8 +1,9 @@
-"""`specsim policies`, `info`, `data list`: what there is."""
+"""`specsim policies`, `info`, `data list`, `example`: what there is."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ def policies(
 ) -> None:
     """List the policies with their settings, defaults and ranges.
 
-    --policy of other commands takes these names, and a FILE.py of your own.
+    Commands that take a policy take these names, and a FILE.py of your own.
     """
     from specsim.policy.registry import POLICIES, find_policies
 
@@ -80,7 +81,18 @@ def info(trace: TraceArgument, json: JsonOption = False) -> None:
     if json:
         print_json(document)
         return
-    print_table(f"trace {trace}", ["", "value"], [[key, str(value)] for key, value in document.items()])
+    print_table(f"trace {trace}", ["", "value"], [[key, fact_text(value)] for key, value in document.items()])
+
+
+def fact_text(value: Any) -> str:
+    """What meta.json says of something, to read."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {fact_text(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(fact_text, value)) or "none"
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @data.command("list")
@@ -105,3 +117,31 @@ def data_list(
     if not from_gpu:
         where = "there" if folder else "shipped"
         print(f"No result from a GPU is {where} yet; `realrun campaign --out DIR --minutes 30` on one makes them.")
+
+
+def example(
+    out: Annotated[Path, typer.Argument(help="Folder to write; it must not be there yet.")] = Path("example"),
+    json: JsonOption = False,
+) -> None:
+    """Write a trace and a profile of the lab's pair, on which replay, tune, leaderboard and tree can be tried.
+
+    The target is the lab's with 40 layers, at temperature 0.8, the profile one thread's of a CPU.
+
+    Example: specsim example && specsim leaderboard example/trace --cost example/profile.json
+    """
+    from specsim.errors import InputError
+    from specsim.files import replacing_folder
+    from specsim.results import SHIPPED
+    from specsim.trace.files import read_trace, write_trace
+
+    if out.exists():
+        raise InputError(f"{out} exists; choose another name")
+    shipped = SHIPPED / "example"
+    with replacing_folder(out) as work:
+        write_trace(read_trace(shipped / "trace.zip"), work / "trace")
+        (work / "profile.json").write_bytes((shipped / "profile.json").read_bytes())
+    trace, profile = out / "trace", out / "profile.json"
+    if json:
+        print_json({"trace": str(trace), "profile": str(profile)})
+    else:
+        print(f"try: specsim leaderboard {trace} --cost {profile}")

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+
 import typer
 
 from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
-from specsim.cli.console import run
+from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
-from specsim.cli.info import data, info, policies
+from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
+OBJECTS = 100_000  # made between two searches for garbage, which cost a tenth of a replay where they are many
+
 app = typer.Typer(
     help="Simulate speculative decoding: replay a recorded trace under any policy, tune it, rank them all.\n\n"
-    "Traces come from `realrun record`, costs from `realrun profile`.",
+    "Traces come from `realrun record`, costs from `realrun profile`; `specsim example` has some of both to try.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.callback()(version_option)
 app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
 app.add_typer(claims, name="claims")
@@ -31,10 +36,11 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, policies, info):
+for _command in (replay, tune, leaderboard, policies, info, example):
     app.command()(_command)
 
 
 def main() -> None:
     """Entry point of the console command."""
+    gc.set_threshold(OBJECTS)
     run(app)

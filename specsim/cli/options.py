@@ -12,7 +12,9 @@ from specsim.cli.console import MAX_SEED
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
 
-TraceArgument = Annotated[Path, typer.Argument(help="Trace folder, made by `realrun record`.", show_default=False)]
+TraceArgument = Annotated[
+    Path, typer.Argument(help="Trace folder, made by `realrun record` or `specsim example`.", show_default=False)
+]
 PolicyOption = Annotated[
     str,
     typer.Option(help="Policy: a name that `specsim policies` lists, or a FILE.py of your own.", show_default=False),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specsim.cli.console import parse_settings, print_json, print_table
+from specsim.cli.console import parse_settings, prepare_compiler, print_json, print_table
 from specsim.cli.options import (
     BatchOption,
     CostOption,
@@ -50,6 +50,7 @@ def replay(
     from specsim.speedup.prediction import oracle_name
     from specsim.trace.files import read_trace
 
+    prepare_compiler()
     priced = PricedTrace(read_trace(trace), read_costs(cost, draft_cost, batch))
     prediction = predict_with(
         priced, policy, parse_settings(set_), tuning_share=tuning_share, expected=expected, seed=seed

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
-from rich.tree import Tree
 
 from specsim.arrays import Floats
 from specsim.cli.console import print_json, print_table
@@ -19,6 +17,8 @@ from specsim.files import write_text
 from specsim.static_tree.shape import Shape, parents, ranks
 
 if TYPE_CHECKING:
+    from rich.tree import Tree
+
     from specsim.trace.trace import Trace
 
 tree = typer.Typer(
@@ -221,11 +221,10 @@ def _measured(shape: tuple[int, ...], trace: Trace) -> float:
 
 def _print_tree(shape: tuple[int, ...], probs: Floats) -> None:
     """The tree, a line per node, and its choices in one line to copy."""
-    from rich.console import Console
-
+    from specsim.report.terminal import terminal
     from specsim.static_tree.shape import to_paths
 
-    Console().print(drawing(shape, [f"{prob:.4f}" for prob in probs]))
+    terminal().print(drawing(shape, [f"{prob:.4f}" for prob in probs]))
     print(f"choices = {[list(path) for path in to_paths(shape)]}")
 
 
@@ -245,14 +244,15 @@ def _write_curve(path: Path, curve: Floats) -> None:
 
 def drawing(shape: Shape, notes: Sequence[str] | None = None) -> Tree:
     """The tree to print with rich, a line per node: its rank and, where given, notes[node] (root first)."""
-    root = Tree(_line("root", notes, 0))
+    from rich.text import Text  # slow to load
+    from rich.tree import Tree
+
+    def line(name: str, node: int) -> Text:
+        return Text(f"{name}  {notes[node]}" if notes else name)
+
+    root = Tree(line("root", 0))
     branches = [root]
     for node, (parent, rank) in enumerate(zip(parents(shape).tolist(), ranks(shape).tolist(), strict=True)):
         if node:
-            branches.append(branches[parent].add(_line(str(rank), notes, node)))
+            branches.append(branches[parent].add(line(str(rank), node)))
     return root
-
-
-def _line(name: str, notes: Sequence[str] | None, node: int) -> Text:
-    """A node's line; what it says is no markup."""
-    return Text(f"{name}  {notes[node]}" if notes else name)

@@ -117,7 +117,7 @@ class GridCost:
         if asked.size and not (asked.min() >= grid[0] and asked.max() <= grid[-1]):  # also catches NaN
             raise InputError(
                 f"cost grid of {self.model} covers {what} {grid[0]} to {grid[-1]} {unit}, asked for "
-                f"{asked.min():g} to {asked.max():g}; measure a larger grid"
+                f"{asked.min():g} to {asked.max():g}; measure a larger one with `realrun cost-grid`"
             )
         right = np.searchsorted(grid, asked, side="left")
         left = np.where(grid[right] == asked, right, right - 1)

@@ -19,6 +19,7 @@ PROFILE_VERSION = 2
 GRID_KIND = "specsim-cost-grid"
 AGAIN = "profile again"
 MAX_CONTEXT = 2**31  # tokens
+LEAST_CONTEXT = 2  # cached tokens that a profile begins with at least: rounds behind fewer cost the same
 
 
 class TreeSeconds(TypedDict):
@@ -71,7 +72,7 @@ class TreeProfile:
         if not 1 <= size <= self.sizes[-1]:
             raise InputError(
                 f"cost profile covers trees of up to {self.sizes[-1]} tokens, asked for {size}; "
-                "profile again with a larger `--tree-nodes`"
+                "profile again with a larger `realrun profile --tree-nodes`"
             )
         right = int(np.searchsorted(self.sizes, size))
         left = max(right - 1, 0)
@@ -86,7 +87,7 @@ class ProfileCost(CostModel):
     A draft step is priced by its place in the draft: the target's pass may have thrown the
     drafter's weights out of a cache, into which they come back step by step. Costs are as they were measured, also
     where a longer pass is cheaper: products of an even number of rows often are. A context or a size that was not
-    measured is an error.
+    measured is an error; but for contexts below `LEAST_CONTEXT`, if the profile begins there.
 
     contexts : int [C], increasing
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
@@ -110,10 +111,11 @@ class ProfileCost(CostModel):
     def _along_context(self, values: Seconds, context: npt.ArrayLike) -> Seconds:
         asked = np.asarray(context, dtype=np.float64)
         low, high = self.contexts[0], self.contexts[-1]
+        low = low if low > LEAST_CONTEXT else 0
         if asked.size and not (asked.min() >= low and asked.max() <= high):  # also catches NaN
             raise InputError(
                 f"cost profile covers contexts {low} to {high} tokens, asked for {asked.min():g} to "
-                f"{asked.max():g}; profile again with `--contexts` that cover them"
+                f"{asked.max():g}; profile again with `realrun profile --for` the trace"
             )
         return np.interp(asked, self.contexts, values)
 
@@ -121,7 +123,7 @@ class ProfileCost(CostModel):
         if not 1 <= n_tokens <= len(self.draft_step_s):
             raise InputError(
                 f"cost profile covers drafts of 1 to {len(self.draft_step_s)} tokens, asked for {n_tokens}; "
-                "profile again with a larger `--max-draft-tokens`"
+                "profile again with a larger `realrun profile --max-draft-tokens`"
             )
         return self._along_context(self.draft_step_s[:n_tokens].sum(axis=0), context)
 
@@ -132,7 +134,7 @@ class ProfileCost(CostModel):
         if not 1 <= n_tokens <= len(self.verify_s):
             raise InputError(
                 f"cost profile covers verification of 1 to {len(self.verify_s)} tokens, asked for "
-                f"{n_tokens}; profile again with a larger `--max-draft-tokens`"
+                f"{n_tokens}; profile again with a larger `realrun profile --max-draft-tokens`"
             )
         return self._along_context(self.verify_s[n_tokens - 1], context)
 
@@ -161,7 +163,7 @@ class ProfileCost(CostModel):
 
     def _trees(self) -> TreeProfile:
         if self.tree is None:
-            raise InputError("cost profile has no trees; profile again with `--tree-nodes`")
+            raise InputError("cost profile has no trees; profile again with `realrun profile --tree-nodes`")
         return self.tree
 
     def constant(self, context: float) -> ConstantCost:

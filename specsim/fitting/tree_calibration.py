@@ -66,7 +66,7 @@ def verified_nodes(trace: Trace, rounds: Rounds | None = None) -> VerifiedNodes:
     Raises InputError where the trace holds no recorded trees.
     """
     if trace.tree is None or trace.true_rank is None:
-        raise InputError("calibration of trees needs recorded trees and true ranks; record with `--tree-nodes`")
+        raise InputError("calibration of trees needs recorded trees and true ranks; use `realrun record --tree-nodes`")
     rounds = rounds or rounds_of(trace)
     return VerifiedNodes(
         *verified_children(rounds.rows, rounds.recent, trace.true_rank, trace.tree.first_child, trace.tree.prob)

@@ -49,7 +49,7 @@ def mean_tree_cost(trace: Trace, table: CostTable, *, max_nodes: int, max_expand
         covered = len(table.tree.verify_s) - 1 if table.tree else 0
         raise InputError(
             f"costs cover trees of up to {covered} tokens, hardware_pct may need {max_nodes + 1}; lower max_nodes or "
-            "profile with a larger `--tree-nodes`"
+            "profile with a larger `realrun profile --tree-nodes`"
         )
     share = context_share(trace, table)
     return TreeCost(

@@ -70,10 +70,10 @@ def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
         )
     if isinstance(policy, TreePolicy):
         if table.tree is None:
-            raise InputError(f"policy {policy.name}: these costs are not of trees; profile with `--tree-nodes`")
+            raise InputError(f"policy {policy.name}: these costs are not of trees; use `realrun profile --tree-nodes`")
         covered, asked = len(table.tree.verify_s) - 1, max(policy.max_verified_nodes + 1, policy.max_expanded)
         if covered < asked:
             raise InputError(
                 f"costs cover trees of up to {covered} tokens, policy {policy} may need {asked}; lower its limit or "
-                "profile with a larger `--tree-nodes`"
+                "profile with a larger `realrun profile --tree-nodes`"
             )

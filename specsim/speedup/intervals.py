@@ -192,13 +192,35 @@ def tails(sequences: int, confidence: float) -> tuple[float, float]:
     quantiles are therefore moved outwards to Phi(+-sqrt(n / (n - 1)) t_(n-1)), "expanded
     percentile" in Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 4.3.
     """
-    from scipy.special import ndtr, stdtrit
-
     if sequences < 2:
         return 0.0, 1.0
-    student = float(stdtrit(sequences - 1, (1 + confidence) / 2))
-    high = float(ndtr(student * math.sqrt(sequences / (sequences - 1))))
+    student = student_quantile(sequences - 1, (1 + confidence) / 2)
+    high = math.erfc(-student * math.sqrt(sequences / (sequences - 1) / 2)) / 2
     return 1 - high, high
+
+
+def student_quantile(freedom: int, prob: float) -> float:
+    """What Student's t of so many degrees of freedom stays below with this probability, from 0.5 on.
+
+    By Newton's method on the finite sum that the distribution is (Abramowitz and Stegun, 26.7.3 and 26.7.4), as SciPy's
+    takes longer to import than all else that a replay does.
+    """
+    odd = freedom % 2
+    peak = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    value = 0.0
+    while True:  # from below, as the distribution is concave
+        angle = math.atan(value / math.sqrt(freedom))
+        cosine = math.cos(angle)
+        inside, term = 0.0, math.sin(angle) * cosine**odd  # inside : the probability of (-value, value)
+        for power in range(odd, freedom - 1, 2):
+            inside += term
+            term *= cosine**2 * (power + 1) / (power + 2)
+        if odd:
+            inside = 2 / math.pi * (angle + inside)
+        step = (prob - (1 + inside) / 2) / (peak * cosine ** (freedom + 1))
+        if not step > 1e-15 * value:
+            return value
+        value += step
 
 
 def _columns(*values: npt.ArrayLike) -> list[Floats]:
@@ -215,8 +237,6 @@ def _estimate(value: float, resampled: Floats, deviations: Floats, confidence: f
     if not 1 < sequences < FEW:
         low, high = np.quantile(resampled, tails(sequences, confidence))
         return Estimate(value, float(low), float(high))
-    from scipy.special import stdtrit
-
     error = float(deviations.std(ddof=1)) / math.sqrt(sequences)
-    reach = float(stdtrit(sequences - 1, (1 + confidence) / 2)) * error
+    reach = student_quantile(sequences - 1, (1 + confidence) / 2) * error
     return Estimate(value, value - reach, value + reach)

@@ -84,7 +84,7 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
         raise InputError("trees are replayed on greedy and Gumbel traces only; this one is of rejection sampling")
     reach = reachable_depth(trace, width)
     if table.tree is None:
-        raise InputError("the tree oracle needs costs of trees; profile with `--tree-nodes`")
+        raise InputError("the tree oracle needs costs of trees; profile with `realrun profile --tree-nodes`")
     sizes, columns = table.tree.verify_s.shape
     longest = context_range(trace)[1]
     if sizes < trace.depth + 2 or len(table.draft_s) <= trace.depth or columns <= longest >> table.bucket_bits:

@@ -75,7 +75,7 @@ class PricedTree:
 def tree_round_cost(table: CostTable, trace: Trace) -> TreeRoundCost:
     """The costs of a table, averaged over the contexts of a trace's positions."""
     if table.tree is None:
-        raise InputError("the costs do not price trees; profile again with `--tree-nodes`")
+        raise InputError("the costs do not price trees; profile again with `realrun profile --tree-nodes`")
     share = context_share(trace, table)
     return TreeRoundCost(
         draft_s=table.draft_s @ share,
@@ -117,7 +117,7 @@ def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_dep
     if not trees:
         raise InputError(
             f"costs of trees of up to {len(cost.verify_s) - 1} tokens price no tree of the {max_nodes} nodes and "
-            f"{max_depth} levels allowed; profile with a larger `--tree-nodes` or allow more"
+            f"{max_depth} levels allowed; profile with a larger `realrun profile --tree-nodes` or allow more"
         )
     return trees
 

@@ -28,6 +28,7 @@ from specsim.trace.packed import unpacked
 from specsim.trace.trace import NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
 
+PROMPT = "prompt"  # column of the sequences
 MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
 STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
 TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
@@ -152,8 +153,8 @@ def read_trace(folder: Path | str) -> Trace:
 
 def _read_sequences(path: Path) -> dict[str, Array]:
     numbers = ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens")
-    columns = dict.fromkeys(numbers, INTEGERS) | {"domain": TEXT, "source": TEXT}
-    table = read_table(path, columns, ("source",), invalid=AGAIN)  # traces of before do not name the sources
+    columns = dict.fromkeys(numbers, INTEGERS) | {"domain": TEXT, "source": TEXT, PROMPT: INTEGER_LISTS}
+    table = read_table(path, columns, ("source", PROMPT), invalid=AGAIN)  # which traces of before do not hold
     values: dict[str, Array] = {name: _column(table, name, np.int64, path) for name in numbers}
     for name in numbers:
         least = 0 if name in ("sequence_id", "output_tokens") else 1
@@ -161,7 +162,20 @@ def _read_sequences(path: Path) -> dict[str, Array]:
             raise InputError(f"{path}: column {name!r} has a value outside {least} to {MOST_TOKENS}; {AGAIN}")
     for name in [name for name in ("domain", "source") if name in table.column_names]:
         values[name] = np.array(table.column(name).to_pylist(), dtype=np.str_)
+    if PROMPT in table.column_names:
+        values[PROMPT] = _prompts(table, values["prompt_tokens"], path)
     return values
+
+
+def _prompts(table: pa.Table, lengths: Array, path: Path) -> Array:
+    """The prompts' tokens one after another."""
+    column = table.column(PROMPT).combine_chunks()
+    if not pa.types.is_list(column.type) or not np.array_equal(np.diff(np.from_dlpack(column.offsets)), lengths):
+        raise InputError(f"{path}: column {PROMPT!r} does not hold the tokens of every prompt; {AGAIN}")
+    tokens = _as_numpy(column.values, PROMPT, np.int32, path)
+    if (tokens < 0).any():
+        raise InputError(f"{path}: column {PROMPT!r} holds what is no token; {AGAIN}")
+    return tokens
 
 
 def _read_steps(path: Path, meta: dict[str, Any]) -> dict[str, Array]:
@@ -184,8 +198,11 @@ def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> Array:
 def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> Array:
     """A writable copy, since the replay kernel is compiled once per array type, read-only being another."""
     wanted = pa.from_numpy_dtype(dtype)
+    values = np.from_dlpack(column)  # `to_numpy` would import pandas
+    if np.can_cast(values.dtype, dtype):  # what pyarrow casts, it imports a module of its own for
+        return values.astype(dtype)
     try:
-        return np.array(np.from_dlpack(column.cast(wanted)))  # `to_numpy` would import pandas
+        return np.array(np.from_dlpack(column.cast(wanted)))
     except pa.ArrowInvalid:
         raise InputError(f"{path}: column {name!r} holds values that do not fit {wanted}; {AGAIN}") from None
 
@@ -194,7 +211,7 @@ def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path)
     column = table.column(name).combine_chunks()
     if not pa.types.is_fixed_size_list(column.type) or column.type.list_size != depth:
         raise InputError(f"{path}: column {name!r} is {column.type}, wanted lists of {depth}; record it again")
-    values = _as_numpy(column.flatten(), name, dtype, path).reshape(len(table), depth)
+    values = _as_numpy(column.values, name, dtype, path).reshape(len(table), depth)
     if np.issubdtype(dtype, np.floating) and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0, 0])
         raise InputError(f"{path}: column {name!r} is not finite at row {row}; {AGAIN}")
@@ -283,6 +300,9 @@ def _sequence_table(trace: Trace) -> pa.Table:
     }
     if trace.source is not None:
         columns["source"] = pa.array(trace.source.tolist(), pa.string())
+    if trace.prompt is not None:
+        offsets = pa.array(np.concatenate([[0], np.cumsum(trace.prompt_tokens)]).astype(np.int32))
+        columns[PROMPT] = pa.ListArray.from_arrays(offsets, pa.array(trace.prompt, pa.int32()))
     return pa.table(columns)
 
 

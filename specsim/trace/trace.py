@@ -47,6 +47,7 @@ class Trace:
     domain : str array [S]
     source : str array [S], the text that a prompt was cut from, such as a file; "" where it is its own, or None where
         not recorded. Prompts of one text are alike, so that they tune together or report together
+    prompt : int32 array, the prompts' tokens one after another, or None where not recorded
     offsets : int64 [S + 1], rows of sequence s are offsets[s]:offsets[s+1]
     token, match_len : int32, uint8 [N]
     draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
@@ -80,6 +81,7 @@ class Trace:
     score: FloatArray | None = None
     tree: TreeRecord | None = None
     source: npt.NDArray[np.str_] | None = None
+    prompt: IntArray | None = None
 
     @property
     def depth(self) -> int:
@@ -99,6 +101,11 @@ class Trace:
     @property
     def sequences(self) -> int:
         return len(self.sequence_id)
+
+    @property
+    def prompts(self) -> list[IntArray] | None:
+        """The tokens of every sequence's prompt, where they were recorded."""
+        return None if self.prompt is None else np.split(self.prompt, np.cumsum(self.prompt_tokens)[:-1])
 
     @cached_property
     def draft_limit(self) -> IntArray:
@@ -146,6 +153,10 @@ class Trace:
             value = getattr(self, field.name)
             if field.name in ("sequence_id", "domain", "prompt_tokens", "budget_tokens", "source"):
                 values[field.name] = None if value is None else value[index]
+            elif field.name == "prompt":
+                prompts = self.prompts
+                chosen = [] if prompts is None else [prompts[sequence] for sequence in index]
+                values["prompt"] = None if value is None else np.concatenate([value[:0], *chosen])
             elif field.name == "tree":
                 values["tree"] = None if value is None else value.select(rows)
             elif field.name not in values:

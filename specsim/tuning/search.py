@@ -207,7 +207,7 @@ def _conclude(evaluator: Evaluator, space: Space, done: SearchState, how: Search
         built(done.points[0])  # raises its reason, if it has one
         raise InputError(
             f"policy {evaluator.kind.name}: all {len(done.points)} points ask for more than the recorded trees hold in "
-            f"over {100 * MAX_TRUNCATED_SHARE:.0f} % of the rounds; record with more `--tree-nodes`"
+            f"over {100 * MAX_TRUNCATED_SHARE:.0f} % of the rounds; record more with `realrun record --tree-nodes`"
         )
     best, *others = [done.points[i] for i in done.ranking]
     runner_up = next((point for point in others if space.apart(best, point)), None)

@@ -28,7 +28,8 @@ def applicable_variants(
     for kind in kinds:
         reason = unsupported_reason(trace, kind)
         if not reason and issubclass(kind, TreePolicy) and cost.max_tree_tokens <= trace.depth + 1:
-            reason = f"these costs cover trees of up to {cost.max_tree_tokens} tokens; profile with `--tree-nodes`"
+            covered = cost.max_tree_tokens
+            reason = f"these costs cover trees of up to {covered} tokens; profile with `realrun profile --tree-nodes`"
         if reason:
             skipped.append((kind.name, reason))
             continue

@@ -141,7 +141,11 @@ def test_the_plan_gives_up_long_passes_first_then_long_contexts() -> None:
     free = 0.9 * (139 * 2**30 - 13.5e9)
     assert fitting(config, torch.bfloat16, 8, axes, free)[0][-1] == 16384
     assert fitting(config, torch.bfloat16, 16, axes, free)[0][-1] == 8192
-    assert fitting(config, torch.bfloat16, 64, axes, free) == (list(axes.contexts[:5]), list(axes.tokens))
+    assert fitting(config, torch.bfloat16, 64, axes, free) == (list(axes.contexts[:6]), list(axes.tokens))
+
+
+def test_a_grid_prices_prompts_of_any_length_unless_told() -> None:
+    assert Axes().contexts[0] == 0
 
 
 def test_what_does_not_fit_the_time_is_null_with_the_reason() -> None:

@@ -293,7 +293,7 @@ def test_the_command_measures_trees_of_the_size_asked_for(tmp_path: Path) -> Non
     out = tmp_path / "profile.json"
     options = ["--contexts", "16", "--max-draft-tokens", "2", "--repeats", "2", "--tree-nodes"]
     for nodes, tokens in ((0, 0), (5, 6)):
-        result = CliRunner().invoke(app, ["profile", str(out), *options, str(nodes)])
+        result = CliRunner().invoke(app, ["profile", str(out), *options, str(nodes), "--overwrite"])
         assert result.exit_code == 0, result.output
         assert ("verify tree of 5" in " ".join(result.output.split())) == (tokens == 6)
         assert read_cost(out).max_tree_tokens == tokens

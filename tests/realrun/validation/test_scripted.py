@@ -317,3 +317,12 @@ def test_true_shapes_go_as_the_trace_says_on_cuda(target: str, draft: str) -> No
     document = run_scripted(target, draft, trace(EOS), context=2000, policies=POLICIES[1:], repeats=1, minutes=2)
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
     assert document["provenance"]["dtype"] == "bfloat16"
+
+
+def test_the_shortest_prompts_are_run_and_priced() -> None:
+    """From one token on, behind which nothing is cached."""
+    short = replace(trace(), prompt_tokens=np.array([1, 1, 2, 3, 9, 40]), prompt=None)
+    done = scripted_validation(pair(), short, policies=POLICIES[:1], repeats=1)
+    (row,) = done["rows"]
+    assert row["rounds_identical_percent"] == 100.0 and np.isfinite(row["error_percent"])
+    assert done["profile"]["contexts"][0] == 2

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json
+from specsim.cost.profile import LEAST_CONTEXT, ProfileCost, TreeProfile, profile_from_json
 from specsim.cost.table import compile_table
 from specsim.errors import InputError
 from specsim.replaying.table import cost_table
@@ -256,3 +256,16 @@ def test_a_cost_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) ->
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="binary.json is no valid JSON"):
         read_cost(tmp_path / "binary.json")
+
+
+def test_a_profile_from_its_least_context_on_prices_all_shorter_ones() -> None:
+    arrays = {"draft_step_s": [[1.0, 2.0]], "verify_s": [[3.0, 5.0], [4.0, 6.0]]}
+    vectors = {"catch_up_s": [1.0, 2.0], "autoregressive_s": [7.0, 9.0]}
+    values = {name: np.array(value) for name, value in (arrays | vectors).items()}
+    for least, covered in ((LEAST_CONTEXT, True), (LEAST_CONTEXT + 1, False)):
+        cost = ProfileCost(np.array([least, 10]), **values, policy_step_s=0.0, round_overhead_s=0.0)
+        if covered:
+            np.testing.assert_array_equal(cost.autoregressive_step([0, 1, 2, 10]), [7, 7, 7, 9])
+        else:
+            with pytest.raises(InputError, match="covers contexts 3 to 10 tokens, asked for 0"):
+                cost.autoregressive_step([0, 10])

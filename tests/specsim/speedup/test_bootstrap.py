@@ -22,6 +22,7 @@ from specsim.speedup.intervals import (
     ratio_difference,
     ratio_interval,
     resample,
+    student_quantile,
     tails,
 )
 from tests.support.acceptance_examples import COST, difficulty
@@ -270,3 +271,9 @@ def test_ratios_over_their_own_baselines_are_compared_sequence_by_sequence() -> 
     same = ratio_difference(base, a, 3 * base, 3 * a)
     assert same.difference.estimate == pytest.approx(0) and not same.separated
     assert ratio_difference(base, a, base, b) == paired_difference(base, a, b)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 10, 11, 35, 36, 999, 4000])
+@pytest.mark.parametrize("prob", [0.5, 0.6, 0.95, 0.975, 0.9995])
+def test_quantiles_of_student_are_scipys(freedom: int, prob: float) -> None:
+    assert student_quantile(freedom, prob) == pytest.approx(stats.t(freedom).ppf(prob), rel=1e-11, abs=1e-15)

@@ -1,0 +1,83 @@
+"""Tables that fit the terminal: what is too wide for one goes on in further blocks, their first columns repeated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+LOG_WIDTH = 200  # of a pipe or a file, which has no edge
+KEPT_WHOLE = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so
+BORDER = 3  # characters beside the cells of each column; the table has one more
+
+
+class Need(NamedTuple):
+    """Characters that a column needs so that no word is broken, no short cell either, and nothing at all."""
+
+    word: int
+    least: int
+    whole: int
+
+
+def terminal() -> Console:
+    """Standard output, on which a text is what it says, no markup. Off a terminal, too, $COLUMNS is obeyed."""
+    bounded = Console().is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(markup=False, emoji=False, highlight=False, width=None if bounded else LOG_WIDTH)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:
+    """A table on standard output; every column but the first is right-aligned.
+
+    labels : first columns, which say what a row is
+    """
+    console, lines = terminal(), [list(row) for row in rows]
+    console.print(title, style="italic")
+    needs = [need(column, [line[at] for line in lines]) for at, column in enumerate(columns)]
+    for block in blocks(needs, labels, console.width):
+        table = Table()
+        for at, width in zip(block, widths([needs[at] for at in block], console.width), strict=True):
+            table.add_column(columns[at], justify="left" if at == 0 else "right", overflow="fold", width=width)
+        for line in lines:
+            table.add_row(*(line[at] for at in block))
+        console.print(table)
+
+
+def need(heading: str, cells: Sequence[str]) -> Need:
+    """Of a column. A heading and a long cell may be broken at spaces."""
+    word = max((len(word) for text in (heading, *cells) for word in text.split()), default=1)
+    longest = max(map(len, cells), default=0)
+    least = max(word, min(longest, KEPT_WHOLE))
+    return Need(word, least, max(least, longest, len(heading)))
+
+
+def blocks(needs: Sequence[Need], labels: int, width: int) -> list[list[int]]:
+    """The columns of every block: the labels, and as many others as fit beside them, at least one."""
+    first = list(range(min(labels, len(needs))))
+    found, block = [], first
+    for at in range(len(first), len(needs)):
+        fits = 1 + sum(needs[one].least + BORDER for one in (*block, at)) <= width
+        if block != first and not fits:
+            found.append(block)
+            block = first
+        block = [*block, at]
+    return [*found, block]
+
+
+def widths(needs: Sequence[Need], width: int) -> list[int]:
+    """Characters of each column: the least that it needs, and what is left over to the narrowest that lack some.
+
+    Where even the least does not fit, the widest give way: those with spaces first, then words are broken.
+    """
+    found = [one.least for one in needs]
+    left = width - 1 - sum(found) - BORDER * len(found)
+    while left > 0 and (lacking := [at for at, one in enumerate(needs) if found[at] < one.whole]):
+        found[min(lacking, key=found.__getitem__)] += 1
+        left -= 1
+    while left < 0 and max(found) > 1:
+        loose = [at for at, one in enumerate(needs) if found[at] > one.word]
+        found[max(loose or range(len(found)), key=found.__getitem__)] -= 1
+        left += 1
+    return found

@@ -1,0 +1,122 @@
+"""What helps and errors say of options: each is the command's own, or is named together with a command that has it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import typer
+
+import realrun.cli.main
+import speckernels.cli
+import specsim.cli.main
+from tests.support import ROOT
+
+APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speckernels": speckernels.cli.app}
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
+
+# Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
+TRACES = ("realrun record", "realrun validate", "realrun leaderboard")
+TRAININGS = ("realrun train eesd", "realrun train medusa", "realrun train edd", "realrun train eagle")
+RAISED_BY = {
+    "realrun/cli/leaderboard.py": ("realrun leaderboard",),
+    "realrun/cli/profile.py": ("realrun profile",),
+    "realrun/cli/typical.py": ("realrun typical",),
+    "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
+    "realrun/leaderboard/job.py": ("realrun leaderboard",),
+    "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
+    "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
+    "realrun/pairs/vocabulary.py": (*TRACES, "realrun profile"),
+    "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),
+    "realrun/recording/record.py": TRACES,
+    "realrun/recording/reuse.py": TRACES[1:],
+    "realrun/recording/again.py": ("realrun validate",),
+    "realrun/training/common/folder.py": TRAININGS,
+    "realrun/training/common/trainings.py": TRAININGS,
+    "realrun/training/medusa2.py": ("realrun train medusa",),
+    "specsim/acceptance/sources.py": ("specsim acceptance fit",),
+    "specsim/api/predict.py": ("specsim replay",),
+    "specsim/cli/console.py:check_new": ("realrun profile", "realrun cost-grid", "specsim acceptance fit"),
+    "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
+    "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
+    "specsim/cli/claims.py": ("specsim claims record",),
+    "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
+    "specsim/report/tree_figures.py": ("specsim tree search",),
+    "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
+}
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Every command and group of commands, by what is typed to call it."""
+    found: dict[str, Any] = {}
+
+    def add(name: str, command: Any) -> None:
+        found[name] = command
+        for child in command.list_commands(None) if hasattr(command, "list_commands") else ():
+            add(f"{name} {child}", command.get_command(None, child))
+
+    for name, app in APPS.items():
+        add(name, typer.main.get_command(app))
+    return found
+
+
+def options(name: str) -> set[str]:
+    """What a command takes."""
+    return {flag for one in commands()[name].params for flag in (*one.opts, *one.secondary_opts)} | {"--help"}
+
+
+def command_of(line: str) -> str:
+    """The command that a line calls, its longest beginning that is one."""
+    words = line.split()
+    return next(" ".join(words[:n]) for n in range(3, 0, -1) if " ".join(words[:n]) in commands())
+
+
+def strange(text: str, own: set[str]) -> list[str]:
+    """Options that a text names and that neither these are nor the commands have that it names them with."""
+    found = [
+        f"{line}: {option}"
+        for line in LINE.findall(text)
+        for option in OPTION.findall(line)
+        if option not in options(command_of(line))
+    ]
+    return found + [option for option in OPTION.findall(LINE.sub("", text)) if option not in own]
+
+
+@pytest.mark.parametrize("name", commands())
+def test_a_help_recommends_what_there_is(name: str) -> None:
+    command = commands()[name]
+    texts = [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
+    assert [found for text in texts for found in strange(text, options(name))] == []
+
+
+def errors(source: str) -> Iterator[tuple[str, str]]:
+    """All errors that a file raises: the function or class, and the text without what is put in."""
+    for part in ast.parse(source).body:
+        for node in ast.walk(part):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("InputError", "BenchError"):
+                texts = [one for one in ast.walk(node) if isinstance(one, ast.Constant) and type(one.value) is str]
+                texts.sort(key=lambda one: (one.lineno, one.col_offset))
+                yield getattr(part, "name", ""), "".join(str(one.value) for one in texts)
+
+
+def test_an_error_recommends_what_there_is() -> None:
+    wrong = []
+    for folder in ("specsim", "realrun", "kernels/speckernels"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            file = path.relative_to(ROOT).as_posix()
+            for function, text in errors(path.read_text()):
+                raisers = RAISED_BY.get(f"{file}:{function}", RAISED_BY.get(file, ()))
+                own = set.intersection(*map(options, raisers)) if raisers else set[str]()
+                wrong += [f"{file}: {one}: {text}" for one in strange(text, own)]
+    assert wrong == []
+
+
+def test_a_strange_option_is_found() -> None:
+    assert strange("profile again with `realrun profile --tree-nodes` or --fast", {"--slow"}) == ["--fast"]
+    assert strange("see `realrun record --contexts`", set()) == ["realrun record --contexts: --contexts"]

@@ -1,0 +1,139 @@
+"""How commands begin: what they import, what they say of versions, of missing libraries and of compiling."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import specsim
+from specsim.trace.files import write_trace
+from tests.support import ROOT
+from tests.support.commands import call
+from tests.support.reference import small_trace
+
+PATHS = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'kernels')!r}]\n"
+LATER = ("torch", "transformers", "tokenizers", "safetensors", "peft")  # what the light install does not bring
+HEAVY = {
+    "scipy.linalg",
+    "scipy.special",
+    "pandas",
+    "matplotlib",
+    "sklearn",
+    "optuna",
+    "joblib",
+    "rich",
+    "pyarrow.compute",
+}
+
+
+def python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run code, with a command's arguments, in a process of its own."""
+    return subprocess.run([sys.executable, "-c", PATHS + code, *map(str, args)], capture_output=True, text=True)
+
+
+def test_a_replay_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """All of these together took half a second and more."""
+    write_trace(small_trace(), tmp_path / "trace")
+    (tmp_path / "cost.json").write_text('{"s_d": 1e-3, "s_t": 1e-2}')
+    code = """
+import json
+from specsim.cli.main import main
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+    cost = ["--cost", tmp_path / "cost.json", "--json"]
+    args = ["replay", tmp_path / "trace", "--policy", "fixed_k", "--set", "k=3", *cost]
+    done = python(code, *args)
+    assert done.returncode == 0 and json.loads(done.stdout)["policy"] == "fixed_k", done.stderr
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert "numba" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_numba_keeps_its_linear_algebra() -> None:
+    """It is loaded late, not left out."""
+    code = """
+import numba, numpy as np
+from specsim.cli.console import prepare_compiler
+prepare_compiler()
+assert "scipy.linalg" not in sys.modules
+x = np.random.default_rng(0).random((3, 9))
+f = numba.njit(lambda x: np.cov(x) + np.linalg.inv(x[:, :3]) @ x[:, :3])
+print(np.abs(f(x) - np.cov(x) - np.eye(3)).max() < 1e-9)
+"""
+    done = python(code)
+    assert done.stdout == "True\n", done.stderr
+    assert done.stderr.count("compiling policies") == 1  # said once, ahead of some dozen functions
+
+
+def test_what_is_compiled_already_is_not_announced() -> None:
+    code = """
+import numba
+from specsim.cli.console import prepare_compiler
+prepare_compiler()
+"""
+    assert python(code).stderr == ""
+
+
+@pytest.mark.parametrize("command", ["specsim", "realrun"])
+def test_a_command_knows_its_version(command: str) -> None:
+    assert call(command, "--version") == (0, f"specsim {specsim.__version__}\n", "")
+
+
+ENTRIES = {
+    "realrun": "from realrun.cli.main import main; main()",
+    "python -m realrun": "import runpy; runpy.run_module('realrun', run_name='__main__')",
+    "speckernels": "from realrun.cli.kernels import main; main()",
+}
+
+
+def in_light_install(entry: str, *args: str) -> subprocess.CompletedProcess[str]:
+    missing = f"sys.modules.update(dict.fromkeys({LATER!r}))\n"  # an import of None finds no module
+    return python(missing + ENTRIES[entry], *args)
+
+
+@pytest.mark.parametrize(
+    "words", ["record out", "profile out.json", "validate", "leaderboard", "train --help", "shapes"]
+)
+def test_a_light_install_names_what_is_missing_in_one_line(words: str) -> None:
+    done = in_light_install("realrun", *words.split())
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "is not installed; " in done.stderr and "'.[real]'" in done.stderr
+
+
+@pytest.mark.parametrize("entry", ["python -m realrun", "speckernels"])
+def test_every_entry_point_does(entry: str) -> None:
+    done = in_light_install(entry, *(["info"] if entry == "speckernels" else ["shapes"]))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "is not installed; " in done.stderr, done.stderr
+
+
+def test_help_needs_no_more_than_the_light_install() -> None:
+    done = in_light_install("realrun", "--help")
+    assert done.returncode == 0 and "record" in done.stdout and done.stderr == ""
+
+
+def test_a_module_of_the_project_that_is_missing_is_no_matter_of_the_install() -> None:
+    done = python("sys.modules['specsim.api.predict'] = None\nfrom specsim.cli.main import main; main()", "replay", "t",
+                  "--policy", "fixed_k", "--cost", "c")  # fmt: skip
+    assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_called_one(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    result = call("specsim", "example", tmp_path / "example")
+    assert result.code == 2 and result.err.startswith("error: ") and result.err.count("\n") == 1
+    assert result.err.endswith("/trace: the disk is full; free some space, or write elsewhere\n")
+    assert list(tmp_path.iterdir()) == []

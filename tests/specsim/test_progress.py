@@ -1,0 +1,80 @@
+"""How far, and how long still: lines that come by themselves."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from specsim.progress import ProgressLines, duration
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_at(clock: Clock) -> ProgressLines:
+    return ProgressLines([].append, clock=clock)
+
+
+def test_a_line_says_what_how_far_and_how_long_still() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    assert lines.line() is None
+    lines("record", 0, 36)
+    clock.now += 20
+    assert lines.line() == "record: 0 of 36, 20 s so far"
+    lines("record", 12, 36)
+    assert lines.line() == "record: 12 of 36, about 40 s left"
+    clock.now += 100  # nothing is reported, and what is done takes longer than was thought
+    assert lines.line() == "record: 12 of 36, about 4 min left"
+    lines("record", 36, 36)
+    assert lines.line() == "record: 36 of 36, done"
+
+
+def test_what_was_there_before_is_not_counted_as_work() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    lines("record", 30, 36)
+    clock.now += 60
+    lines("record", 33, 36)
+    assert lines.line() == "record: 33 of 36, about 60 s left"
+
+
+def test_parts_have_times_of_their_own() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    lines("record", 1, 2)
+    clock.now += 1000
+    lines("tune", 1, 10)
+    clock.now += 10
+    lines("tune", 2, 10)
+    assert lines.line() == "tune: 2 of 10, about 80 s left"
+
+
+def test_lines_come_while_nothing_is_reported_and_end_with_the_work() -> None:
+    came, said = Event(), list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 3:
+            came.set()
+
+    lines = ProgressLines(say, interval_s=0.001)
+    with lines:
+        lines("verify", 1, 4)
+        assert came.wait(60)
+    assert lines.ended.is_set() and said[0].startswith("verify: 1 of 4, ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (9000, "2.5 h")]
+)
+def test_a_duration_is_read_at_a_glance(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
