@@ -87,7 +87,7 @@ def test_a_profile_for_a_trace_prices_all_that_it_holds(home: Path, tmp_path: Pa
     document = json_of(profile(home, tmp_path / "profile.json", "--for", home / "trace"))
     assert len(document["median_s"]["draft_step"]) == 3 and document["median_s"]["tree"]["sizes"][-1] == 7
     priced = [home / "trace", "--cost", tmp_path / "profile.json", "--json"]
-    for policy in ("fixed_k", "vct --set width=2 --set depth=3"):
+    for policy in ("fixed_k", "vct --set width=2 --set depth=2"):
         assert json_of(call("specsim", "replay", *priced, "--policy", *policy.split()))["rounds"] > 0
 
 
