@@ -46,6 +46,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Every reader of files under mutated ones, an hour or two; `nox -s fuzz -- --count 1000 rounds` for less."""
+    install(session, "real", "dev")
+    session.run("python", "-m", "tests.fuzz", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, and who may import whom."""
     install(session, "real", "dev")

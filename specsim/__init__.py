@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specsim.api.predict import policies, predict, replay
     from specsim.api.tune import cross_validate, leaderboard, tune
+    from specsim.cost.files import read_cost
     from specsim.cost.model import ConstantCost
-    from specsim.cost.profile import read_cost
     from specsim.errors import InputError
     from specsim.policy.base import setting
     from specsim.policy.chain.base import ChainPolicy
@@ -32,7 +32,7 @@ _HOMES = {  # public name -> module that defines it
     "make_policy": "specsim.policy.registry",
     "policies": "specsim.api.predict",
     "predict": "specsim.api.predict",
-    "read_cost": "specsim.cost.profile",
+    "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
     "replay": "specsim.api.predict",
     "setting": "specsim.policy.base",

@@ -16,6 +16,9 @@ class InputError(ValueError):
     policy fixed_k: k=-1 is outside [1, 256]; choose a value inside
     """
 
+    def __init__(self, message: object = ""):
+        super().__init__(" ".join(str(message).splitlines()))  # what comes from a file may hold line breaks
+
 
 class Interrupted(BaseException):
     """Stopped by the user, as KeyboardInterrupt; the message says what is kept and how to go on."""

@@ -243,16 +243,6 @@ def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
     write_text(path, json.dumps(document, indent=indent) + "\n")
 
 
-def read_json(path: Path, name: str, *, missing: str, invalid: str) -> Any:
-    """The JSON document of a file, which errors call `name`; InputError says what to do where there is none."""
-    if not path.is_file():
-        raise InputError(f"{name} does not exist; {missing}")
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{name} is no valid JSON ({error}); {invalid}") from None
-
-
 def digest(*parts: Any, length: int = 16) -> str:
     """The first hex digits of the SHA-256 of these strings and bytes, one after another."""
     total = hashlib.sha256()

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from specsim.errors import InputError
+from specsim.json_files import checked, read_json
 
 SHIPPED = Path(__file__).parent / "data"
-CAMPAIGN_KIND = "specsim-campaign"
+CAMPAIGN_KIND, BENCH_KIND, GRID_KIND = "specsim-campaign", "speckernels-bench", "specsim-cost-grid"
+
+
+class Made(TypedDict):
+    """Where and when it was made."""
+
+    device: NotRequired[str]
+    date: NotRequired[str]
+
+
+class AnyResult(TypedDict):
+    """Any result file; the place and the date may stand outside of provenance."""
+
+    kind: str
+    provenance: NotRequired[Made | None]
+    device: NotRequired[str]
+    date: NotRequired[str]
+
+
+class Stage(AnyResult):
+    """What a stage of a campaign wrote."""
+
+    stage: str
+    complete: bool
+    reduced: bool
+    error: NotRequired[str]
+    grids: NotRequired[dict[str, dict[str, Any]]]
+
+
+class BenchRow(TypedDict):
+    """A row of a benchmark, or why there is none."""
+
+    error: str | None
+
+
+class Bench(AnyResult):
+    """What `speckernels bench` wrote."""
+
+    rows: list[BenchRow]
+    unfinished: list[str]
+
+
+SHAPES: dict[str, Any] = {CAMPAIGN_KIND: Stage, BENCH_KIND: Bench}
 
 
 @dataclass(frozen=True)
@@ -44,13 +86,12 @@ def read_result(path: Path) -> Result:
     """Read one result file by its kind."""
     if path.suffix == ".zip":
         return _trace(path)
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no readable JSON ({error}); run its stage again") from None
+    again = "run its stage again"
+    document = read_json(path, str(path), missing=again, invalid=again)
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(kind, str):
         raise InputError(f"{path} names no kind; it is no result file, move it elsewhere")
+    checked(document, str(path), SHAPES.get(kind, AnyResult), invalid=again)
     made = document.get("provenance") or document
     content: Any = document
     summary = ""
@@ -62,10 +103,10 @@ def read_result(path: Path) -> Result:
 
             content = {name: grid_from_json(grid, f"{path}: {name}") for name, grid in document["grids"].items()}
             summary += f": {', '.join(content)}"
-    elif kind == "speckernels-bench":
+    elif kind == BENCH_KIND:
         failed = sum(row["error"] is not None for row in document["rows"])
         summary = f"{len(document['rows'])} rows, {failed} of them errors, {len(document['unfinished'])} cases left"
-    elif kind == "specsim-cost-grid":
+    elif kind == GRID_KIND:
         from specsim.cost.grid import grid_from_json
 
         content = grid_from_json(document, str(path))
@@ -77,6 +118,8 @@ def _trace(path: Path) -> Result:
     from specsim.trace.files import read_trace
 
     trace = read_trace(path)
-    made = trace.meta["provenance"]
-    summary = f"{trace.sequences} sequences, {len(trace.token)} tokens, {trace.meta['decoding']['mode']}"
-    return Result(path.name, "specsim-trace", str(made["device"]), str(made["date"]), summary, trace)
+    made, decoding = trace.meta.get("provenance", {}), trace.meta["decoding"]
+    mode = decoding if isinstance(decoding, str) else decoding["mode"]
+    summary = f"{trace.sequences} sequences, {len(trace.token)} tokens, {mode}"
+    device, date = str(made.get("device", "unknown")), str(made.get("date", ""))
+    return Result(path.name, "specsim-trace", device, date, summary, trace)

@@ -20,10 +20,14 @@ RECORDED = "recorded"  # in a study's folder: what its real run left and its rep
 WRITTEN = ("report.md", "figures")
 
 
+def patterns(name: str) -> tuple[str, ...]:
+    """Files that a study's report is made of and only a real run gives; none of a study that runs nothing."""
+    return tuple(import_module(f"studies.{name}.run").RECORDED)
+
+
 def recorded_files(name: str, folder: Path) -> list[Path]:
-    """What a study's report is made of and only a real run gives, of all files of its results; relative paths."""
-    patterns: Iterable[str] = import_module(f"studies.{name}.run").RECORDED
-    found = {path.relative_to(folder) for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    """Those files of all of its results; relative paths."""
+    found = {path.relative_to(folder) for pattern in patterns(name) for path in folder.glob(pattern) if path.is_file()}
     return sorted(found)
 
 
@@ -42,13 +46,14 @@ def copy(paths: Iterable[Path], source: Path, target: Path) -> None:
 def redo(name: str, out: Path, *, real: bool) -> None:
     """Write a study's report and figures anew, into its results and its folder."""
     home, results = HOME / name, out / name
-    if not real:
+    records = bool(patterns(name))
+    if records and not real:
         if not (home / RECORDED).is_dir():
             raise InputError(f"{home} has no {RECORDED} run; run it with --real")
         copy([path.relative_to(home / RECORDED) for path in (home / RECORDED).iterdir()], home / RECORDED, results)
     config = tomllib.loads((home / "config.toml").read_text())
     import_module(f"studies.{name}.run").main(results, config)
-    if real:
+    if records and real:
         shutil.rmtree(home / RECORDED, ignore_errors=True)
         copy(recorded_files(name, results), results, home / RECORDED)
     copy([Path(written) for written in WRITTEN if (results / written).exists()], results, home)

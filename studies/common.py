@@ -21,8 +21,8 @@ from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import recorded_trace
 from realrun.validation.run import TUNING_REPEATS, ValidationSettings, validate
 from specsim.cost.contexts import context_range
+from specsim.cost.files import read_cost
 from specsim.cost.model import CostModel
-from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.base import Policy

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Seconds
+from specsim.cost.files import read_cost
 from specsim.cost.model import MAX_TREE_TOKENS, ConstantCost, CostModel
-from specsim.cost.profile import read_cost
 
 MEASURED, PAPER, KNEE = "measured costs", "paper's costs", "knee"
 MOST_NODES = 64  # of a tree that is compared at the paper's costs

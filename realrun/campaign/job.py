@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 
+from specsim.errors import InputError
+from specsim.json_files import read_json
 from specsim.progress import Progress
 
 KIND = "specsim-campaign"
 VERSION = 1
+
+
+class Result(TypedDict):
+    """A stage's result file, whatever else the stage puts into it."""
+
+    kind: Literal["specsim-campaign"]
+    complete: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,6 @@ class Job:
 def read_result(path: Path) -> dict[str, Any] | None:
     """A stage's result file, or None where there is none that can be read."""
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return dict(read_json(path, str(path), Result, missing="run the stage", invalid="run the stage again"))
+    except InputError:
         return None
-    return document if isinstance(document, dict) and document.get("kind") == KIND else None

@@ -21,7 +21,8 @@ from realrun.lab.train import TrainSettings, encode_split, export, train
 from realrun.pairs.pair import LAB_WEIGHTS, load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
-from specsim.trace.files import pack_trace, write_trace
+from specsim.trace.files import write_trace
+from specsim.trace.packed import pack_trace
 
 NAME = "lab"
 SHARE = 1.0

@@ -25,6 +25,7 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     TopPOption,
     TreeWidthOption,
     TrialsOption,
@@ -58,6 +59,7 @@ def leaderboard(
     ] = None,
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     prompts: PromptsOption = None,
     num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
@@ -125,12 +127,10 @@ def leaderboard(
         seed=seed,
     )
     names = named(drafters, target)
+    where = target, draft_model, device, dtype, threads
     with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
-        plain = load(target, draft_model, device, dtype, threads, "none", LOOKUP)
-        pairs = {
-            name: load(target, draft_model, device, dtype, threads, "auto", given, plain)
-            for name, given in names.items()
-        }
+        plain = load(*where, "none", LOOKUP)
+        pairs = {name: load(*where, "auto", given, plain, allow_tokenizer_difference) for name, given in names.items()}
         longest = min(longest_prompt(pair, max_new_tokens, max_draft_tokens) for pair in pairs.values())
         chosen = load_prompts(plain, prompts, num_prompts, longest)
         document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,6 +52,14 @@ DraftModelOption = Annotated[
         "--draft-model",
         help="Smaller model of the same vocabulary that drafts, where --drafter is model: local folder, hub id, "
         'or "lab".',
+    ),
+]
+TokenizerDifferenceOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-tokenizer-difference",
+        help="Take a draft model whose tokenizer lacks tokens of the target's, or has more, if both give an id to the "
+        "same token: what it lacks it reads as a mean token and never proposes.",
     ),
 ]
 DrafterOption = Annotated[
@@ -175,7 +183,9 @@ def load_alone(target: str, device: str, dtype: str, threads: int) -> Pair:
     silence_libraries()
     from realrun.pairs.pair import load_target
 
-    return load_target(target, device=device, dtype=dtype, threads=threads or None)
+    pair = load_target(target, device=device, dtype=dtype, threads=threads or None)
+    _say_padding({"target": pair.target})
+    return pair
 
 
 def load(
@@ -187,12 +197,13 @@ def load(
     predictor: str = "none",
     drafter: str = "model",
     beside: Pair | None = None,
+    allow_tokenizer_difference: bool = False,
 ) -> Pair:
-    """Load a pair; threads 0 leaves torch's choice. beside : as for `realrun.pairs.pair.load_pair`."""
+    """Load a pair; threads 0 leaves torch's choice. The last two as for `realrun.pairs.pair.load_pair`."""
     silence_libraries()
     from realrun.pairs.pair import load_pair
 
-    return load_pair(
+    pair = load_pair(
         target,
         draft_model,
         device=device,
@@ -201,7 +212,21 @@ def load(
         predictor=predictor,
         drafter=drafter,
         beside=beside,
+        allow_tokenizer_difference=allow_tokenizer_difference,
     )
+    models = {} if beside is not None else {"target": pair.target}
+    _say_padding(
+        models | ({"draft model": pair.drafter.weights(pair.target)[0]} if pair.drafter.origin == "model" else {})
+    )
+    return pair
+
+
+def _say_padding(models: dict[str, Any]) -> None:
+    """On standard error, what was left out of these models' vocabularies."""
+    from realrun.pairs.vocabulary import padding_notes
+
+    for note in padding_notes(models):
+        print(note, file=sys.stderr)
 
 
 def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest: int) -> list[Prompt]:

@@ -23,6 +23,7 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     TopPOption,
     load,
 )
@@ -33,6 +34,7 @@ def profile(
     out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
@@ -60,7 +62,8 @@ def profile(
 
     check_writable(out)
     grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
-    pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
+    where = target, draft_model, device, dtype, threads
+    pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
     with use_kernels(kernels.value), progress_bar() as report:
         document = run_profile(
             pair,

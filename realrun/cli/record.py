@@ -27,6 +27,7 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
@@ -40,6 +41,7 @@ def record(
     out: Annotated[Path, typer.Argument(help="Trace folder to write.", show_default=False)],
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
@@ -78,8 +80,9 @@ def record(
     sampler = Sampler(mode.value, temperature, seed, top_p)
     source = prompts_source(target, prompts)
     settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
+    where = target, draft_model, device, dtype, threads
     with working_in(partial_of(out)), use_kernels(kernels.value), progress_bar() as report:
-        pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
+        pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
         chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
         trace = recorded_trace(
             pair, chosen, settings, out, lambda done, total: report("record", done, total), overwrite=overwrite

@@ -22,6 +22,7 @@ from realrun.cli.options import (
     SmokeTestOption,
     TargetOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     load,
     load_alone,
 )
@@ -72,7 +73,14 @@ def command_of(training: Training) -> Callable[..., None]:
         where = (given["device"], given["dtype"], given["threads"])
         with working_in(out), progress_bar() as report:
             if training.beside_draft:
-                pair = load(given["target"], given["draft_model"], *where, "none", given["drafter"])
+                pair = load(
+                    given["target"],
+                    given["draft_model"],
+                    *where,
+                    "none",
+                    given["drafter"],
+                    allow_tokenizer_difference=given["allow_tokenizer_difference"],
+                )
             else:
                 pair = load_alone(given["target"], *where)
             document = shared.start(training.run, pair.core, settings, out, report)
@@ -89,6 +97,7 @@ def command_of(training: Training) -> Callable[..., None]:
     }
     if training.beside_draft:
         options |= {"draft_model": (DraftModelOption, "lab"), "drafter": (DrafterOption, "model")}
+        options["allow_tokenizer_difference"] = TokenizerDifferenceOption, False
     for option in (*options_of(training.settings), *options_of(training.shared)):
         options[option.name] = _option(option), training.defaults.get(option.name, _default(option))
     options |= {"seed": (SeedOption, 0), "device": (DeviceOption, "cpu")}

@@ -19,6 +19,7 @@ from realrun.cli.options import (
     SeedOption,
     TargetOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     load,
     load_prompts,
 )
@@ -29,6 +30,7 @@ from specsim.speedup.intervals import interval_text
 def typical(
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "medusa-1",
     prompts: PromptsOption = None,
     num_prompts: NumPromptsOption = None,
@@ -65,7 +67,8 @@ def typical(
     source = prompts_source(target, prompts)
     settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed, source)
     (kind,) = find_policies([policy]).values()
-    pair = load(target, draft_model, device, dtype, threads, "none", drafter)
+    where = target, draft_model, device, dtype, threads
+    pair = load(*where, "none", drafter, allow_tokenizer_difference=allow_tokenizer_difference)
     cut: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
     chosen = build_policy(kind, {**cut, **parse_settings(set_)})
     with progress_bar() as report:

@@ -30,6 +30,7 @@ from realrun.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    TokenizerDifferenceOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
@@ -46,6 +47,7 @@ def validate(
     out: Annotated[Path, typer.Option(help="Folder for trace, profile, result and report.")] = Path("validation"),
     target: TargetOption = "lab",
     draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
     predictor: PredictorOption = "auto",
     prompts: PromptsOption = None,
@@ -102,8 +104,9 @@ def validate(
         seed=seed,
         overwrite=overwrite,
     )
+    where = target, draft_model, device, dtype, threads
     with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
-        pair = load(target, draft_model, device, dtype, threads, predictor, drafter)
+        pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
         chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max_draft_tokens))
         document = run_validation(pair, chosen, settings, out, report)
     if json:

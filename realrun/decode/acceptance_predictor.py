@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,11 +27,20 @@ from realrun.lm.cached import CachedLM
 from realrun.tensor_files import save_tensors
 from specsim.errors import InputError
 from specsim.files import digest
+from specsim.json_files import parse_json
 
 FILE = "predictor.safetensors"
 FORMAT = "specsim-predictor-1"
 MAX_MATRICES = 10  # the paper's; later depths share the last
 TENSORS = ("target_weight", "draft_weight", "bias")
+
+
+class Facts(TypedDict):
+    """Whose predictor it is."""
+
+    fingerprint: str
+    target: str
+    drafter: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +130,15 @@ def load_predictor(path: Path) -> Predictor:
             if metadata.get("format") != FORMAT or set(handle.keys()) != set(TENSORS):
                 raise InputError(f"{file} is no predictor that this program reads ({FORMAT}); {again}")
             tensors = {name: handle.get_tensor(name) for name in TENSORS}
-        facts = json.loads(metadata["facts"])
-    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
+        text = metadata["facts"]
+    except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"predictor {file} is damaged ({error!r}); {again}") from None
     matrices, draft = tensors["target_weight"], tensors["draft_weight"]
     if matrices.ndim != 2 or draft.ndim != 1 or tensors["bias"].shape != matrices.shape[:1]:
         raise InputError(f"predictor {file} has weights whose shapes do not fit; {again}")
-    if not isinstance(facts, dict) or not {"fingerprint", "target", "drafter"} <= set(facts):
-        raise InputError(f"predictor {file} does not say whose it is; {again}")
+    if not all(value.dtype == torch.float32 and value.isfinite().all() for value in tensors.values()):
+        raise InputError(f"predictor {file} has weights that are no finite numbers of float32; {again}")
+    facts = parse_json(text, f"what predictor {file} says of itself", Facts, invalid=again)
     return Predictor(**tensors, facts=facts)
 
 

@@ -291,6 +291,11 @@ class Decoder:
     def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
+        vocabulary = int(self.target.model.config.vocab_size)
+        if max(prompt) >= vocabulary:
+            raise InputError(
+                f"the prompt has token {max(prompt)}, the target's embedding {vocabulary} rows; use its own tokenizer"
+            )
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens={max_new_tokens}; ask for at least 1")
         if len(prompt) + max_new_tokens > self.target.max_positions:

@@ -24,6 +24,7 @@ from realrun.drafters.edd import one_layer_model
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
@@ -156,6 +157,10 @@ class EagleKind(DrafterKind):
 
     name: ClassVar[str] = "eagle"
     paper_policy: ClassVar[str | None] = "eagle2"
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

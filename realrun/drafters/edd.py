@@ -130,6 +130,10 @@ class EDDKind(DrafterKind):
     paper_policy: ClassVar[str | None] = "pct"
 
     @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
+
+    @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         decoder = one_layer_model(target)
         load_own_state(decoder, tensors)
@@ -161,6 +165,10 @@ class VDMKind(IndependentKind):
     """The same decoder trained without states: an independent model, which its file holds as EDD's does."""
 
     origin: ClassVar[Origin] = "file"
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

@@ -25,6 +25,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
@@ -65,7 +66,8 @@ def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:
     model.config = copy.deepcopy(target.config)
     model.config.num_hidden_layers = early_exit.split + len(early_exit.layers)
     if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[: model.config.num_hidden_layers]
+        types, exits = model.config.layer_types, len(early_exit.layers)
+        model.config.layer_types = [*types[: early_exit.split], *types[len(types) - exits :]]
     model.config.tie_word_embeddings = False
     inner = copy.copy(target.model)
     inner._modules = dict(target.model._modules)
@@ -156,6 +158,10 @@ class EESDKind(DrafterKind):
 
     name: ClassVar[str] = "eesd"
     paper_policy: ClassVar[str | None] = "cali_ts"
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

@@ -47,6 +47,10 @@ class DrafterKind(ABC):
     paper_policy: ClassVar[str | None] = None
     mask_groups: ClassVar[bool] = False
 
+    @classmethod  # noqa: B027 (some serve any target)
+    def check_target(cls, target: Any) -> None:
+        """InputError, before anything is trained or loaded, where no drafter of this kind can serve this target."""
+
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         """The drafter from its file's tensors and facts, which are empty where any target has it.

@@ -184,6 +184,8 @@ class MedusaKind(DrafterKind):
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         tuned = tuned_target(target, tensors, facts)
+        if facts["heads"] != len(tensors["residual"]):  # said before so many heads are made
+            raise ValueError(f"{facts['heads']} heads, tensors of {len(tensors['residual'])}")
         heads = MedusaHeads(tuned, facts["heads"])
         heads.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(ADAPTER)})
         return tuned, cls(heads.eval())

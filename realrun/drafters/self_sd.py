@@ -17,6 +17,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
@@ -105,8 +106,15 @@ class SelfSDKind(DrafterKind):
     name: ClassVar[str] = "self-sd"
 
     @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
+
+    @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        return target, cls(SkippedSublayers(frozenset(facts["attention"]), frozenset(facts["mlp"])))
+        skipped = SkippedSublayers(frozenset(facts["attention"]), frozenset(facts["mlp"]))
+        if not skipped.attention | skipped.mlp <= set(range(int(target.config.num_hidden_layers))):
+            raise ValueError("it skips layers that the target does not have")
+        return target, cls(skipped)
 
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None

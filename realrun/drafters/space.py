@@ -12,7 +12,7 @@ The mask token is one row more of the embedding and has no place in the head: it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Self
@@ -26,6 +26,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.layer_stack import capped, check_head
 from realrun.lm.open import make_lm
 from realrun.lm.variants.tuned_weights import tuned_target
 from realrun.proposals.chain import CHUNK
@@ -53,9 +54,9 @@ def with_mask(target: Any, mask: torch.Tensor) -> Any:
         head.weight = torch.nn.Parameter(weight.clone(), requires_grad=embedding.weight.requires_grad)
     tuned.config.tie_word_embeddings = False
     rows = torch.cat([weight, mask.detach().to(weight)[None]])
-    count, size = rows.shape
-    tuned.set_input_embeddings(torch.nn.Embedding(count, size, padding_idx=embedding.padding_idx, _weight=rows))
-    tuned.get_input_embeddings().weight.requires_grad_(embedding.weight.requires_grad)
+    # The module stays, as some scale what they look up (Gemma).
+    embedding.weight = torch.nn.Parameter(rows, requires_grad=embedding.weight.requires_grad)
+    embedding.num_embeddings = len(rows)
     return tuned
 
 
@@ -227,15 +228,14 @@ class SpaceDrafter(DraftModel):
 class MaskProposals:
     """What the masks propose by their states [T, D, d]; a `realrun.proposals.positionwise.Positionwise`."""
 
-    def __init__(self, head: Any, hidden: torch.Tensor):
+    def __init__(self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor):
         self.head, self.hidden = head, hidden
 
     def states(self, step: int) -> torch.Tensor:
         return self.hidden[:, step]
 
     def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(states)
-        return logits
+        return self.head(states)
 
 
 @torch.inference_mode()
@@ -254,7 +254,8 @@ def mask_columns(
     assert tree is None, "SPACE drafts chains"
     if depth > masks:
         raise InputError(f"{masks} masks of SPACE draft at most {masks} tokens, not {depth}; lower the depth")
-    proposed = MaskProposals(target.get_output_embeddings(), mask_states(target, prompt, output, depth))
+    head, states = target.get_output_embeddings(), mask_states(target, prompt, output, depth)
+    proposed = MaskProposals(lambda hidden: capped(target.config, head(hidden)), states)
     return positionwise_columns(target, proposed, prompt, output, depth, sampler, sequence, scorer)
 
 
@@ -300,6 +301,10 @@ class SpaceKind(DrafterKind):
     def __post_init__(self) -> None:
         if not 1 <= self.masks <= MAX_MASKS:
             raise InputError(f"{self.masks} masks of SPACE; choose 1 to {MAX_MASKS}")
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        check_head(target)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

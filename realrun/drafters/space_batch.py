@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import mask_token, pass_layout
+from realrun.lm.windows import window_of
 from specsim.arrays import Ints
 from specsim.errors import InputError
 
@@ -118,6 +119,8 @@ def _check(
         raise InputError("batches are decoded in greedy and Gumbel mode; choose one of them")
     if not 1 <= k <= most:
         raise InputError(f"k={k} candidates of a target trained with {most} masks; choose 1 to {most}")
+    if window_of(target.config) is not None:
+        raise InputError("batches are decoded where every layer has full attention; decode one sequence at a time")
     if not prompts or not all(prompts):
         raise InputError("a batch without prompts or with an empty one; give each at least one token")
     if max_new_tokens < 1:

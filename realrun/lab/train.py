@@ -27,7 +27,7 @@ from realrun.pairs.library_text import Split, library_files
 from realrun.training.common.folder import CHECKPOINT, add_row, save_checkpoint
 from realrun.training.common.folder import checkpoint as read_checkpoint
 from realrun.training.common.interrupt import stop_asked
-from realrun.training.common.text import encode, save_tokens
+from realrun.training.common.text import encode, read_tokens, save_tokens
 from specsim.errors import InputError, Interrupted
 
 DECAY_SHARE = 0.3
@@ -86,7 +86,7 @@ def encode_split(tokenizer: PreTrainedTokenizerBase, split: Split, cache: Path, 
     if not path.exists():
         texts = [source.text for source in library_files(split)[::every]]
         save_tokens(encode(tokenizer, END_OF_TEXT_ID, texts), path)
-    return np.load(path)
+    return read_tokens(path)
 
 
 def windows(tokens: np.ndarray, count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:

@@ -9,10 +9,9 @@ architecture.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -23,11 +22,27 @@ from realrun.profiling.stream import STATISTICS, Stream
 from realrun.validation.profile_slices import TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
+from specsim.json_files import read_json
 from specsim.progress import Counter
 
 SLICE_REPEATS = 5  # of every round
 PROFILE = "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
+MAX_OWN_BYTES = 2**30  # of a file that a board wrote for itself
+
+
+class Samples(TypedDict):
+    """Slices so far, and all samples of them (`Stream.as_dict`)."""
+
+    slices: int
+    points: list[list[list[Any]]]
+    each: dict[str, list[float]]
+
+
+def read_own(path: Path, shape: Any) -> Any:
+    """What an earlier start of a board left in its folder."""
+    again = "delete it to measure it again, or give another --out"
+    return read_json(path, str(path), shape, missing=again, invalid=again, max_bytes=MAX_OWN_BYTES)
 
 
 class Costs:
@@ -58,7 +73,7 @@ class Costs:
             path = folder / key / "samples.json"
             self.slices[key], self.streams[key] = 0, Stream()
             if path.is_file():
-                kept = json.loads(path.read_text())
+                kept = read_own(path, Samples)
                 self.slices[key] = kept["slices"]
                 self.streams[key].merge(kept)
 
@@ -109,7 +124,7 @@ class Costs:
         return {name: on_scale_of(self._profile(name), plains[name], baseline) for name in self.pairs}
 
     def _profile(self, key: str) -> dict[str, Any]:
-        return dict(json.loads((self.folder / key / PROFILE).read_text()))
+        return dict(read_own(self.folder / key / PROFILE, dict[str, Any]))
 
 
 def beside(drafter: str) -> str:

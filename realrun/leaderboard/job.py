@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.leaderboard.costs import PLAIN, Costs, models
+from realrun.leaderboard.costs import PLAIN, Costs, models, read_own
 from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
 from realrun.leaderboard.rows import (
     ADAPTIVE,
@@ -59,6 +59,30 @@ from specsim.tuning.journal import source_digest
 
 SLICES, SLICES_ALONE = 1, 4  # of the costs that policies are tuned under; more where nothing else is measured
 SETTINGS, DECODED = "settings.json", "decoded"
+
+
+class Identity(TypedDict):
+    """What the folder is the board of; the other keys are compared as they are."""
+
+    drafters: dict[str, Any]
+
+
+class TunedRow(TypedDict):
+    """A tuned policy."""
+
+    policy: str
+    label: str
+    params: dict[str, Any]
+    train_speedup: float
+
+
+class Tuned(TypedDict):
+    """The board on the tuning prompts, of one drafter."""
+
+    rows: list[TunedRow]
+    skipped: list[dict[str, str]]
+
+
 NULL = "null arm"  # the plain target a second time
 RESERVED = (PLAIN, DECODED)  # names of folders that no drafter can have
 
@@ -241,14 +265,14 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
     """Make the folder this job's, or find that it is; InputError if it is another's."""
     path = out / SETTINGS
     if path.is_file() and overwrite:
-        for name in (DECODED, *names, *json.loads(path.read_text())["drafters"]):
+        for name in (DECODED, *names, *read_own(path, Identity)["drafters"]):
             remove_folder(out / name)
         write_json(identity, path)
     if not path.is_file():
         if out.is_dir() and any(out.iterdir()):
             raise InputError(f"{out} holds other files than a leaderboard's; give another --out")
         write_json(identity, path)
-    found = json.loads(path.read_text())
+    found = read_own(path, Identity)
     for key, value in identity.items():
         if found.get(key) != value:
             raise InputError(
@@ -283,7 +307,7 @@ def _tuned(
             progress=progress,
         )
         write_json(board.as_dict(), path)
-    document, kinds = json.loads(path.read_text()), {kind.name: kind for kind in settings.kinds}
+    document, kinds = read_own(path, Tuned), {kind.name: kind for kind in settings.kinds}
     best: dict[str, Entry] = {}
     for row in sorted(document["rows"], key=lambda row: -float(row["train_speedup"])):
         kind = kinds[row["policy"]]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, StaticCache
-from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers import PreTrainedModel, StaticCache
 
+from realrun.lm.windows import make_cache, masks_of, window_of
 from specsim.errors import InputError
 
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
+
+
+def max_positions(config: Any) -> int:
+    """Tokens that a model of this configuration can read; models without such a limit read any number."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return sys.maxsize if limit is None else int(limit)
 
 
 class CachedLM:
@@ -24,6 +31,7 @@ class CachedLM:
     static_tokens : tokens and nodes that a static cache of the library has room for; a dynamic
         cache unless given
     nodes : tree nodes behind the `length` tokens
+    known_tokens : ids from here on have the logit -inf, as a draft model's tokenizer lacks them; None for no such ids
     hidden : where `keep_hidden` is set, what the last pass fed to the model's head, [n, d]: the
         last layer's states after the final norm, one row for every row of logits. A prefill
         leaves one row, that of its last token; None before the first token. Like logits,
@@ -42,18 +50,22 @@ class CachedLM:
         self.model = model
         self.device = model.device
         self.static_tokens = static_tokens
-        self.max_positions = int(model.config.max_position_embeddings)
-        window = getattr(model.config, "sliding_window", None)
-        if window:  # a cache whose window has begun to slide cannot be rolled back
-            self.max_positions = min(self.max_positions, int(window))
+        self.max_positions = max_positions(model.config)
+        self.known_tokens = getattr(model.config, "known_tokens", None)
+        self.window = window_of(model.config)
+        if self.window is not None and static_tokens is not None:
+            raise InputError(
+                f"{type(model).__name__} has layers with a sliding window and cannot have a static cache; choose a "
+                "model whose every layer has full attention"
+            )
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        self.cache: Any = DynamicCache(config=self.model.config)
+        self.cache: Any = make_cache(self.model.config)
         if self.static_tokens is not None:
             self.cache = StaticCache(config=self.model.config, max_cache_len=self.static_tokens)
-            self._check_full_attention("a static cache")
+        self.slot_positions = torch.empty(0, dtype=torch.long, device=self.device)  # where there are windows
         self.length = self.nodes = 0
         self.hidden = None
 
@@ -92,7 +104,7 @@ class CachedLM:
         self._check_room(self.length + max(depths) + 1, self.length + end)
         logits = self._forward_nodes(tokens, depths, visible)
         self.nodes = end
-        return logits
+        return self._of_known(logits)
 
     def keep_nodes(self, path: Sequence[int]) -> None:
         """Make these nodes, the numbers since `length` last changed, the next cached tokens; drop all others.
@@ -131,6 +143,12 @@ class CachedLM:
         self._check_room(end, end)
         logits = self._forward(tokens, keep)
         self.length = end
+        return self._of_known(logits)
+
+    def _of_known(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] without those of ids that are not known, in place."""
+        if self.known_tokens is not None and self.known_tokens < logits.shape[-1]:
+            logits[..., self.known_tokens :] = -torch.inf
         return logits
 
     def _check_room(self, positions: int, slots: int) -> None:
@@ -145,22 +163,12 @@ class CachedLM:
             )
 
     def _check_trees(self) -> None:
-        """InputError unless the model reads tree masks and its cache can drop tokens from its middle."""
-        self._check_full_attention("draft trees")
+        """InputError unless the model reads tree masks."""
         attention = self.model.config._attn_implementation
         if attention not in MASKED_ATTENTION:
             raise InputError(
                 f"{attention} attention takes no mask of draft trees; load "
                 f"{type(self.model).__name__} with attn_implementation {' or '.join(MASKED_ATTENTION)}"
-            )
-
-    def _check_full_attention(self, what: str) -> None:
-        """InputError unless every layer caches all its keys and values, one slot a token."""
-        other = {type(layer).__name__ for layer in self.cache.layers if type(layer) not in (DynamicLayer, StaticLayer)}
-        if other:
-            raise InputError(
-                f"{type(self.model).__name__} has layers of type {', '.join(sorted(other))} and cannot have {what}; "
-                "choose a model whose every layer has full attention"
             )
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
@@ -187,8 +195,15 @@ class CachedLM:
     def run_model(self, **inputs: Any) -> torch.Tensor:
         """The library's own pass over the cache with these inputs: logits [n, V]; keeps hidden rows if asked."""
         inputs |= {"past_key_values": self.cache, "use_cache": True}
+        if self.window is not None:
+            rows = inputs["position_ids"][0]
+            # Slots that were dropped since are at the end.
+            self.slot_positions = torch.cat([self.slot_positions[: self.cache.get_seq_length()], rows])
+            if "attention_mask" in inputs:
+                mask = inputs["attention_mask"]
+                inputs["attention_mask"] = masks_of(self.model.config, mask, rows, self.slot_positions)
         if not self.keep_hidden:
-            return self.model(**inputs).logits[0]
+            return self._of_known(self.model(**inputs).logits[0])
         head = self.model.get_output_embeddings()
         if head is None:
             raise InputError(f"{type(self.model).__name__} has no output embedding to take hidden states at")
@@ -199,7 +214,7 @@ class CachedLM:
         finally:
             hook.remove()
         self.hidden = fed[0][0]
-        return logits
+        return self._of_known(logits)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the cache, and no nodes."""
@@ -221,6 +236,8 @@ class CachedLM:
     def _move_nodes(self, path: Sequence[int]) -> None:
         """Copy these nodes' keys and values, in place, to the slots that follow the cached tokens."""
         source = torch.tensor([self.length + node for node in path], device=self.device)
+        if self.window is not None:
+            self.slot_positions[self.length : self.length + len(path)] = self.slot_positions[source]
         for layer in self.cache.layers:
             for cached in (layer.keys, layer.values):
                 cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]

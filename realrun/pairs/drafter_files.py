@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,11 +19,36 @@ from realrun.drafters.registry import DRAFTERS
 from realrun.tensor_files import save_tensors
 from specsim.errors import InputError
 from specsim.files import digest
+from specsim.json_files import parse_json
 
 FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
 
 Tensors = dict[str, torch.Tensor]
+
+
+class Target(TypedDict):
+    """The fact "target": on which model the drafter was trained."""
+
+    name: str
+    digest: str
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+
+
+class Facts(TypedDict):
+    """The fact that all kinds have, and those that say how large some are."""
+
+    target: Target
+    layers: NotRequired[int]
+    exit_layers: NotRequired[int]
+    heads: NotRequired[int]
+    states_after: NotRequired[int]
+    masks: NotRequired[int]
+    attention: NotRequired[list[int]]
+    mlp: NotRequired[list[int]]
 
 
 @dataclass(frozen=True)
@@ -66,6 +91,11 @@ def describe_target(target: Any, name: str) -> dict[str, Any]:
     }
 
 
+def without_name(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a target from others: not the path or name that it was loaded by."""
+    return {key: value for key, value in described.items() if key != "name"}
+
+
 def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Path:
     """Write FOLDER/drafter.safetensors, atomically; its path."""
     assert DRAFTERS[kind].origin == "file" and "target" in facts
@@ -89,11 +119,10 @@ def read_drafter(path: Path) -> DrafterFile:
             if metadata.get("format") != FORMAT or kind is None or kind.origin != "file":
                 raise InputError(f"{file} is no drafter that this program reads ({FORMAT}); {again}")
             tensors = {name: handle.get_tensor(name) for name in handle.keys() if name != "none"}  # noqa: SIM118
-        facts = json.loads(metadata["facts"])
-    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
+        text = metadata["facts"]
+    except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"drafter {file} is damaged ({error!r}); {again}") from None
-    if not isinstance(facts, dict) or not isinstance(facts.get("target"), dict):
-        raise InputError(f"drafter {file} does not say which target it belongs to; {again}")
+    facts = parse_json(text, f"what drafter {file} says of itself", Facts, invalid=again)
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
@@ -105,9 +134,12 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     """
     file = read_drafter(path)
     _check_target(file, target)
+    DRAFTERS[file.kind].check_target(target)
     try:
         return DRAFTERS[file.kind].load(target, file.tensors, file.facts)
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
         first_line = str(error).strip().splitlines()[0]
         raise InputError(f"drafter {file.path} does not fit its target ({first_line}); train it again") from None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from realrun.decode.acceptance_predictor import FILE, Predictor, load_predictor
 from realrun.decode.draft_model import DraftModel
@@ -20,7 +20,9 @@ from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
+from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, weights_digest
+from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 
@@ -101,6 +103,7 @@ def load_pair(
     predictor: str | None = "auto",
     drafter: str = "model",
     beside: Pair | None = None,
+    allow_tokenizer_difference: bool = False,
 ) -> Pair:
     """Load a target and its drafter by local folder or hub id. No remote code is run.
 
@@ -126,6 +129,9 @@ def load_pair(
         folder made by `realrun train`. But for "model", draft_model is ignored.
     beside : Pair, optional
         A pair of the same target, device and type, to share the target with; so many drafters fit beside one target.
+    allow_tokenizer_difference : bool
+        Whether the draft model's tokenizer may lack tokens of the target's, or have more, where both give an id to the
+        same token.
 
     Returns
     -------
@@ -134,7 +140,8 @@ def load_pair(
     Raises
     ------
     InputError
-        If a model cannot be loaded, device or dtype is unknown, the tokenizers differ, drafter or predictor belongs to
+        If a model cannot be loaded or its cache not be rolled back, device or dtype is unknown, the tokenizers differ,
+        drafter or predictor belongs to
         another target, or a drafter's name is the lab's and a folder's at once.
 
     Examples
@@ -155,23 +162,20 @@ def load_pair(
     path, deep_layers = _find_target(target)
     paths = [path, _resolve_draft(draft_model)]
     tokenizers = [_load(AutoTokenizer, path) for path in paths]
-    if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
-        raise InputError(
-            f"target {target} and draft {draft_model} have different tokenizers; choose a pair that shares one"
-        )
-    try:
-        wanted = paths if beside is None else paths[1:]
-        models = [_load(AutoModelForCausalLM, path, dtype=number_type).to(device).eval() for path in wanted]
-        models = [_deepened(models[0], deep_layers), models[1]] if beside is None else [beside.target, *models]
-    except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
-        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
+    check_tokenizers(tokenizers, [target, draft_model], allow_difference=allow_tokenizer_difference)
+    _check_cache(paths[1])
+    if beside is None:
+        main = _deepened(_load_model(paths[0], tokenizers[0], device, number_type), deep_layers)
+    else:
+        main = beside.target
+    draft = _load_model(paths[1], tokenizers[1], device, number_type, int(main.config.vocab_size))
     pair = Pair(
-        target=models[0],
-        drafter=IndependentKind(models[1]),
+        target=main,
+        drafter=IndependentKind(draft),
         tokenizer=tokenizers[0],
         target_name=_public_name(target, "target"),
         draft_name=_public_name(draft_model, "draft"),
-        eos_token_ids=_eos_token_ids(models[0]),
+        eos_token_ids=_eos_token_ids(main),
     )
     if predictor == "auto":  # only the embedded pair has one of its own; another number type may be another pair
         own = is_lab(target) and draft_model == LAB
@@ -191,12 +195,10 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
     if threads is not None:
         torch.set_num_threads(threads)
     folder, deep_layers = _find_target(target)
-    try:
-        model = _deepened(_load(AutoModelForCausalLM, folder, dtype=number_type).to(device).eval(), deep_layers)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
+    tokenizer = _load(AutoTokenizer, folder)
+    model = _deepened(_load_model(folder, tokenizer, device, number_type), deep_layers)
     name = _public_name(target, "target")
-    return Pair(model, SelfSDKind(), _load(AutoTokenizer, folder), name, name, _eos_token_ids(model))
+    return Pair(model, SelfSDKind(), tokenizer, name, name, _eos_token_ids(model))
 
 
 def _drafter_named(name: str) -> str:
@@ -310,6 +312,26 @@ def _public_name(name: str, role: str) -> str:
     if name == LAB_DEEP:
         return f"{LAB_DEEP}:{LAB_DEEP_LAYERS}"
     return Path(name).name if Path(name).is_absolute() else name
+
+
+def _check_cache(path: str) -> None:
+    """InputError, before weights are read, where drafts cannot be rolled back in such a model's cache."""
+    layer_types(_load(AutoConfig, path))
+
+
+def _load_model(
+    path: str, tokenizer: PreTrainedTokenizerBase, device: str, number_type: torch.dtype, size: int | None = None
+) -> PreTrainedModel:
+    """A model without padding in its vocabulary, of this size or its tokenizer's."""
+    _check_cache(path)
+    known = tokens_of(tokenizer)
+    try:
+        # Experts' joint products, the library's default, know no float64.
+        experts = {"experts_implementation": "eager"} if number_type == torch.float64 else {}
+        model = _load(AutoModelForCausalLM, path, dtype=number_type, **experts).to(device).eval()
+        return fit_vocabulary(model, known, min(known, int(model.config.vocab_size)) if size is None else size)
+    except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
+        raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
 
 
 def _load(kind: type, path: str, **options: object):  # type: ignore[no-untyped-def]

@@ -16,6 +16,7 @@ from realrun.pairs.library_text import Split, docstring_spans, library_files
 from realrun.pairs.pair import is_lab
 from specsim.errors import InputError
 from specsim.files import digest
+from specsim.json_files import checked, parse_json
 
 NAMED_PROMPTS = 5  # most that a message names
 FORMS = ("text", "prompt", "messages")  # of a prompt in a file
@@ -75,7 +76,7 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     """
     check_prompts_file(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # JSON text may hold other line separators
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON text may hold other line separators
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no UTF-8 text ({error}); save it as UTF-8") from None
     prompts = []
@@ -110,10 +111,7 @@ def prompts_source(target: str, path: Path | None) -> str:
 
 
 def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
-        row = None
+    row = parse_json(line, where, invalid="mend the line")
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
         raise InputError(f'{where} is no {{"text": ...}}, {{"prompt": ...}} or {{"messages": [...]}}; mend the line')
@@ -125,7 +123,8 @@ def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
         raise InputError(f"{where}: the prompt is empty; give some text")
-    return Prompt(str(row.get("domain", "all")), tokens, place=where)
+    domain = checked(row.get("domain", "all"), f"{where}: domain", str, invalid="mend the line")
+    return Prompt(domain, tokens, place=where)
 
 
 def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:

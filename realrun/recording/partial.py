@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,9 @@ import numpy as np
 
 from realrun.proposals.recorder import Columns
 from specsim.arrays import Ints
+from specsim.errors import InputError
 from specsim.files import remove_folder, replacing, write_text
+from specsim.json_files import read_json
 
 IDENTITY = "recording.json"
 
@@ -24,9 +27,10 @@ def partial_of(trace: Path) -> Path:
 
 def partial_identity(trace: Path) -> dict[str, Any] | None:
     """What the sequences kept beside a trace depend on, None where there are none."""
+    path = partial_of(trace) / IDENTITY
     try:
-        return dict(json.loads((partial_of(trace) / IDENTITY).read_text()))
-    except (FileNotFoundError, ValueError):
+        return dict(read_json(path, str(path), dict[str, Any], missing="record", invalid="record anew"))
+    except InputError:
         return None
 
 
@@ -76,10 +80,10 @@ class Partial:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
-        except (OSError, ValueError, zipfile.BadZipFile):  # damaged: it is recorded again
-            return None
-        generate_s, dense_s = columns.pop("seconds").tolist()
-        return Recorded(columns.pop("output"), columns, generate_s, dense_s)
+            generate_s, dense_s = columns.pop("seconds").tolist()
+            return Recorded(columns.pop("output"), columns, generate_s, dense_s)
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            return None  # damaged: it is recorded again
 
     def put(self, sequence: int, one: Recorded) -> None:
         """Keep a sequence."""

@@ -166,6 +166,7 @@ def record(
         "decoding": settings.sampler.as_dict(),
         "depth": depth,
         "tree": None if settings.tree is None else settings.tree._asdict(),
+        "vocabulary": {"tokens": int(pair.target.config.vocab_size), "of": "the target's tokenizer"},
         "prompts": prompt_facts(prompts, settings.prompts_source),
         "eos_token_id": list(pair.eos_token_ids),
         "max_new_tokens": settings.max_new_tokens,

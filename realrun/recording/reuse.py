@@ -42,12 +42,11 @@ def recorded_trace(
     """The trace in the folder if it was made with these settings, else a new one.
 
     Of a recording that was interrupted the sequences that it kept beside the folder are taken. A KeyboardInterrupt
-    becomes Interrupted, which says how to go on.
+    becomes Interrupted, which says how to go on. Models are compared by their weights, whatever path they came from.
     """
     wanted = {
-        "target": pair.target_name,
-        "drafter": pair.draft_name,
         "weights": pair.fingerprint,
+        "drafter_kind": pair.drafter.name,
         "device": pair.device.type,
         "kernels": backend_for(pair.device),
         "decoding": settings.sampler.as_dict(),
@@ -64,8 +63,9 @@ def recorded_trace(
         for key, value in wanted.items():
             if (there := _made_with(trace, key)) != value:
                 raise InputError(
-                    f"{folder} was recorded with {key}={json.dumps(there)}, asked for "
-                    f"{json.dumps(value)}; pass --overwrite or another --out"
+                    f"{folder} was recorded with {key}={json.dumps(there)}, asked for {json.dumps(value)} "
+                    f"({trace.meta.get('target')} and {trace.meta.get('drafter')} there, {pair.target_name} and "
+                    f"{pair.draft_name} here); pass --overwrite or another --out"
                 )
         return trace
     partial = Partial(folder, wanted)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.eagle import Eagle
+from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.training.common.jobs import ModuleJob, kl_nats
 from realrun.training.common.loop import wide
@@ -56,8 +57,8 @@ class EagleTraining(ModuleJob):
         noise = (torch.rand_like(features) * 2 - 1) * self.settings.noise
         ours = feature_pass(self.eagle, self.target, batch[:, :-1], features + noise)
         regression = F.smooth_l1_loss(wide(ours), wide(features))
-        head = self.target.get_output_embeddings()
-        classification = F.cross_entropy(wide(head(ours)).flatten(0, 1), wide(head(features)).softmax(-1).flatten(0, 1))
+        drafted, theirs = wide(self._head(ours)), wide(self._head(features))
+        classification = F.cross_entropy(drafted.flatten(0, 1), theirs.softmax(-1).flatten(0, 1))
         parts = {"regression": float(regression.detach()), "classification": float(classification.detach())}
         return regression + self.settings.class_weight * classification, parts
 
@@ -70,13 +71,16 @@ class EagleTraining(ModuleJob):
         """
         features = self._features(batch)
         ours = feature_pass(self.eagle, self.target, batch[:, :-1], features)
-        head = self.target.get_output_embeddings()
-        theirs, drafted = head(features), head(ours)
+        theirs, drafted = self._head(features), self._head(ours)
         return {
             "divergence": float(kl_nats(theirs, drafted)),
             "agreement": float((theirs.argmax(-1) == drafted.argmax(-1)).double().mean()),
             "regression": float(F.smooth_l1_loss(wide(ours), wide(features))),
         }
+
+    def _head(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's logits [B, T, V] of features [B, T, d]."""
+        return capped(self.target.config, self.target.get_output_embeddings()(features))
 
     @torch.no_grad()
     def _features(self, batch: torch.Tensor) -> torch.Tensor:
@@ -93,19 +97,12 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
     x = eagle.fused(embedded, before)
     count = tokens.shape[1]
     seen = torch.ones(count, count, dtype=torch.bool, device=x.device).tril_()
-    mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
-    positions = torch.arange(count, device=x.device)[None]
-    out: torch.Tensor = eagle.layers[0](
-        x,
-        attention_mask=mask[None, None],
-        position_ids=positions,
-        position_embeddings=inner.rotary_emb(x, position_ids=positions),
-    )
-    return out
+    return layer_pass(target, eagle.layers[0], x, torch.arange(count, device=x.device), seen)
 
 
 def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, Any]:
     """Train a drafter of the pair's target, as `train_on_text` says."""
+    EagleKind.check_target(pair.target)
     job, own = EagleTraining(pair.target, settings, run.loop.seed), asdict(settings)
     plan, facts = {"drafter": "eagle", **own}, {"method": "eagle", **own}
     return train_on_text(pair, "eagle", lambda: job, run, plan=plan, facts=facts)

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from realrun.drafters.edd import check_split, default_split, load_own_state, one_layer_model, own_state
+from realrun.drafters.edd import EDDKind, check_split, default_split, load_own_state, one_layer_model, own_state
+from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors
 from realrun.training.common.jobs import ModuleJob, cross_entropy_nats, kl_nats
@@ -164,16 +165,9 @@ def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block
     count = tokens.shape[1]
     embedded = inner.embed_tokens(tokens)
     x = torch.cat([states.to(embedded.dtype), embedded], dim=1)  # [B, 2 T, d]
-    positions = torch.arange(count, device=tokens.device).repeat(2)[None]
-    seen = dual_block_mask(count, block).to(tokens.device)  # [2 T, 2 T]
-    mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
-    x = inner.layers[0](
-        x,
-        attention_mask=mask[None, None],
-        position_ids=positions,
-        position_embeddings=inner.rotary_emb(x, position_ids=positions),
-    )
-    logits: torch.Tensor = decoder.get_output_embeddings()(inner.norm(x[:, count:]))
+    positions = torch.arange(count, device=tokens.device).repeat(2)
+    x = layer_pass(decoder, inner.layers[0], x, positions, dual_block_mask(count, block).to(tokens.device))
+    logits: torch.Tensor = capped(decoder.config, decoder.get_output_embeddings()(inner.norm(x[:, count:])))
     return logits
 
 
@@ -193,6 +187,7 @@ def dual_block_mask(count: int, block: int) -> torch.Tensor:
 
 def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]:
     """Train a decoder of the pair's target, as `train_on_text` says; of kind "vdm" where it reads no states."""
+    EDDKind.check_target(pair.target)
     job = DecoderTraining(pair.target, settings, run.loop.seed)
     kind, own = "edd" if job.split else "vdm", asdict(replace(settings, states_after=job.split))
     plan, facts = {"drafter": kind, **own}, {"method": kind, **own}

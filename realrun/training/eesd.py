@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from realrun.drafters.eesd import EarlyExit, as_model
+from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.pairs.pair import Pair
 from realrun.training.common.jobs import ModuleJob, cross_entropy_nats
 from realrun.training.common.on_text import TextRun, train_on_text
@@ -64,6 +64,7 @@ class EarlyExitTraining(ModuleJob):
 
 def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> dict[str, Any]:
     """Train an early exit of the pair's target, as `train_on_text` says."""
+    EESDKind.check_target(pair.target)
     job, own = EarlyExitTraining(pair.target, settings), asdict(settings)
     plan, facts = {"drafter": "eesd", **own}, {"method": "eesd", **own}
     return train_on_text(pair, "eesd", lambda: job, run, plan=plan, facts=facts)

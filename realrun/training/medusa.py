@@ -70,7 +70,7 @@ class HeadsTraining(ModuleJob):
     @torch.no_grad()
     def _states(self, batch: torch.Tensor) -> torch.Tensor:
         """The target's states [B, T, d] after its final norm, at all tokens of a batch [B, T + 1] but the last."""
-        states: torch.Tensor = self.target.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+        states: torch.Tensor = self.target.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         return states
 
 

@@ -25,7 +25,7 @@ from realrun.pairs.drafter_files import describe_target, load_drafter, weights_d
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors, refuse_another
 from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats, kl_nats
-from realrun.training.common.lora import Adapter, AdapterSettings, import_peft
+from realrun.training.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.training.common.on_text import TextRun, train_on_text
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import Training
@@ -102,7 +102,7 @@ def train_medusa2(pair: Pair, heads: MedusaHeads, settings: Medusa2Settings, run
     InputError
         If peft is missing, the target cannot be adapted, or `train_on_text` refuses.
     """
-    import_peft()
+    check_adaptable(pair.target)
     own = asdict(settings)
     return train_on_text(
         pair,
@@ -280,6 +280,7 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     """MEDUSA-1, or MEDUSA-2 in one stage or two."""
     if not settings.joint:
         return train_medusa(pair, settings.first, run)
+    check_adaptable(pair.target)  # before heads are trained
     loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
     described = describe_target(pair.target, pair.target_name)
     known = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}

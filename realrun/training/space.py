@@ -23,13 +23,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.space import MAX_MASKS
+from realrun.drafters.space import MAX_MASKS, SpaceKind
 from realrun.lm.variants.tuned_weights import TUNED
+from realrun.lm.windows import masks_of
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors
 from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats
 from realrun.training.common.loop import wide
-from realrun.training.common.lora import Adapter, AdapterSettings, import_peft
+from realrun.training.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.training.common.on_text import TextRun, train_on_text
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import Training
@@ -82,8 +83,9 @@ def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, 
     The held-out figures are of the target as `run.stored` rounds it. Raises InputError where peft is missing,
     the target cannot be adapted, or `train_on_text` refuses.
     """
+    SpaceKind.check_target(pair.target)
     if not settings.full:
-        import_peft()
+        check_adaptable(pair.target)
     own, adapter = settings.decisive, {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
     return train_on_text(
         pair,
@@ -201,13 +203,17 @@ class MaskTraining(TunedTargetJob):
             return self.model(input_ids=tokens, use_cache=False).logits, None
         embedded = self.model.get_input_embeddings()(tokens)
         groups, masks, total = cuts.shape[1], self.settings.masks, tokens.shape[1]
-        asked = self.mask.to(embedded.dtype).expand(len(tokens), groups * masks, -1)
+        asked = self.mask.to(embedded.dtype)
+        if (scale := getattr(self.model.get_input_embeddings(), "embed_scale", None)) is not None:
+            asked = asked * scale.to(embedded.dtype)  # as Gemma's does with every token
+        asked = asked.expand(len(tokens), groups * masks, -1)
         at = (cuts[..., None] + torch.arange(masks, device=cuts.device)).flatten(1)
         positions = torch.cat([torch.arange(total, device=cuts.device).expand(len(tokens), -1), at], dim=1)
+        seen = group_mask(cuts, masks, total, embedded.dtype)
         logits = self.model(
             inputs_embeds=torch.cat([embedded, asked], dim=1),
             position_ids=positions,
-            attention_mask=group_mask(cuts, masks, total, embedded.dtype),
+            attention_mask=masks_of(self.model.config, seen, positions, positions),
             use_cache=False,
         ).logits
         return logits[:, :total], logits[:, total:].unflatten(1, (groups, masks))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -16,11 +16,38 @@ from realrun.pairs.prompts import Prompt
 from realrun.profiling.stream import Stream
 from realrun.validation.measured_costs import MeasuredCosts
 from realrun.validation.timing import TURN_ROUNDS, Arm, Timings, decode_sequence, warm_up
+from specsim.errors import InputError
 from specsim.files import write_json
+from specsim.json_files import read_json
 from specsim.progress import Counter
 from specsim.trace.trace import Trace
 
 PROBES = "probes.json"  # those that were still missing at the end
+MAX_BYTES = 2**30  # of a file that a measurement wrote for itself
+
+
+class SamplesFile(TypedDict):
+    """As `Stream.as_dict` gives them."""
+
+    points: list[list[list[Any]]]
+    each: dict[str, list[float]]
+
+
+class RunFile(TypedDict):
+    """A decoded sequence, and the state of a policy that has one."""
+
+    tokens: list[int]
+    rounds: list[list[Any]]
+    state: list[float] | None
+
+
+class KeptFile(TypedDict):
+    """Of one sequence in one repeat: the arms by name and settings, and what they gave."""
+
+    arms: list[list[Any]]
+    runs: list[RunFile]
+    probes: SamplesFile
+    ticks: list[float]
 
 
 class Costs(NamedTuple):
@@ -64,7 +91,7 @@ def measure_in_turns(
     """
     timings, ticks, warm = Timings(), list[Ticks](), False
     samplers, names = [arm.decoder.sampler for arm in arms], list(costs)
-    missing = _read(folder and folder / PROBES) or {}
+    missing = _read(folder and folder / PROBES, dict[str, SamplesFile]) or {}
     for name, samples in missing.items():
         costs[name].measured.resume(samples, texts=0)
     for repeat in range(repeats):
@@ -76,7 +103,7 @@ def measure_in_turns(
             number = repeat * len(prompts) + index
             measured = costs[names[number % len(names)]].measured
             path = None if folder is None else folder / f"{repeat}-{index}.json"
-            kept = _kept(_read(path), arms) if going_on else None  # later ones would go on from other states
+            kept = _kept(_read(path, KeptFile), arms) if going_on else None  # later ones would go on from other states
             if kept is None:
                 going_on = False
                 if not warm:
@@ -109,11 +136,13 @@ def measure_in_turns(
     return timings, load_from(ticks)
 
 
-def _read(path: Path | None) -> Any:
+def _read(path: Path | None, shape: Any) -> Any:
     """The JSON document of a file; None where there is none, or a damaged one."""
+    if path is None:
+        return None
     try:
-        return None if path is None else json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        return read_json(path, str(path), shape, missing="measure", invalid="measure again", max_bytes=MAX_BYTES)
+    except InputError:
         return None
 
 

@@ -24,10 +24,11 @@ from specsim.cost.contexts import context_range
 from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
+from specsim.json_files import read_json
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
-from specsim.trace.files import META
+from specsim.trace.meta import META
 from specsim.tuning.journal import source_digest
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
@@ -125,7 +126,7 @@ def validate(
         pair,
         trace,
         prompts,
-        profile_from_json(json.loads((work / PROFILE).read_text()), "just measured"),
+        profile_from_json(_read_own(work / PROFILE), "just measured"),
         kinds=settings.kinds,
         trials=settings.trials,
         repeats=settings.repeats,
@@ -165,12 +166,18 @@ def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str
     }
 
 
+def _read_own(path: Path) -> dict[str, Any]:
+    """What an earlier start left."""
+    again = "pass --overwrite or another --out"
+    return dict(read_json(path, str(path), dict[str, Any], missing=again, invalid=again))
+
+
 def _claim(work: Path, identity: dict[str, Any]) -> None:
     """Make the folder this validation's, or find that it is; InputError if it is another's."""
     path = work / IDENTITY
     if not path.is_file():
         write_json(identity, path)
-    found = json.loads(path.read_text())
+    found = _read_own(path)
     for key, value in identity.items():
         if found.get(key) != value:
             raise InputError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.fitting.fit import needs_fitting
+from specsim.json_files import read_json
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
@@ -48,6 +48,14 @@ from specsim.tuning.settings import SearchSettings
 from specsim.tuning.variants import applicable_variants, fit_variant, label
 
 TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that is not whole
+
+
+class TunedFile(TypedDict):
+    """A policy's settings and where they come from, or the reason why it is none to validate."""
+
+    params: NotRequired[dict[str, Any]]
+    role: NotRequired[str]
+    reason: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,10 @@ def candidates(
     found: list[Candidate] = []
     priced = PricedTrace(train, cost)
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
-    tuned = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
+    tuned: dict[str, Any] = {}
+    if kept is not None and kept.is_file():
+        again = "delete it to tune again"
+        tuned = read_json(kept, str(kept), dict[str, TunedFile], missing=again, invalid=again)
     for done, (kind, variant) in enumerate(served):
         name = label(kind, variant)
         if name not in tuned:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.synthetic import AcceptanceModel
 from specsim.errors import InputError
-from specsim.files import read_json, write_json
+from specsim.files import write_json
+from specsim.json_files import checked, read_json
 
 KIND, VERSION = "specsim-acceptance", 1
+AGAIN = "fit the model again"
 MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition, Difficulty)}
 
 
@@ -36,18 +38,17 @@ def load_model(path: Path | str) -> AcceptanceModel:
     """Read a model; InputError says what is wrong with the file."""
     path = Path(path)
     make = "make a model with `specsim acceptance fit`"
-    document = read_json(path, str(path), missing=make, invalid="fit the model again")
+    document = read_json(path, str(path), missing=make, invalid=AGAIN)
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise InputError(f"{path} is no acceptance model; make one with `specsim acceptance fit`")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')}, this program reads {VERSION}; fit it again")
     name = document.get("model")
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path}: unknown acceptance model {name!r}; known: {', '.join(MODELS)}")
-    try:
-        model: AcceptanceModel = MODELS[name](**_tuples(document["parameters"]))
-    except (TypeError, KeyError) as error:
-        raise InputError(f"{path}: parameters do not fit the model {name} ({error}); fit it again") from None
+    known = TypedDict("known", get_type_hints(MODELS[name]))  # type: ignore[misc]
+    parameters = checked(document.get("parameters"), f"{path}: parameters of the model {name}", known, invalid=AGAIN)
+    model: AcceptanceModel = MODELS[name](**_tuples({key: parameters[key] for key in get_type_hints(MODELS[name])}))
     return model
 
 

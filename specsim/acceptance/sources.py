@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Bools, Floats, Ints
 from specsim.errors import InputError
+from specsim.json_files import read_json
 from specsim.trace.trace import Trace
+
+MOST_COUNT = 2**53  # of rounds or tokens: beyond it, shares of them are no longer exact
+MOST_DRAFTED = 2**16  # tokens of a round
 
 
 @dataclass(frozen=True)
@@ -102,35 +105,29 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
     Raises InputError for impossible counts, and where a round does not begin where the one
     before it ended.
     """
-    import pyarrow as pa
-    import pyarrow.compute
-    import pyarrow.parquet as pq
+    import pyarrow.compute as pc
+
+    from specsim.parquet_files import FLAGS, INTEGERS, TEXT, read_table
 
     path = Path(path)
-    try:
-        with pq.ParquetFile(path) as file:
-            table = file.read()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} is no readable Parquet file ({error}); give rounds.parquet of a run") from None
-
-    def column(name: str, required: bool = False) -> Any:
-        if name not in table.column_names:
-            if required:
-                raise InputError(f"{path} lacks column {name!r}; rounds need drafted and accepted")
-            return None
-        values = table.column(name)
-        if values.null_count:
-            raise InputError(f"{path}: column {name!r} has nulls; remove these rounds")
-        if name == "policy":
-            return np.array([str(value) for value in values.to_pylist()], dtype=np.str_)
-        if not pa.types.is_integer(values.type):
-            raise InputError(f"{path}: column {name!r} holds {values.type}, wanted whole numbers; write it as int")
-        return np.array(values.to_pylist(), dtype=np.int64)
-
+    counts, optional = ("drafted", "accepted", "sequence_id", "t"), ("sequence_id", "t", "policy", "tree")
+    columns = dict.fromkeys(counts, INTEGERS) | {"policy": TEXT, "tree": FLAGS}
+    table = read_table(path, columns, optional, invalid="give rounds.parquet of a run")
     if "tree" in table.column_names:
-        table = table.filter(pa.compute.invert(table.column("tree")))
-    drafted, accepted = column("drafted", required=True), column("accepted", required=True)
-    rounds = Rounds(drafted, accepted, column("policy"), column("sequence_id"), column("t"))
+        table = table.filter(pc.invert(table.column("tree")))
+
+    def column(name: str) -> Any:
+        if name not in table.column_names:
+            return None
+        values = table.column(name).to_pylist()
+        if name == "policy":
+            return np.array(values, dtype=np.str_)
+        most = MOST_DRAFTED if name == "drafted" else MOST_COUNT
+        if any(abs(value) > most for value in values):
+            raise InputError(f"{path}: column {name!r} has a number beyond {most}; give counts and positions")
+        return np.array(values, dtype=np.int64)
+
+    rounds = Rounds(column("drafted"), column("accepted"), column("policy"), column("sequence_id"), column("t"))
     if policy is not None:
         if rounds.policy is None:
             raise InputError(f"{path} has no column 'policy' to choose {policy!r} from; leave --policy out")
@@ -183,15 +180,13 @@ def read_counters(path: Path | str) -> Counters:
     all before it) was accepted, as servers count. Raises InputError if they cannot be such counts.
     """
     path = Path(path)
-    try:
-        document = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no valid JSON ({error}); write counters as {_EXAMPLE}") from None
+    write = f"write counters as {_EXAMPLE}"
+    document = read_json(path, str(path), _Counts, missing=write, invalid=write)
     columns = []
     for name in ("drafted", "accepted"):
-        values = document.get(name) if isinstance(document, dict) else None
-        if not (isinstance(values, list) and values and all(type(v) is int and v >= 0 for v in values)):
-            raise InputError(f"{path}: {name!r} is no list of counts; write counters as {_EXAMPLE}")
+        values = document[name]
+        if not values or not all(0 <= value <= MOST_COUNT for value in values):
+            raise InputError(f"{path}: {name!r} is no list of counts up to {MOST_COUNT}; {write}")
         columns.append(np.array(values, dtype=np.int64))
     drafted, accepted = columns
     if len(drafted) != len(accepted):
@@ -204,6 +199,11 @@ def read_counters(path: Path | str) -> Counters:
         raise InputError(f"{path}: nothing was drafted; export the counters after some requests")
     used = drafted > 0
     return Counters(drafted[used], accepted[used])
+
+
+class _Counts(TypedDict):
+    drafted: list[int]
+    accepted: list[int]
 
 
 _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'

@@ -148,16 +148,7 @@ def predict_with(
     seed: int = 0,
 ) -> PolicyPrediction:
     """`predict`, with the settings as one mapping."""
-    chosen, given = _policy(policy, settings, priced.trace.depth)
-    part, learned_on = priced, 0
-    if isinstance(policy, str) and needs_fitting(type(chosen)):
-        tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=seed)
-        train = priced.trace.select(tuning)
-        learned = fit(type(chosen), given, train, PricedTrace(train, priced.cost).table())
-        if learned != chosen:  # not all was given
-            chosen, part, learned_on = learned, priced.select(rest), len(tuning)
-    elif not is_fitted(chosen, given, priced.trace, priced.table()):
-        raise InputError(f"policy {chosen.name} has not learned yet; give its name, and it learns before it predicts")
+    part, chosen, learned_on = fitted_part(priced, policy, settings, tuning_share, seed)
     if not expected:
         found = predict_policy(part, chosen, seed=seed)
     elif isinstance(chosen, ChainPolicy):
@@ -166,6 +157,22 @@ def predict_with(
     else:
         raise InputError(f"policy {chosen.name} is of trees, which --expected does not average; replay it")
     return PolicyPrediction(**vars(found), learned_on=learned_on, sequences=part.trace.sequences, expected=expected)
+
+
+def fitted_part(
+    priced: PricedTrace, policy: str | Policy, settings: Mapping[str, Any], tuning_share: float, seed: int
+) -> tuple[PricedTrace, Policy, int]:
+    """What a policy is reported on, the policy as it is there, and how many sequences it learned from (0: nothing)."""
+    chosen, given = _policy(policy, settings, priced.trace.depth)
+    if isinstance(policy, str) and needs_fitting(type(chosen)):
+        tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=seed)
+        train = priced.trace.select(tuning)
+        learned = fit(type(chosen), given, train, PricedTrace(train, priced.cost).table())
+        if learned != chosen:  # not all was given
+            return priced.select(rest), learned, len(tuning)
+    elif not is_fitted(chosen, given, priced.trace, priced.table()):
+        raise InputError(f"policy {chosen.name} has not learned yet; give its name, and it learns before it predicts")
+    return priced, chosen, 0
 
 
 def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0, **settings: Any) -> Replay:

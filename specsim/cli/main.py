@@ -5,9 +5,12 @@ from __future__ import annotations
 import typer
 
 from specsim.cli.acceptance import acceptance
+from specsim.cli.claims import claims
 from specsim.cli.console import run
+from specsim.cli.cost import cost
 from specsim.cli.info import data, info, policies
 from specsim.cli.leaderboard import leaderboard
+from specsim.cli.papers import papers
 from specsim.cli.replay import replay
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
@@ -22,7 +25,10 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
+app.add_typer(claims, name="claims")
+app.add_typer(cost, name="cost")
 app.add_typer(tree, name="tree")
+app.add_typer(papers, name="papers")
 
 
 for _command in (replay, tune, leaderboard, policies, info):

@@ -29,7 +29,8 @@ SetOption = Annotated[
 CostOption = Annotated[
     Path,
     typer.Option(
-        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or with --draft-cost the target\'s cost grid.',
+        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list`, or with '
+        "--draft-cost the target's cost grid.",
         show_default=False,
     ),
 ]
@@ -39,19 +40,16 @@ DraftCostOption = Annotated[
         help="The drafter's cost grid; FILE:MODEL names one of a campaign's profile.json.", show_default=False
     ),
 ]
-BatchOption = Annotated[int | None, typer.Option(help="Batch size of the cost grids; default 1.", min=1)]
+BatchOption = Annotated[int | None, typer.Option(help="Batch size, of cost grids and linear costs; default 1.", min=1)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 
 
 def read_costs(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
     """The cost model that --cost, --draft-cost and --batch name."""
+    from specsim.cost.files import read_cost
     from specsim.cost.grid import read_grid_pair
-    from specsim.cost.profile import read_cost
-    from specsim.errors import InputError
 
     if draft_cost is not None:
         return read_grid_pair(cost, draft_cost, batch=batch or 1)
-    if batch is not None:
-        raise InputError("--batch belongs to cost grids; give the drafter's with --draft-cost")
-    return read_cost(cost)
+    return read_cost(cost, batch=batch)

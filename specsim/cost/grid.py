@@ -16,18 +16,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Floats, Ints, Seconds
-from specsim.cost.model import CostModel
-from specsim.cost.profile import GRID_KIND
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, CostModel
+from specsim.cost.profile import GRID_KIND, MAX_CONTEXT
 from specsim.errors import InputError
-from specsim.files import read_json
+from specsim.json_files import checked, read_json
 
 GRID_VERSION = 1
+POINT = ("batch", "context", "tokens")
+MAX_REASON = 200  # characters
+
+
+class Missing(TypedDict):
+    """A point that was left out, and why."""
+
+    batch: int
+    context: int
+    tokens: int | list[int]
+    reason: str
+
+
+class Made(TypedDict):
+    """Where and how a grid was measured."""
+
+    device: str
+    dtype: str
+
+
+class GridDocument(TypedDict):
+    """A grid's file, see `GridCost`; null is a point that was left out."""
+
+    model: str
+    batches: list[int]
+    contexts: list[int]
+    tokens: list[int]
+    median_s: list[list[list[float | None]]]
+    missing: list[Missing]
+    provenance: Made
 
 
 @dataclass(frozen=True)
@@ -129,7 +159,7 @@ class GridPairCost(CostModel):
             )
         for name in ("policy_step_s", "round_overhead_s", "autoregressive_overhead_s"):
             value = getattr(self, name)
-            if not 0 <= value < np.inf:
+            if not 0 <= value <= MAX_SECONDS:
                 raise InputError(f"cost: {name}={value} seconds is no time; give 0 or more")
 
     @property
@@ -200,23 +230,25 @@ def grid_from_json(data: Any, where: str) -> GridCost:
         raise InputError(
             f"cost grid {where} has version {data.get('version')}, this program reads {GRID_VERSION}; measure again"
         )
-    try:
-        axes = [np.asarray(data[key], dtype=np.int64) for key in ("batches", "contexts", "tokens")]
-        median_s = np.asarray(data["median_s"], dtype=np.float64)  # null becomes NaN
-        reasons = np.full(median_s.shape, "not measured", dtype=object)
-        reasons[np.isfinite(median_s)] = ""
-        for entry in data["missing"]:
-            where_it_is = (np.isin(axes[i], entry[key]) for i, key in enumerate(("batch", "context", "tokens")))
-            reasons[np.ix_(*where_it_is)] = str(entry["reason"])
-        made = data["provenance"]
-        model, device, dtype = (str(name) for name in (data["model"], made["device"], made["dtype"]))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"cost grid {where} is malformed ({error!r}); measure again") from None
-    if any(a.ndim != 1 or a.size == 0 or a[0] < 0 or (np.diff(a) <= 0).any() for a in axes):
-        raise InputError(f"cost grid {where}: batches, contexts or tokens are no increasing list; measure again")
-    if median_s.shape != tuple(a.size for a in axes):
-        raise InputError(f"cost grid {where}: median_s does not fit batches x contexts x tokens; measure again")
-    if np.isinf(median_s).any() or (median_s <= 0).any():
-        raise InputError(f"cost grid {where}: a time is not positive and finite; measure again")
+    name = f"cost grid {where}"
+    checked(data, name, GridDocument, invalid="measure again")
+    axes = [np.asarray(data[key], dtype=np.int64) for key in ("batches", "contexts", "tokens")]
+    if any(a.size == 0 or a[0] < 0 or a[-1] >= MAX_CONTEXT or (np.diff(a) <= 0).any() for a in axes):
+        raise InputError(f"{name}: batches, contexts or tokens are no increasing list; measure again")
+    counts, table = [a.size for a in axes], data["median_s"]
+    if len(table) != counts[0] or any(
+        len(rows) != counts[1] or any(len(row) != counts[2] for row in rows) for rows in table
+    ):
+        raise InputError(f"{name}: median_s does not fit batches x contexts x tokens; measure again")
+    median_s = np.asarray(table, dtype=np.float64)  # null becomes NaN
+    if ((median_s < MIN_SECONDS) | (median_s > MAX_SECONDS)).any():
+        raise InputError(f"{name}: a time is not positive and finite; measure again")
+    reasons = np.full(median_s.shape, "not measured", dtype=object)
+    reasons[np.isfinite(median_s)] = ""
+    for entry in data["missing"]:
+        where_it_is = (np.flatnonzero(np.isin(a, entry[key])) for a, key in zip(axes, POINT, strict=True))
+        reasons[np.ix_(*where_it_is)] = entry["reason"][:MAX_REASON]
+    made = data["provenance"]
+    model, device, dtype = data["model"], made["device"], made["dtype"]
     batches, contexts, tokens = axes
     return GridCost(model, device, dtype, batches, contexts, tokens, median_s, reasons.astype(np.str_))

@@ -15,6 +15,7 @@ from specsim.arrays import Seconds
 from specsim.errors import InputError
 
 MAX_TREE_TOKENS = 512  # that a cost table prices
+MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a call can take: what lies outside is a mistake, and sums would overflow
 SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
 
 
@@ -117,7 +118,7 @@ class ConstantCost(CostModel):
     Raises
     ------
     InputError
-        For a time that is not positive.
+        For a time that is not from 1e-12 to 1e9 seconds.
 
     References
     ----------
@@ -136,8 +137,11 @@ class ConstantCost(CostModel):
     def __post_init__(self) -> None:
         for name in ("s_d", "s_t"):
             value = getattr(self, name)
-            if not (value > 0 and np.isfinite(value)):
-                raise InputError(f"cost: {name}={value} seconds is not positive; give a positive time")
+            if not MIN_SECONDS <= value <= MAX_SECONDS:  # also catches NaN
+                raise InputError(
+                    f"cost: {name}={value} seconds is not positive and finite, from {MIN_SECONDS:g} to "
+                    f"{MAX_SECONDS:g}; give such a time"
+                )
 
     @property
     def max_tree_tokens(self) -> int:

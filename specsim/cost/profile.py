@@ -4,20 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds
-from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel
 from specsim.errors import InputError
-from specsim.files import read_json
+from specsim.json_files import checked
 
 PROFILE_KIND = "specsim-profile"
 PROFILE_VERSION = 2
 GRID_KIND = "specsim-cost-grid"
+AGAIN = "profile again"
+MAX_CONTEXT = 2**31  # tokens
+
+
+class TreeSeconds(TypedDict):
+    """Of a profile's trees, see `TreeProfile`."""
+
+    sizes: list[int]
+    wider: list[list[float]]
+    verify: list[list[float]]
+    policy_step: float
+    round_overhead: float
+
+
+class ProfileSeconds(TypedDict):
+    """Of a profile, see `ProfileCost`."""
+
+    draft_step: list[list[float]]
+    catch_up: list[float]
+    verify: list[list[float]]
+    autoregressive: list[float]
+    policy_step: float
+    round_overhead: float
+    score_step: NotRequired[float]
+    tree: NotRequired[TreeSeconds | None]
+
+
+class ProfileDocument(TypedDict):
+    """A profile; of older files `median_s` is read, which have no means."""
+
+    contexts: list[int]
+    mean_s: NotRequired[ProfileSeconds | None]
+    median_s: NotRequired[ProfileSeconds]
 
 
 @dataclass(frozen=True)
@@ -138,59 +170,6 @@ class ProfileCost(CostModel):
         return ConstantCost(s_d=float(mean_s), s_t=float(self.autoregressive_step(context)))
 
 
-def read_cost(path: Path | str) -> ProfileCost | ConstantCost:
-    """Read what things cost on a machine.
-
-    Parameters
-    ----------
-    path : Path or str
-        A profile made by `realrun profile`, or JSON {"s_d": seconds, "s_t": seconds}.
-
-    Returns
-    -------
-    ProfileCost or ConstantCost
-        Seconds per call.
-
-    Raises
-    ------
-    InputError
-        For a file that is missing, or holds no costs.
-
-    References
-    ----------
-    Leviathan et al. 2023, arXiv:2211.17192, section 3.4 (costs as s_d and s_t, whose ratio is its c).
-
-    Examples
-    --------
-    >>> import pathlib, tempfile, specsim
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "cost.json")
-    ...     _ = file.write_text('{"s_d": 0.001, "s_t": 0.010}')
-    ...     specsim.read_cost(file)
-    ConstantCost(s_d=0.001, s_t=0.01)
-    """
-    path = Path(path)
-    make = "make one with `realrun profile`"
-    data = read_json(path, f"cost file {path}", missing=make, invalid="make it again")
-    if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
-        try:
-            return ConstantCost(float(data["s_d"]), float(data["s_t"]))
-        except (TypeError, ValueError) as error:  # InputError is a ValueError
-            raise InputError(f"cost file {path}: {error}; give s_d and s_t in seconds") from None
-    if isinstance(data, dict) and data.get("kind") == GRID_KIND:
-        raise InputError(
-            f"cost file {path} is a {GRID_KIND} of one model, a prediction needs the drafter's as well; "
-            "name that with --draft-cost"
-        )
-    if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
-        raise InputError(f"cost file {path} is neither a profile nor s_d and s_t; make one with `realrun profile`")
-    if data.get("version") != PROFILE_VERSION:
-        raise InputError(
-            f"cost file {path} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
-        )
-    return profile_from_json(data, str(path))
-
-
 def with_scores(model: CostModel) -> CostModel:
     """What rounds cost where a predictor scores every drafted token; only a profile knows the difference."""
     if not isinstance(model, ProfileCost):
@@ -201,50 +180,57 @@ def with_scores(model: CostModel) -> CostModel:
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     """The cost model of a parsed profile document; InputError where it is malformed."""
 
-    def array(values: Any) -> Seconds:
+    name = f"cost profile {where}"
+    document = checked(data, name, ProfileDocument, invalid=AGAIN)
+    mean = document.get("mean_s") or document.get("median_s")
+    if mean is None:
+        raise InputError(f"{name} is malformed (mean_s is missing); {AGAIN}")
+
+    def array(values: Any, axes: int = 2) -> Seconds:
+        rows = values if axes == 2 else [values]
+        if len({len(row) for row in rows}) > 1:
+            raise InputError(f"{name}: an array has rows of several lengths; {AGAIN}")
         return np.asarray(values, dtype=np.float64)
 
-    try:
-        contexts = np.asarray(data["contexts"], dtype=np.int64)
-        mean = data.get("mean_s") or data["median_s"]  # older files have no means
-        trees = mean.get("tree")
-        profile = ProfileCost(
-            contexts=contexts,
-            draft_step_s=array(mean["draft_step"]),
-            catch_up_s=array(mean["catch_up"]),
-            verify_s=array(mean["verify"]),
-            autoregressive_s=array(mean["autoregressive"]),
-            policy_step_s=float(mean["policy_step"]),
-            round_overhead_s=float(mean["round_overhead"]),
-            score_step_s=float(mean.get("score_step", 0.0)),
-            tree=trees
-            and TreeProfile(
-                sizes=np.asarray(trees["sizes"], dtype=np.int64),
-                wider_s=array(trees["wider"]),
-                verify_s=array(trees["verify"]),
-                policy_step_s=float(trees["policy_step"]),
-                round_overhead_s=float(trees["round_overhead"]),
-            ),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"cost profile {where} is malformed ({error!r}); profile again") from None
+    trees = mean.get("tree")
+    contexts = np.asarray(document["contexts"], dtype=np.int64)
+    profile = ProfileCost(
+        contexts=contexts,
+        draft_step_s=array(mean["draft_step"]),
+        catch_up_s=array(mean["catch_up"], axes=1),
+        verify_s=array(mean["verify"]),
+        autoregressive_s=array(mean["autoregressive"], axes=1),
+        policy_step_s=float(mean["policy_step"]),
+        round_overhead_s=float(mean["round_overhead"]),
+        score_step_s=float(mean.get("score_step", 0.0)),
+        tree=trees
+        and TreeProfile(
+            sizes=np.asarray(trees["sizes"], dtype=np.int64),
+            wider_s=array(trees["wider"]),
+            verify_s=array(trees["verify"]),
+            policy_step_s=float(trees["policy_step"]),
+            round_overhead_s=float(trees["round_overhead"]),
+        ),
+    )
     count, tree = contexts.size, profile.tree
     grids, vectors = [profile.draft_step_s, profile.verify_s], [profile.catch_up_s, profile.autoregressive_s]
     numbers = [profile.policy_step_s, profile.round_overhead_s, profile.score_step_s]
     if tree is not None:
         sizes = tree.sizes
-        if sizes.ndim != 1 or not sizes.size or sizes[0] != 1 or (np.diff(sizes) <= 0).any():
+        if not sizes.size or sizes[0] != 1 or sizes[-1] >= MAX_CONTEXT or (np.diff(sizes) <= 0).any():
             raise InputError(f"cost profile {where}: sizes of trees are not an increasing list from 1; profile again")
         if {tree.wider_s.shape, tree.verify_s.shape} != {(sizes.size, count)}:
             raise InputError(f"cost profile {where}: an array of trees does not fit sizes x contexts; profile again")
         grids += [tree.wider_s, tree.verify_s]
         numbers += [tree.policy_step_s, tree.round_overhead_s]
-    if contexts.ndim != 1 or count == 0 or (np.diff(contexts) <= 0).any():
+    if not count or not 0 <= contexts[0] <= contexts[-1] < MAX_CONTEXT or (np.diff(contexts) <= 0).any():
         raise InputError(f"cost profile {where}: contexts are not an increasing list; profile again")
     if any(a.ndim != 2 or not len(a) or a.shape[1] != count for a in grids) or any(
         a.shape != (count,) for a in vectors
     ):
         raise InputError(f"cost profile {where}: an array does not fit contexts; profile again")
-    if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*grids, *vectors, np.array(numbers))):
+    if not all(((a >= 0) & (a <= MAX_SECONDS)).all() for a in (*grids, *vectors, np.array(numbers))):
         raise InputError(f"cost profile {where}: a time is negative or not finite; profile again")
+    if not (profile.autoregressive_s >= MIN_SECONDS).all():
+        raise InputError(f"cost profile {where}: a token without speculation takes no time; profile again")
     return profile

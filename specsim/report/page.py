@@ -132,11 +132,10 @@ def decoding_text(decoding: Mapping[str, Any] | str) -> str:
     """How a trace was decoded, in words. decoding : mode and temperature, or the mode alone."""
     if isinstance(decoding, str):
         return f"{decoding} decoding"
-    mode, temperature = decoding["mode"], decoding["temperature"]
-    greedy = mode == "greedy"
-    if greedy:
+    mode = decoding["mode"]
+    if mode == "greedy":  # at no temperature
         return "greedy decoding"
-    top_p = decoding.get("top_p", 1.0)
+    temperature, top_p = decoding["temperature"], decoding.get("top_p", 1.0)
     nucleus = "" if top_p == 1 else f" and top-p {top_p:g}"
     return f"{mode.capitalize()} sampling at temperature {temperature:g}{nucleus}"
 

@@ -149,6 +149,41 @@ def ratio_difference(
     )
 
 
+def ratio_of_ratios(
+    a_top: npt.ArrayLike,
+    a_bottom: npt.ArrayLike,
+    b_top: npt.ArrayLike,
+    b_bottom: npt.ArrayLike,
+    *,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Sum over sum of a, over that of b, per-sequence quantities [S] of the same sequences.
+
+    The interval is Student's t on the linear part of the logarithm, in pairs: what makes a sequence easy for both
+    cancels. Of one sequence it says nothing but the value. Raises InputError when there is no sequence or a sum is 0.
+    """
+    from scipy.special import stdtrit
+
+    columns = _columns(a_top, a_bottom, b_top, b_bottom)
+    sums = [float(column.sum()) for column in columns]
+    if not all(total > 0 for total in sums):
+        raise InputError("a ratio of ratios: one of its sums is not positive; compare other sequences")
+    value = sums[0] / sums[1] / (sums[2] / sums[3])
+    sequences = columns[0].size
+    if sequences == 1:
+        return Estimate(value, value, value)
+    error = log_ratio_error(*columns)
+    factor = math.exp(min(float(stdtrit(sequences - 1, (1 + confidence) / 2)) * error, LARGEST_EXPONENT))
+    return Estimate(value, value / factor, value * factor)
+
+
+def log_ratio_error(a_top: Floats, a_bottom: Floats, b_top: Floats, b_bottom: Floats) -> float:
+    """Standard error of the logarithm of sum over sum of a, over that of b, from S > 1 sequences in pairs."""
+    signed = ((a_top, 1), (a_bottom, -1), (b_top, -1), (b_bottom, 1))
+    influence = np.sum([sign * column / column.mean() for column, sign in signed], axis=0)
+    return float(influence.std(ddof=1)) / math.sqrt(influence.size)
+
+
 def tails(sequences: int, confidence: float) -> tuple[float, float]:
     """Quantiles of the resampled values that bound the interval.
 

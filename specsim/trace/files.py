@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
-import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from specsim.arrays import Array, IntArray
 from specsim.errors import InputError
-from specsim.files import digest, file_digest, replacing, replacing_folder, write_table
-from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
-from specsim.trace.tree_record import MAX_NODES, TreeRecord, record_from_nodes
+from specsim.files import file_digest, replacing_folder, write_table
+from specsim.parquet_files import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
+from specsim.trace.meta import (
+    AGAIN,
+    META,
+    SCHEMA_VERSION,
+    SEQUENCES,
+    STEPS,
+    TREES,
+    meta_digest,
+    read_meta,
+    tree_limits,
+)
+from specsim.trace.packed import unpacked
+from specsim.trace.trace import NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
+from specsim.trace.tree_record import TreeRecord, record_from_nodes
 
-SCHEMA_VERSION = 3  # 1 ranked true tokens by probability alone, whatever the mode; 2 had no checksum of meta.json
-READ_VERSIONS = (2, SCHEMA_VERSION)
-META = "meta.json"
-SEQUENCES = "sequences.parquet"
-STEPS = "steps.parquet"
-TREES = "trees.parquet"
-META_KEYS = ("target", "drafter", "decoding", "depth", "eos_token_id", "dtype", "device")
+MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
+STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
+TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
 
 
 def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) -> None:
@@ -83,14 +89,6 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
 
 
-def pack_trace(folder: Path, path: Path) -> None:
-    """Put a trace folder into one .zip file, which `read_trace` reads as well."""
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
-        for name in (META, SEQUENCES, STEPS, TREES):
-            if (folder / name).is_file():
-                archive.write(folder / name, name)
-
-
 def read_trace(folder: Path | str) -> Trace:
     """Read and check a recorded trace.
 
@@ -126,15 +124,9 @@ def read_trace(folder: Path | str) -> Trace:
     """
     folder = Path(folder)
     if folder.suffix == ".zip" and folder.is_file():
-        with tempfile.TemporaryDirectory() as unpacked:
-            try:
-                with zipfile.ZipFile(folder) as archive:
-                    for name in set(archive.namelist()) & {META, SEQUENCES, STEPS, TREES}:
-                        archive.extract(name, unpacked)
-            except (zipfile.BadZipFile, OSError) as error:
-                raise InputError(f"{folder} is no readable packed trace ({error}); pack it again") from None
-            return read_trace(unpacked)
-    meta = _read_meta(folder)
+        with unpacked(folder) as there:
+            return read_trace(there)
+    meta = read_meta(folder)
     for name, expected in meta["checksums"].items():
         if name == META:
             continue
@@ -143,25 +135,14 @@ def read_trace(folder: Path | str) -> Trace:
             raise InputError(f"{path} is missing; copy the whole trace folder or record it again")
         if file_digest(path) != expected:
             raise InputError(f"{path} is truncated or altered (checksum differs); restore or record it again")
-    sequences = _read_table(folder / SEQUENCES)
-    steps = _read_table(folder / STEPS)
-    values: dict[str, Any] = {"meta": meta}
-    for name in ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens"):
-        values[name] = _column(sequences, name, np.int64, folder / SEQUENCES)
-        if (values[name] < (0 if name in ("sequence_id", "output_tokens") else 1)).any():
-            raise InputError(f"{folder / SEQUENCES}: column {name!r} has a value below its least; record it again")
-    for name in ("domain", "source"):
-        if name == "domain" or name in sequences.column_names:  # traces of before do not name the sources
-            values[name] = _column(sequences, name, np.str_, folder / SEQUENCES)
+    values: dict[str, Any] = {"meta": meta, **_read_sequences(folder / SEQUENCES), **_read_steps(folder / STEPS, meta)}
     lengths = values.pop("output_tokens")
+    rows = values.pop("sequence_id of rows"), values.pop("t")
+    if not lengths.sum():
+        raise InputError(f"{folder} holds no output token; record at least one")
+    if lengths.sum() != len(values["token"]):
+        raise InputError(f"{folder / STEPS} does not have the rows that {SEQUENCES} counts; record it again")
     values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    values["token"] = _column(steps, "token", np.int32, folder / STEPS)
-    values["match_len"] = _column(steps, "match_len", np.uint8, folder / STEPS)
-    for name, dtype in {**STEP_LISTS, **OPTIONAL_LISTS}.items():
-        if name in OPTIONAL_LISTS and name not in steps.column_names:
-            continue
-        values[name] = _list_column(steps, name, dtype, meta["depth"], folder / STEPS)
-    rows = _column(steps, "sequence_id", np.int64, folder / STEPS), _column(steps, "t", np.int64, folder / STEPS)
     if TREES in meta["checksums"]:
         values["tree"] = _read_trees(folder / TREES, meta, rows)
     trace = Trace(**values)
@@ -169,81 +150,54 @@ def read_trace(folder: Path | str) -> Trace:
     return trace
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / META
-    if not path.is_file():
-        raise InputError(f"{folder} is no trace: {META} is missing; give a folder made by `realrun record`")
-    try:
-        meta = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no valid JSON ({error}); restore or record it again") from None
-    if not isinstance(meta, dict):
-        raise InputError(f"{path} holds no JSON object; restore or record it again")
-    version = meta.get("schema_version")
-    if version not in READ_VERSIONS:
-        raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
-    missing = [key for key in (*META_KEYS, "checksums") if key not in meta]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}; restore or record it again")
-    depth, checksums = meta["depth"], meta["checksums"]
-    if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
-        raise InputError(f"{path}: depth {depth!r} is no whole number from 1 to {MAX_DEPTH}; record it again")
-    if not isinstance(checksums, dict) or not {SEQUENCES, STEPS} <= set(checksums):
-        raise InputError(f"{path}: checksums do not name {SEQUENCES} and {STEPS}; restore or record it again")
-    if version == SCHEMA_VERSION and checksums.get(META) != meta_digest(meta):
-        raise InputError(f"{path} is altered (its own checksum differs); restore or record it again")
-    return meta
+def _read_sequences(path: Path) -> dict[str, Array]:
+    numbers = ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens")
+    columns = dict.fromkeys(numbers, INTEGERS) | {"domain": TEXT, "source": TEXT}
+    table = read_table(path, columns, ("source",), invalid=AGAIN)  # traces of before do not name the sources
+    values: dict[str, Array] = {name: _column(table, name, np.int64, path) for name in numbers}
+    for name in numbers:
+        least = 0 if name in ("sequence_id", "output_tokens") else 1
+        if not ((values[name] >= least) & (values[name] <= MOST_TOKENS)).all():
+            raise InputError(f"{path}: column {name!r} has a value outside {least} to {MOST_TOKENS}; {AGAIN}")
+    for name in [name for name in ("domain", "source") if name in table.column_names]:
+        values[name] = np.array(table.column(name).to_pylist(), dtype=np.str_)
+    return values
 
 
-def meta_digest(meta: dict[str, Any]) -> str:
-    """A checksum of all that meta.json says but this."""
-    others = {name: value for name, value in meta["checksums"].items() if name != META}
-    return digest(json.dumps({**meta, "checksums": others}, sort_keys=True), length=64)
-
-
-def _read_table(path: Path) -> pa.Table:
-    try:
-        # `pq.read_table` and `to_numpy` would import pandas, a third of the start-up time.
-        with pq.ParquetFile(path) as file:
-            return file.read()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} is no readable Parquet file ({error}); record it again") from None
+def _read_steps(path: Path, meta: dict[str, Any]) -> dict[str, Array]:
+    """The columns of a trace, and as "sequence_id of rows" and "t" what each row belongs to."""
+    lists = {**STEP_LISTS, **OPTIONAL_LISTS}
+    kinds = {name: FLOAT_LISTS if np.issubdtype(dtype, np.floating) else INTEGER_LISTS for name, dtype in lists.items()}
+    table = read_table(path, dict.fromkeys(STEP_COLUMNS, INTEGERS) | kinds, OPTIONAL_LISTS, invalid=AGAIN)
+    values: dict[str, Array] = {name: _column(table, name, dtype, path) for name, dtype in STEP_COLUMNS.items()}
+    values["sequence_id of rows"] = values.pop("sequence_id")
+    for name, dtype in lists.items():
+        if name in table.column_names:
+            values[name] = _list_column(table, name, dtype, meta["depth"], path)
+    return values
 
 
 def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> Array:
-    if name not in table.column_names:
-        raise InputError(f"{path} lacks column {name!r}; record it again")
-    column = table.column(name)
-    if column.null_count:
-        raise InputError(f"{path}: column {name!r} has nulls; record it again")
-    return _as_numpy(column.combine_chunks(), name, dtype, path)
+    return _as_numpy(table.column(name).combine_chunks(), name, dtype, path)
 
 
 def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> Array:
     """A writable copy, since the replay kernel is compiled once per array type, read-only being another."""
-    wanted = pa.string() if dtype is np.str_ else pa.from_numpy_dtype(dtype)
+    wanted = pa.from_numpy_dtype(dtype)
     try:
-        values = column.cast(wanted)
-        return np.array(values.to_pylist(), dtype=np.str_) if dtype is np.str_ else np.array(np.from_dlpack(values))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise InputError(
-            f"{path}: column {name!r} holds {column.type} that does not fit {wanted}; record it again"
-        ) from None
+        return np.array(np.from_dlpack(column.cast(wanted)))  # `to_numpy` would import pandas
+    except pa.ArrowInvalid:
+        raise InputError(f"{path}: column {name!r} holds values that do not fit {wanted}; {AGAIN}") from None
 
 
 def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path) -> Array:
-    if name not in table.column_names:
-        raise InputError(f"{path} lacks column {name!r}; record it again")
     column = table.column(name).combine_chunks()
     if not pa.types.is_fixed_size_list(column.type) or column.type.list_size != depth:
         raise InputError(f"{path}: column {name!r} is {column.type}, wanted lists of {depth}; record it again")
-    flat = column.flatten()
-    if column.null_count or flat.null_count:
-        raise InputError(f"{path}: column {name!r} has nulls; record it again")
-    values = _as_numpy(flat, name, dtype, path).reshape(len(table), depth)
+    values = _as_numpy(column.flatten(), name, dtype, path).reshape(len(table), depth)
     if np.issubdtype(dtype, np.floating) and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0, 0])
-        raise InputError(f"{path}: column {name!r} is not finite at row {row}; record it again")
+        raise InputError(f"{path}: column {name!r} is not finite at row {row}; {AGAIN}")
     return values
 
 
@@ -251,8 +205,6 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
     expected = np.repeat(trace.sequence_id, trace.output_tokens), trace.position
     if not all(map(np.array_equal, (step_sequence_id, step_t), expected)):
         raise InputError(f"{folder / STEPS} does not have the rows that {SEQUENCES} counts; record it again")
-    if trace.sequences == 0 or len(trace.token) == 0:
-        raise InputError(f"{folder} holds no output token; record at least one")
     if (trace.output_tokens > trace.budget_tokens).any():
         raise InputError(f"{folder / SEQUENCES}: an output is longer than its budget; record it again")
     if trace.match_len.max() > trace.depth:
@@ -267,35 +219,26 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
 
 def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray]) -> TreeRecord:
     """The record of trees; `rows` are sequence id and t of every position."""
-    shape = meta.get("tree")
-    keys = (("nodes", MAX_NODES), ("width", MAX_NODES))
-    if not isinstance(shape, dict) or not all(
-        type(shape.get(key)) is int and 1 <= shape[key] <= most for key, most in keys
-    ):
-        raise InputError(
-            f"{path.parent / META}: tree does not give nodes and width from 1 to {MAX_NODES}; record it again"
-        )
-    table = _read_table(path)
+    most, width = tree_limits(meta)
+    columns = {"sequence_id": INTEGERS, "t": INTEGERS, "horizon": FLOATS, **TREE_COLUMNS}
+    table = read_table(path, columns, invalid=AGAIN)
     own = [_column(table, name, np.int64, path) for name in ("sequence_id", "t")]
     if not all(map(np.array_equal, own, rows)):
         raise InputError(f"{path} does not have the rows of {STEPS}; record it again")
     nodes: dict[str, Array] = {}
     counts: IntArray | None = None
     for name, dtype, absent in (("parent", np.int16, -1), ("token", np.int32, -1), ("prob", np.float32, 0.0)):
-        if name not in table.column_names or not pa.types.is_list(table.column(name).type):
-            raise InputError(f"{path}: column {name!r} is missing or holds no lists; record it again")
+        if not pa.types.is_list(table.column(name).type):
+            raise InputError(f"{path}: column {name!r} holds lists of one length; record it again")
         column = table.column(name).combine_chunks()
-        flat = column.flatten()
-        if column.null_count or flat.null_count:
-            raise InputError(f"{path}: column {name!r} has nulls; record it again")
         lengths = np.array(np.from_dlpack(column.value_lengths()))
         counts = lengths if counts is None else counts
         if not np.array_equal(lengths, counts):
             raise InputError(f"{path}: columns 'parent' and {name!r} differ in length; record it again")
-        if counts.max() > shape["nodes"]:
-            raise InputError(f"{path}: a tree has {counts.max()} nodes, more than {shape['nodes']}; record it again")
-        nodes[name] = np.full((len(counts), shape["nodes"]), absent, dtype=dtype)
-        nodes[name][np.arange(shape["nodes"]) < counts[:, None]] = _as_numpy(flat, name, dtype, path)
+        if counts.max() > most:
+            raise InputError(f"{path}: a tree has {counts.max()} nodes, more than {most}; record it again")
+        nodes[name] = np.full((len(counts), most), absent, dtype=dtype)
+        nodes[name][np.arange(most) < counts[:, None]] = _as_numpy(column.flatten(), name, dtype, path)
     assert counts is not None
     if not np.array_equal((nodes["parent"] >= 0).sum(axis=1), counts):
         raise InputError(f"{path}: column 'parent' has a negative value; record it again")
@@ -304,7 +247,7 @@ def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray
         if not ((values >= 0) & (values <= 1)).all():
             raise InputError(f"{path}: column {name!r} leaves [0, 1]; record it again")
     try:
-        return record_from_nodes(**nodes, horizon=horizon, width=shape["width"])
+        return record_from_nodes(**nodes, horizon=horizon, width=width)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

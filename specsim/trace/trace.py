@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import FloatArray, IntArray
+from specsim.errors import InputError
 from specsim.trace.tree_record import TreeRecord
 
 NO_TOKEN = -1  # draft_token where the drafter proposes nothing
@@ -150,3 +151,27 @@ class Trace:
             elif field.name not in values:
                 values[field.name] = None if value is None else value[rows]
         return Trace(**values)
+
+    def shortened(self, max_output_tokens: int) -> Trace:
+        """The trace of the same run with a limit on the output tokens of every sequence.
+
+        A loss-free run emits the same tokens under any limit, so that its first rows are those of the shorter run.
+        """
+        if max_output_tokens < 1:
+            raise InputError(f"max_output_tokens={max_output_tokens}; give at least 1")
+        lengths = np.minimum(self.output_tokens, max_output_tokens)
+        kept = self.position < max_output_tokens
+        remaining = np.repeat(lengths, lengths) - self.position[kept]
+        cut: dict[str, Any] = {
+            "budget_tokens": np.minimum(self.budget_tokens, max_output_tokens),
+            "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            "match_len": np.minimum(self.match_len[kept], remaining).astype(self.match_len.dtype),
+            "tree": None if self.tree is None else self.tree.select(np.flatnonzero(kept)),
+        }
+        for name in ("token", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "accept_prob", "score"):
+            value = getattr(self, name)
+            cut[name] = None if value is None else value[kept]
+        if self.true_rank is not None:
+            beyond = np.arange(self.depth) >= remaining[:, None]
+            cut["true_rank"] = np.where(beyond, -1, cut["true_rank"]).astype(self.true_rank.dtype)
+        return dataclasses.replace(self, **cut)

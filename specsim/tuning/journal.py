@@ -21,6 +21,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE
 from specsim.errors import InputError
 from specsim.files import nested_digest
+from specsim.json_files import parse_json
 from specsim.policy.base import Policy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
@@ -115,12 +116,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _parse(path: Path, number: int, line: bytes) -> Line:
-    try:
-        value = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        value = None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}, line {number}, is damaged; delete the file to search anew")
+    value: Line = parse_json(line, f"{path}, line {number},", dict[str, Any], invalid="delete the file to search anew")
     return value
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specsim.errors import InputError
 from specsim.tuning.journal import Line
 from specsim.tuning.space import Axis, Space
 from specsim.tuning.trials import SearchContext, ranked
@@ -41,12 +42,14 @@ def search_optuna(task: SearchContext, space: Space, points: int, seed: int) -> 
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return {"points": batch, "seconds": task.totals(batch)}
 
-        line = task.journal.batch(find)
+        line = task.batch(find, count)
         for point, seconds in zip(line["points"], line["seconds"], strict=True):
             state = optuna.trial.TrialState.PRUNED if seconds is None else optuna.trial.TrialState.COMPLETE
-            study.add_trial(  # a refused point counts as worse than all others
-                optuna.trial.create_trial(params=point, distributions=distributions, value=seconds, state=state)
-            )
+            try:
+                trial = optuna.trial.create_trial(params=point, distributions=distributions, value=seconds, state=state)
+            except (ValueError, TypeError) as error:
+                raise InputError(f"a point of the search's journal is damaged ({error}); delete the journal") from None
+            study.add_trial(trial)  # a refused point counts as worse than all others
         totals += line["seconds"]
         task.trials.points += line["points"]
         task.trials.ranking = ranked(totals)

@@ -52,7 +52,7 @@ def race(task: SearchContext, points: Sequence[Settings], seed: int) -> None:
         results: list[list[float] | None] = []
         for start in range(0, len(alive), BATCH):
             batch = alive[start : start + BATCH]
-            results += task.journal.batch(partial(field.replay, batch, seen, size))["seconds"]
+            results += task.batch(partial(field.replay, batch, seen, size), len(batch))["seconds"]
             trials.replayed_rows += int(rows[size] - rows[seen]) * len(batch)
             if rung == 0:
                 trials.ranking = ranked([None if result is None else sum(result) for result in results])

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict
 
+from specsim.errors import InputError
+from specsim.json_files import checked
 from specsim.progress import Counter, no_progress
 from specsim.tuning.evaluate import Evaluator
-from specsim.tuning.journal import Journal
+from specsim.tuning.journal import Journal, Line
 from specsim.tuning.space import Settings
+
+
+class Batch(TypedDict):
+    """A journal's line: seconds of each point, or of its sequences, null where it is refused; the points themselves."""
+
+    seconds: list[float | list[float] | None]
+    points: NotRequired[list[dict[str, Any]]]
 
 
 @dataclass
@@ -33,6 +43,14 @@ class SearchContext:
     journal: Journal
     trials: SearchState
     progress: Counter = no_progress
+
+    def batch(self, find: Callable[[], Line], count: int) -> Line:
+        """The next batch of so many points: from the journal, or found now and kept there."""
+        damaged, anew = "a line of the search's journal", "delete the journal to search anew"
+        line: Line = checked(self.journal.batch(find), damaged, Batch, invalid=anew)
+        if {len(line[part]) for part in ("seconds", "points") if part in line} != {count}:
+            raise InputError(f"{damaged} is not of {count} points; {anew}")
+        return line
 
     def totals(self, points: Sequence[Settings]) -> list[float | None]:
         """Speculative seconds of each point on the whole trace; None where it is refused."""

@@ -17,7 +17,8 @@ from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import LAB_WEIGHTS, LOOKUP, load_pair
 from realrun.pairs.prompts import study_prompts
 from specsim.cli.console import progress_bar
-from specsim.cost.profile import ProfileCost, read_cost
+from specsim.cost.files import read_cost
+from specsim.cost.profile import ProfileCost
 from specsim.files import write_json, write_text
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy

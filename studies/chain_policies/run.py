@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from specsim.cli.console import progress_bar
+from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.cost.profile import read_cost
 from specsim.files import write_text
 from specsim.policy.registry import CHAIN_POLICIES
 from specsim.ranking.document import as_document, write_results

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from specsim.acceptance.synthetic import generate
 from specsim.cli.console import progress_bar
+from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.cost.profile import read_cost
 from specsim.files import write_json, write_text
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace

@@ -404,7 +404,7 @@ COSTS = {
     "neither kind": ("{}", "neither"),
     "a list": ("[1, 2]", "neither"),
     "zero": ('{"s_d": 0, "s_t": 1}', "s_d"),
-    "NaN": ('{"s_d": NaN, "s_t": 1}', "s_d"),
+    "NaN": ('{"s_d": NaN, "s_t": 1}', "NaN is no finite number"),
     "text": ('{"s_d": "fast", "s_t": 1}', "s_d"),
     "other version": ('{"kind": "specsim-profile", "version": 99}', "99"),
     "hollow": ('{"kind": "specsim-profile", "version": 2}', "malformed"),
@@ -550,7 +550,7 @@ def test_an_interrupted_recording_leaves_no_half_written_trace(
     if exists:
         shutil.copytree(files.trace, folder)
     write = pq.write_table
-    monkeypatch.setattr(specsim.trace.files.pq, "write_table", interrupted)
+    monkeypatch.setattr(pq, "write_table", interrupted)
     if name == "meta.json":
         monkeypatch.setattr(specsim.trace.files, "file_digest", no_checksum)
     args = ["record", folder, *files.models, "--prompts", files.prompts, "--max-new-tokens", 5]

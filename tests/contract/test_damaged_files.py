@@ -16,8 +16,9 @@ from realrun.decode.acceptance_predictor import Predictor, load_predictor, save_
 from realrun.pairs.drafter_files import FILE, describe_target, read_drafter, save_drafter
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.per_position import PerPosition
+from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
-from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, read_cost
+from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION
 from specsim.errors import InputError
 from specsim.results import list_results
 from specsim.trace.files import read_trace, write_trace

@@ -49,7 +49,7 @@ def test_an_unfinished_stage_gives_its_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "no readable JSON"), ("[1]", "names no kind"), ('{"a": 1}', "names no kind")]
+    ("text", "message"), [("{", "no valid JSON"), ("[1]", "names no kind"), ('{"a": 1}', "names no kind")]
 )
 def test_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.json").write_text(text)

@@ -73,7 +73,8 @@ def _styled() -> Iterator[None]:
 def draw(document: Document, folder: Path) -> list[Path]:
     """Write the figures that the document has data for, as PNG, and return their paths."""
     rows = [row for row in document.rows if row.mode in TIMED_MODES and row.median_us is not None]
-    attention = [row for row in rows if row.op == "tree_attention" and row.shape["kv_heads"] == KV_HEADS]
+    rows = [row for row in rows if row.backend in BACKENDS]
+    attention = [row for row in rows if row.op == "tree_attention" and _is_drawn(row)]
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     with _styled():
@@ -93,6 +94,13 @@ def draw(document: Document, folder: Path) -> list[Path]:
                 figure.savefig(path, dpi=DPI)
                 files.append(path)
     return files
+
+
+def _is_drawn(row: Row) -> bool:
+    """Whether the figures of tree attention can show it."""
+    whole = all(row.shape.get(name, 0) > 0 for name in ("batch", "context", "nodes", "q_heads", "head"))
+    timed = None not in (row.p20_us, row.p80_us, row.floor_us)
+    return whole and timed and row.shape.get("kv_heads") == KV_HEADS
 
 
 def _ratios(rows: Sequence[Row]) -> Figure | None:
@@ -205,7 +213,7 @@ def _legend(figure: Figure, backends: Sequence[str], extra: tuple[str, str]) -> 
 
 def _caption(figure: Figure, document: Document, spread: str) -> None:
     """Device, date, versions and ceilings under the figure."""
-    versions, reached = document.versions, document.ceilings
+    versions, reached = defaultdict(lambda: "unknown", document.versions), document.ceilings
     text = (
         f"{document.device}, {document.date[:10]}; torch {versions['torch']}, triton {versions['triton']}, "
         f"CUDA {versions['cuda']}, kernels {versions['speckernels']}.\n"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 VERSION = 1
 KIND = "speckernels-bench"
@@ -20,6 +22,8 @@ KIND = "speckernels-bench"
 # CPU; interpreted, emulated: Triton and CUDA sources tested without a GPU.
 MODES = ("launch", "graph", "cpu", "interpreted", "emulated")
 TIMED_MODES = ("launch", "graph", "cpu")  # the others say nothing about speed
+MAX_BYTES = 2**24  # of a file
+MAX_OPERATIONS = 100  # in a file, and characters of a name
 FLOOR_KINDS = ("bytes", "flops", "launch")
 
 
@@ -182,18 +186,55 @@ def write_document(path: Path, document: Document) -> None:
 def read_document(path: Path) -> Document:
     """The document in a file; BenchError if it is none."""
     try:
-        plain = json.loads(path.read_text())
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+        text = path.read_text(encoding="utf-8")
+        plain = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
+        json.dumps(plain, ensure_ascii=False).encode()  # half a pair of surrogates cannot be printed
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist; write it with `speckernels bench --out {path}`") from None
+    except RecursionError:
+        raise BenchError(f"{path} cannot be read as JSON: nested too deep") from None
     except (OSError, ValueError) as error:
         raise BenchError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(plain, dict) or plain.pop("kind", None) != KIND:
         raise BenchError(f"{path} is not a file of `speckernels bench`")
     version = plain.pop("version", None)
     if version != VERSION:
-        raise BenchError(f"{path} has version {version}, this program reads version {VERSION}; measure again")
+        raise BenchError(f"{path} has version {version!r:.40}, this program reads version {VERSION}; measure again")
     try:
-        rows = [Row(**row) for row in plain.pop("rows")]
-        return Document(**(plain | {"ceilings": Ceilings(**plain["ceilings"])}), rows=rows)
-    except (TypeError, KeyError) as error:
-        raise BenchError(f"{path} is damaged: {error}; measure again") from None
+        rows = [_checked(Row(**row)) for row in plain.pop("rows")]
+        if len({row.op for row in rows}) > MAX_OPERATIONS or any(len(row.op) > MAX_OPERATIONS for row in rows):
+            raise ValueError(f"more than {MAX_OPERATIONS} operations, or characters of a name")
+        ceilings = _checked(Ceilings(**plain["ceilings"]))
+        return _checked(Document(**(plain | {"ceilings": ceilings}), rows=rows))
+    except (TypeError, KeyError, ValueError) as error:
+        raise BenchError(f"{path} is damaged: {' '.join(str(error).split())}; measure again") from None
+
+
+def _number(text: str) -> float:
+    """A number as the text has it, whole ones as int; ValueError where it is not finite or beyond 64 bits."""
+    whole = text.removeprefix("-").isdecimal()
+    if len(text) > 400 or not math.isfinite(value := float(text)) or (whole and abs(value) >= 2**63):
+        raise ValueError(f"{text[:20]} is no finite number of 64 bits")
+    return int(text) if whole else value
+
+
+def _checked(found: Any) -> Any:
+    """A dataclass read from JSON, its fields of the types that they are declared with, and its times positive."""
+    for name, hint in get_type_hints(type(found)).items():
+        value = getattr(found, name)
+        if not any(_is(value, kind) for kind in (get_args(hint) if type(hint) is UnionType else (hint,))):
+            raise TypeError(f"{name} is {value!r:.40}")
+        if name.endswith(("_us", "to_floor")) and value is not None and not 1e-12 <= value <= 1e12:
+            raise ValueError(f"{name}={value} is no positive measure")
+    return found
+
+
+def _is(value: Any, kind: Any) -> bool:
+    parts = get_args(kind)
+    if not parts:
+        return type(value) is kind or (kind is float and type(value) is int)
+    if type(value) is list:
+        return get_origin(kind) is list and all(_is(one, parts[0]) for one in value)
+    return type(value) is dict and get_origin(kind) is not list and all(_is(one, parts[1]) for one in value.values())

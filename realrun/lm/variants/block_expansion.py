@@ -74,7 +74,7 @@ def _with_layers(model: Any, layers: list[Any], expansion: dict[str, int] | None
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[-1]] * len(layers)
     config.block_expansion = expansion
-    whole, inner = _shallow(model), _shallow(model.model)
+    whole, inner = shallow(model), shallow(model.model)
     inner.layers = torch.nn.ModuleList([_numbered(layer, place) for place, layer in enumerate(layers)])
     inner.config = whole.config = config
     whole.model = inner
@@ -83,13 +83,13 @@ def _with_layers(model: Any, layers: list[Any], expansion: dict[str, int] | None
 
 def _numbered(layer: Any, place: int) -> Any:
     """The layer with the cache slot of its place, on the same parameters."""
-    own, attention = _shallow(layer), _shallow(layer.self_attn)
+    own, attention = shallow(layer), shallow(layer.self_attn)
     attention.layer_idx = place
     own.self_attn = attention
     return own
 
 
-def _shallow(module: Any) -> Any:
+def shallow(module: Any) -> Any:
     """A module of its own, hooks and all, with the same parameters and children."""
     own = copy.copy(module)
     for name, value in vars(module).items():

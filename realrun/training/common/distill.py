@@ -20,7 +20,7 @@ from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from realrun.training.common.loop import Tokens, text_digest
 from realrun.training.common.settings import Settings, setting
-from realrun.training.common.text import Corpus, load_corpus, save_tokens
+from realrun.training.common.text import Corpus, load_corpus, read_tokens, save_tokens
 from specsim.errors import InputError
 from specsim.files import digest
 from specsim.progress import Progress
@@ -140,7 +140,7 @@ def written_text(
         path = folder / f"{len(parts):06d}.npy"
         if not path.exists():
             save_tokens(_shard(pair, corpus.train, settings, len(parts)), path)
-        parts.append(np.load(path))
+        parts.append(read_tokens(path))
         written += len(parts[-1])
         progress("self-distillation", min(written, tokens), tokens)
     return np.concatenate(parts)

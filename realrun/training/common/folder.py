@@ -13,10 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from realrun import tensor_files
+from realrun.pairs.drafter_files import without_name
 from specsim.errors import InputError
 from specsim.files import write_json
+from specsim.json_files import parse_json, read_json
 
 PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
+ANEW = "delete the folder to train anew, or give another --out"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -34,13 +37,20 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     path = folder / PLAN
     if not path.exists():
         return
-    there, plan = json.loads(path.read_text()), json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    there = _of_weights(read_json(path, str(path), dict[str, Any], missing=ANEW, invalid=ANEW))
+    plan = _of_weights(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
     for key in dict.fromkeys([*plan, *there] if whole else plan):
         if there.get(key) != plan.get(key):
             raise InputError(
                 f"{folder} holds a training with {key}={json.dumps(there.get(key))}, asked for "
                 f"{json.dumps(plan.get(key))}; give another --out"
             )
+
+
+def _of_weights(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan whose target is known by its weights, whatever path they were loaded from."""
+    target = plan.get("target")
+    return {**plan, "target": without_name(target)} if isinstance(target, dict) else plan
 
 
 def refuse_file(folder: Path) -> None:
@@ -103,4 +113,6 @@ def checkpoint(
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts in a checkpoint's header."""
     with safe_open(path, framework="pt") as handle:
-        return {name: json.loads(value) for name, value in (handle.metadata() or {}).items()}
+        facts = handle.metadata() or {}
+    what, anew = f"what checkpoint {path} says of itself", "delete it to train anew"
+    return {name: parse_json(value, what, invalid=anew) for name, value in facts.items()}

@@ -121,6 +121,12 @@ def adapted_modules(target: Any) -> list[str]:
     return names
 
 
+def check_adaptable(target: Any) -> None:
+    """InputError where no adapter can be put on this target, or peft is not installed."""
+    import_peft()
+    adapted_modules(target)
+
+
 def import_peft() -> Any:
     """The library; InputError where it is not installed."""
     try:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -18,10 +19,17 @@ from realrun.pairs.library_text import library_files
 from realrun.training.common.loop import Tokens
 from specsim.errors import InputError
 from specsim.files import digest, replacing
+from specsim.json_files import parse_json
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 HELD_OUT_EVERY = 10  # one document in ten is held out
 BATCH_DOCUMENTS = 64
+
+
+class Row(TypedDict):
+    """A line of a .jsonl file."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,7 @@ def _rows(path: Path, text: str) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), start=1):  # JSON text may hold other line separators
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)["text"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            row = None
-        if not isinstance(row, str):
-            raise InputError(f'{path}:{number} is no {{"text": ...}} object; mend the line')
-        yield row
+        yield parse_json(line, f"{path}:{number}", Row, invalid='mend the line: {"text": ...}')["text"]
 
 
 def _encoded(
@@ -96,7 +98,7 @@ def _encoded(
     path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
     if not path.exists():
         save_tokens(encode(tokenizer, eos_token_id, documents), path)
-    return np.asarray(np.load(path), dtype=np.int32)
+    return read_tokens(path)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str]) -> Tokens:
@@ -117,6 +119,14 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A short hash of the vocabulary."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return digest(vocabulary)
+
+
+def read_tokens(path: Path) -> Tokens:
+    """What `save_tokens` wrote."""
+    try:
+        return np.asarray(np.load(path, allow_pickle=False), dtype=np.int32)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is damaged ({' '.join(str(error).split()):.200}); delete it") from None
 
 
 def save_tokens(tokens: Tokens, path: Path) -> None:

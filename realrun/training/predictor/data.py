@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from realrun.decode.acceptance_predictor import pending_token_states
@@ -133,7 +134,10 @@ def collect_all(
                 shard |= {f"{number}.{name}": value.contiguous() for name, value in found.items()}
                 progress("decode", number + 1, len(prompts))
             save_tensors(path, shard)
-        shard = load_file(path)
+        try:
+            shard = load_file(path)
+        except SafetensorError as error:
+            raise InputError(f"{path} is damaged ({error}); delete it") from None
         sequences += [{key.split(".")[1]: shard[key] for key in shard if key.startswith(f"{n}.")} for n in numbers]
         progress("decode", numbers[-1] + 1, len(prompts))
     return sequences

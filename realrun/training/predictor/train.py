@@ -174,7 +174,7 @@ class Trainer:
             self.history = facts["history"]
 
 
-def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
+def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float | None]:
     """How well scores in [0, 1] predict labels: log-loss in nats, expected calibration error, area under ROC."""
     from sklearn.metrics import log_loss, roc_auc_score
 
@@ -183,11 +183,11 @@ def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
     return {
         "log_loss_nats": float(log_loss(label, score, labels=[False, True])),
         "ece": reliability(score, label).ece,
-        "auc": float(roc_auc_score(label, score)) if varied else float("nan"),
+        "auc": float(roc_auc_score(label, score)) if varied else None,
     }
 
 
-def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> dict[str, dict[str, float]]:
+def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> dict[str, dict[str, float | None]]:
     """The quality of the predictor, of confidence alone (Platt scaling, fitted to train), and of the base rate."""
     from sklearn.linear_model import LogisticRegression
 
@@ -286,7 +286,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) ->
 
 def _summary(document: Mapping[str, Any]) -> Summary:
     rows = [
-        [name, f"{values['log_loss_nats']:.4f}", f"{values['ece']:.4f}", f"{values['auc']:.4f}"]
+        [name, *("-" if values[key] is None else f"{values[key]:.4f}" for key in ("log_loss_nats", "ece", "auc"))]
         for name, values in document["held_out"].items()
     ]
     title = f"held-out sequences; {document['samples']} samples, epoch {document['best_epoch']} of {document['epochs']}"

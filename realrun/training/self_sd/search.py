@@ -26,7 +26,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
-from realrun.pairs.drafter_files import describe_target, save_drafter
+from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.proposals.target_cache import target_cache_columns
@@ -125,6 +125,7 @@ def train_self_sd(
     Zhang et al. 2024 (Draft & Verify), section 3.2.
     """
     refuse_file(out)
+    SelfSDKind.check_target(pair.target)
     pair = replace(pair, drafter=SelfSDKind(), predictor=None)
     choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
     _check_lengths(pair, prompts, settings)
@@ -210,7 +211,8 @@ class Search:
             share = len(skipped) / self.layers
             step = (1 - share) * step[0] + share * step[1]
         return profile_from_json(
-            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step}}, JOURNAL
+            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step.tolist()}},
+            JOURNAL,
         )
 
     def cost_facts(self, skips: SkippedSublayers) -> Line:
@@ -306,7 +308,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Ma
     """All that decides a trial, beside the clock; a search may be asked for more trials later."""
     return {
         "search": "self-sd",
-        "target": describe_target(pair.target, pair.target_name),
+        "target": without_name(describe_target(pair.target, pair.target_name)),
         "dtype": str(pair.dtype).removeprefix("torch."),
         "device": pair.device.type,
         "eos_token_ids": list(pair.eos_token_ids),

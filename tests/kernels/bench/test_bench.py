@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -686,3 +687,32 @@ ptxas info    : Used 24 registers, used 0 barriers, 400 bytes cmem[0]
     assert (first.name, first.architecture, first.registers) == ("_Z3onev", "90a", 40)
     assert (first.stack_bytes, first.spill_bytes, first.shared_bytes) == (16, 12, 4096)
     assert (second.architecture, second.registers, second.spill_bytes, second.shared_bytes) == ("80", 24, 0, 0)
+
+
+def test_figures_leave_out_what_they_cannot_show(tmp_path: Path) -> None:
+    """Rows of backends and shapes of other versions, and versions that a document does not name."""
+    timed = blank().timed(bench.Timing(20.0, 19.0, 22.0, 50), Work(400, 0), CEILINGS, buffers=3, cold_cache=True)
+    others = [dataclasses.replace(timed, backend="later"), dataclasses.replace(timed, op="tree_attention")]
+    whole = dataclasses.replace(document([timed, *others]), versions={})
+    assert [file.name for file in draw(whole, tmp_path)] == ["ratio_to_floor.png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"shape": {"n": "8"}}, "shape is"),
+        ({"median_us": float("inf")}, "Infinity"),
+        ({"median_us": 1e300}, "median_us=1e+300"),
+        ({"floor_us": 0}, "floor_us=0"),
+        ({"op": ["x"]}, "op is"),
+        ({"op": "x" * 101}, "characters of a name"),
+        ({"cold_cache": 1}, "cold_cache is 1"),
+    ],
+)
+def test_rows_of_other_values_are_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    plain = document([blank()]).as_dict()
+    plain["rows"][0] |= change
+    path.write_text(json.dumps(plain))
+    with pytest.raises(BenchError, match=re.escape(says)):
+        read_document(path)

@@ -13,6 +13,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.space_batch import decode_batch
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy
+from tests.support.families import family_model
 from tests.support.pairs.space import CHOICES, MASKS, space_pair, word_prompts
 from tests.support.tiny import POSITIONS
 
@@ -76,3 +77,8 @@ def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     asked: dict[str, Any] = {"prompts": [[1]], "max_new_tokens": 5, "sampler": Sampler(), **changed}
     with pytest.raises(InputError, match=message):
         decode_batch(pair.target, pair.drafter.masks, **asked)
+
+
+def test_windows_are_refused() -> None:
+    with pytest.raises(InputError, match="every layer has full attention"):
+        decode_batch(family_model("Mistral, with a window"), 3, [[1]], 5, Sampler())

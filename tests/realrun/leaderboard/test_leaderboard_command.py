@@ -29,7 +29,7 @@ from realrun.pairs.pair import LAB_DRAFTERS, LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.probes import Prober
 from realrun.recording.record import RecordSettings
-from specsim.cost.profile import read_cost
+from specsim.cost.files import read_cost
 from specsim.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES

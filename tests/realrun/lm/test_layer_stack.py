@@ -12,18 +12,12 @@ import torch
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from realrun.lm.cached import CachedLM
@@ -33,6 +27,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 from specsim.errors import InputError
 from tests.realrun.lm.test_tree_pass import make_tree
+from tests.support.families import family_model
 from tests.support.split_targets import LAYERS, LEAN, LIBRARY, NAMES, close_to, stacked, target_of
 from tests.support.tiny import POSITIONS, VOCAB
 
@@ -173,8 +168,6 @@ def test_a_split_target_is_the_target(name: str, split: int) -> None:
 
 PLAIN = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 8**-0.5}
 OTHERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8, "layer_types": ["full_attention"] * 2}),
-    "granite residual": (GraniteConfig, GraniteForCausalLM, {**PLAIN, "residual_multiplier": 0.22}),
     "granite logits": (GraniteConfig, GraniteForCausalLM, {**PLAIN, "logits_scaling": 8.0}),
     "granite embeddings": (GraniteConfig, GraniteForCausalLM, {**PLAIN, "embedding_multiplier": 12.0}),
 }
@@ -206,25 +199,35 @@ def test_granite_without_multipliers_is_a_llama() -> None:
 def test_what_cannot_be_taken_apart_says_so() -> None:
     with pytest.raises(InputError, match="GPT2LMHeadModel has no embed_tokens where"):
         model_parts(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2)).eval())
-    with pytest.raises(InputError, match="CohereForCausalLM has no post_attention_layernorm where"):
-        model_parts(CohereForCausalLM(CohereConfig(**SIZES)).eval())
+    with pytest.raises(InputError, match="CohereForCausalLM has parts like a Llama's and joins them otherwise"):
+        model_parts(CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.06)).eval())
     flex = copy.deepcopy(target_of("qwen2-sdpa"))
     flex.config._attn_implementation = "flex_attention"
     with pytest.raises(InputError, match="flex_attention attention takes no mask; load Qwen2ForCausalLM with"):
         model_parts(flex)
-    sliding = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}
-    with pytest.raises(InputError, match="layers with a sliding window"):
-        model_parts(Qwen2ForCausalLM(Qwen2Config(**SIZES, **sliding)).eval())
 
 
-def test_a_window_of_all_layers_bounds_the_positions() -> None:
-    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=24)).double().eval()
-    target, plain = SplitTarget(model, 1), CachedLM(model)
-    assert target.max_positions == 24
-    tokens = list(range(1, 25))
-    torch.testing.assert_close(target.forward(tokens), plain.forward(tokens), **CLOSE)
-    with pytest.raises(InputError, match="24 positions"):
-        target.forward([1])
+@pytest.mark.parametrize(
+    "family", ["Mistral, with a window", "Qwen2, with windows", "Gemma 2", "Gemma 3", "gpt-oss", "OLMo2", "Mixtral"]
+)
+def test_parts_of_other_families_say_what_the_whole_says(family: str) -> None:
+    """Norms behind sublayers, capped logits, experts, and windows that texts and trees leave, over rollbacks."""
+    model = family_model(family)
+    target, plain, close = SplitTarget(model, 1), CachedLM(model), {"rtol": 0.0, "atol": 1e-5}
+    rng = np.random.default_rng(5)
+    for lm in (target, plain):
+        lm.prefill([7, 7, 3])
+    for _ in range(5):
+        tokens = rng.integers(0, VOCAB, 7).tolist()
+        torch.testing.assert_close(target.forward(tokens), plain.forward(tokens), **close)
+        tree = make_tree([0, 0, 1, 1, 2, 5], 3)
+        nodes, keep = [token % VOCAB for token in tree.tokens], int(rng.integers(1, 7))
+        said = []
+        for lm in (target, plain):
+            lm.truncate(lm.length - 4)
+            said.append(lm.forward_nodes(nodes, tree.depths, tree.visible))
+            lm.keep_nodes(tree.path(keep))
+        torch.testing.assert_close(*said, **close)
 
 
 def test_what_a_sublayer_does_inside_is_its_own_affair() -> None:

@@ -45,7 +45,7 @@ def test_a_pair_is_loaded_by_folder(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_pair_that_cannot_be_loaded_is_refused(folder: Path) -> None:
     target, draft = str(folder / "target"), str(folder / "draft")
-    refusal(lambda: load_pair(target, str(folder / "stranger")), "different tokenizers")
+    refusal(lambda: load_pair(target, str(folder / "stranger")), "tokenizers that differ")
     refusal(lambda: load_pair(target, draft, dtype="int4"), "int4", "bfloat16")
     refusal(lambda: load_pair(str(folder / "absent"), draft), "absent")
     refusal(lambda: load_pair(target, str(folder)), str(folder))

@@ -318,16 +318,46 @@ def test_large_trees_take_another_attention(make: Callable[[Any], CachedLM]) -> 
     assert_like_fresh(lm, [*tokens, *(tree.tokens[node] for node in path)])
 
 
-def test_models_that_do_not_attend_to_all_are_refused() -> None:
-    sliding = mistral(8)
-    mixed = qwen2(use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    for model in (sliding, mixed):
-        lm = CachedLM(model)
-        with pytest.raises(InputError, match=r"DynamicSlidingWindowLayer.*draft trees; choose") as caught:
-            append(lm, random_tree(3, seed=0))
-        assert "\n" not in str(caught.value)
-        with pytest.raises(InputError, match=r"StaticSlidingWindowLayer.*a static cache; choose"):
-            CachedLM(model, static_tokens=20)
+SLIDING: dict[str, Callable[[], Any]] = {
+    "all layers": lambda: mistral(8),
+    "some layers": lambda: qwen2(use_sliding_window=True, sliding_window=8, max_window_layers=1),
+}
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+@pytest.mark.parametrize("seed", range(3))
+@torch.inference_mode()
+def test_trees_and_rollbacks_across_a_window(kind: str, seed: int) -> None:
+    """What has left the window comes back into it, and a node sees its window by position, not by slot."""
+    model, rng = SLIDING[kind](), np.random.default_rng(seed)
+    tokens, tree = rng.integers(0, VOCAB, 15).tolist(), random_tree(12, seed)
+
+    def alone(text: list[int], count: int) -> torch.Tensor:
+        return model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -count:]
+
+    def text_of(path: list[int]) -> list[int]:
+        return [*tokens, *(tree.tokens[node] for node in path)]
+
+    lm = CachedLM(model)
+    assert lm.max_positions == POSITIONS
+    lm.prefill(tokens)
+    expected = torch.cat([alone(text_of(tree.path(node)), 1) for node in range(12)])
+    for ends in ([12], tree.level_ends()):
+        torch.testing.assert_close(append(lm, tree, ends), expected, **FLOAT64)
+        lm.truncate(len(tokens))
+    append(lm, tree)
+    path, following = tree.path(11), rng.integers(0, VOCAB, 4).tolist()
+    lm.keep_nodes(path)
+    kept = text_of(path)[:-9]  # back by more than the window
+    lm.truncate(len(kept))
+    torch.testing.assert_close(lm.forward(following), alone([*kept, *following], 4), **FLOAT64)
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+def test_a_static_cache_with_a_window_is_refused(kind: str) -> None:
+    with pytest.raises(InputError, match="a sliding window and cannot have a static cache; choose") as caught:
+        CachedLM(SLIDING[kind](), static_tokens=20)
+    assert "\n" not in str(caught.value)
 
 
 def test_attention_that_takes_no_tree_mask_is_refused() -> None:

@@ -17,7 +17,8 @@ from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
 from realrun.profiling.profile import profile
 from realrun.profiling.rounds import ScriptedVerifier, scripted_round
-from specsim.cost.profile import profile_from_json, read_cost
+from specsim.cost.files import read_cost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
 from tests.support.tiny import VOCAB, tiny_pair

@@ -34,7 +34,8 @@ from realrun.profiling.trees import (
     scripted_tree_round,
     tree_sizes,
 )
-from specsim.cost.profile import profile_from_json, read_cost
+from specsim.cost.files import read_cost
+from specsim.cost.profile import profile_from_json
 from specsim.cost.table import compile_table
 from specsim.errors import InputError
 from specsim.files import write_json

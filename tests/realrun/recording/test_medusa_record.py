@@ -27,7 +27,8 @@ from realrun.profiling.profile import profile
 from realrun.proposals.trees import Trees, TreeSize
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.run import ValidationSettings, validate
-from specsim.cost.profile import profile_from_json, read_cost
+from specsim.cost.files import read_cost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.ranking.leaderboard import leaderboard

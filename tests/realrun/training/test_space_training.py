@@ -11,13 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.space import SpaceKind
+from realrun.drafters.space import SpaceKind, mask_token, with_mask
+from realrun.lm.cached import CachedLM
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.training.common.loop import HELD_OUT_WINDOWS, windows
 from realrun.training.common.lora import AdapterSettings
 from realrun.training.space import CUTS, MaskTraining, SpaceSettings
 from specsim.errors import InputError
 from tests.realrun.training.test_lora import logits, perturbed, target, tokens
+from tests.support.families import family_model
 from tests.support.pairs.space import FAST, LOOP, MASKS, train, words
 
 EXACT = replace(FAST, masks=3, examples=4)
@@ -168,3 +170,21 @@ def test_an_adapters_rank_decides_nothing_where_all_is_trained() -> None:
 
 def test_the_rate_follows_from_what_is_trained() -> None:
     assert (SpaceSettings().lr, SpaceSettings(full=True).lr, SpaceSettings(full=True, lr=3e-3).lr) == (1e-3, 2e-4, 3e-3)
+
+
+@pytest.mark.parametrize("family", ["Gemma", "Mistral, with a window"])
+@torch.no_grad()
+def test_masks_say_in_training_what_they_say_in_drafting(family: str) -> None:
+    """Where embeddings are scaled, and where the text is longer than the window."""
+    target, text, cut = family_model(family), [*range(1, 21)], 15
+    job = MaskTraining(target, SpaceSettings(3, full=True), seed=2)
+    logits, masked = job._pass(torch.tensor([text]), torch.tensor([[cut]]))
+    assert masked is not None
+    tuned = with_mask(job.model, job.mask)
+    whole = tuned(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+    torch.testing.assert_close(whole, target(input_ids=torch.tensor([text]), use_cache=False).logits[0])
+    torch.testing.assert_close(logits[0], whole)
+    lm = CachedLM(tuned)
+    lm.prefill(text[:cut])
+    chain = torch.ones(3, 3, dtype=torch.bool).tril()
+    torch.testing.assert_close(lm.forward_nodes([mask_token(tuned)] * 3, range(3), chain), masked[0, 0])

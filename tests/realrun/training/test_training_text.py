@@ -84,9 +84,9 @@ def test_the_labs_text_keeps_to_its_split(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("a.csv", b"x", "holds no text"),
         ("a.txt", b"\xff\xfe\xff", "a.txt is no UTF-8 text"),
-        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}', r"a.jsonl:2 is no"),
-        ("a.jsonl", b"[1]", r"a.jsonl:1 is no"),
-        ("a.jsonl", b'{"text": 3}', r"a.jsonl:1 is no"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}', r"a.jsonl:2 is malformed"),
+        ("a.jsonl", b"[1]", r"a.jsonl:1 is malformed"),
+        ("a.jsonl", b'{"text": 3}', r"a.jsonl:1 is malformed"),
     ],
 )
 def test_bad_texts_are_refused(name: str, content: bytes, says: str, tmp_path: Path) -> None:

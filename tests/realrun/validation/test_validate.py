@@ -19,7 +19,8 @@ from realrun.recording.record import RecordSettings, record
 from realrun.validation.error_parts import PARTS
 from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.validate import output_identical, predict_and_measure, rounds_identical
-from specsim.cost.profile import profile_from_json, read_cost
+from specsim.cost.files import read_cost
+from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replaying.replay import replay

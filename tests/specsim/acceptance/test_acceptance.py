@@ -182,10 +182,10 @@ def test_models_travel_as_json(model: AcceptanceModel, tmp_path: Path) -> None:
         ({"kind": "other"}, "no acceptance model"),
         ({"version": 2}, "version 2, this program reads 1"),
         ({"model": "magic"}, "unknown acceptance model 'magic'; known: iid, per_position, difficulty"),
-        ({"parameters": {"beta": 1}}, "parameters do not fit"),
+        ({"parameters": {"beta": 1}}, "parameters of the model"),
         ({"parameters": {"alpha": 1.5}}, "outside"),
-        ({"parameters": None}, "parameters do not fit"),
-        ({"parameters": {"alpha": "high"}}, "parameters do not fit"),
+        ({"parameters": None}, "parameters of the model"),
+        ({"parameters": {"alpha": "high"}}, "parameters of the model"),
     ],
 )
 def test_bad_model_files_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def test_counters_are_read_down_to_the_last_depth_used(tmp_path: Path) -> None:
     ("document", "message"),
     [
         ("{", "no valid JSON"),
-        ([1], "'drafted' is no list of counts"),
-        ({"drafted": [3]}, "'accepted' is no list of counts"),
-        ({"drafted": [3], "accepted": [0.5]}, "'accepted' is no list of counts"),
+        ([1], "wanted an object"),
+        ({"drafted": [3]}, "accepted is missing"),
+        ({"drafted": [3], "accepted": [0.5]}, "accepted.0. is 0.5, wanted a whole number"),
         ({"drafted": [3], "accepted": [-1]}, "'accepted' is no list of counts"),
         ({"drafted": [3, 3], "accepted": [1]}, "2 depths drafted but 1 accepted"),
         ({"drafted": [3], "accepted": [4]}, "accepted exceed drafted"),

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json, read_cost
+from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json
 from specsim.cost.table import compile_table
 from specsim.errors import InputError
 from specsim.replaying.table import cost_table

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.cost.files import read_cost
 from specsim.cost.grid import GridCost, GridPairCost, grid_from_json, read_grid, read_grid_pair
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import read_cost
 from specsim.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK

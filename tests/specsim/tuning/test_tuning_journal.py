@@ -130,8 +130,20 @@ def test_damage_inside_and_a_second_process_are_refused(tmp_path: Path) -> None:
     assert again.batch(lambda: {"n": 2}) == {"n": 1} and again.batch(lambda: {"n": 2}) == {"n": 2}
     again.close()
     path.write_bytes(path.read_bytes().replace(b'{"n": 1}', b'{"n": 1'))
-    with pytest.raises(InputError, match="line 2, is damaged"):
+    with pytest.raises(InputError, match="line 2, is no valid JSON"):
         Journal(path, {"a": 1})
+
+
+@pytest.mark.parametrize("line", ['{"x": 1}', '{"seconds": []}', '{"seconds": "ab"}', '{"seconds": [{}]}'])
+def test_a_batch_of_another_shape_is_refused(
+    whole: tuple[Search, SearchResult, bytes], line: str, tmp_path: Path
+) -> None:
+    search, _, written = whole
+    path = tmp_path / JOURNAL
+    header = written.split(b"\n")[0]
+    path.write_bytes(header + b"\n" + line.encode() + b"\n")
+    with pytest.raises(InputError, match="delete the journal to search anew"):
+        run_case(search, 7, path)
 
 
 def test_digests_tell_traces_apart() -> None:

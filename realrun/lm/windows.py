@@ -1,0 +1,73 @@
+"""Layers that see the last tokens alone (sliding windows), and the caches that drafting needs.
+
+A draft is rolled back and the nodes of a tree hang behind the cache, so what has left a window may come back into it.
+The cache therefore keeps all keys and values of every layer, and the window is in the masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from specsim.errors import InputError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_types(config: Any) -> list[str]:
+    """What each layer sees, FULL or SLIDING.
+
+    Raises InputError where a layer's cache cannot be rolled back token by token: recurrent states, chunks of tokens.
+    """
+    text = config.get_text_config()
+    named = {*(getattr(text, "layer_types", None) or ())} - {FULL, SLIDING}
+    kinds = [type(layer) for layer in DynamicCache(config=text).layers]
+    other = named or {kind.__name__ for kind in kinds} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+    if other:
+        raise InputError(
+            f"{text.model_type} models have layers of type {', '.join(sorted(other))}, whose cache cannot drop the "
+            "last tokens, so drafts could not be rolled back; choose a model whose every layer caches keys and values"
+        )
+    return [SLIDING if kind is DynamicSlidingWindowLayer else FULL for kind in kinds]
+
+
+def window_of(config: Any) -> int | None:
+    """Tokens, its own included, that a row of a SLIDING layer sees; None where no layer has a window."""
+    return int(config.get_text_config().sliding_window) if SLIDING in layer_types(config) else None
+
+
+def make_cache(config: Any) -> Any:
+    """The library's own cache, which keeps what has left a window."""
+    cache: Any = DynamicCache(config=config)
+    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    return cache
+
+
+def within_window(mask: torch.Tensor | None, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
+    """Bool or additive mask [..., n, k] that also hides slots `window` positions or more before a row.
+
+    mask : None where every row sees every slot; the result is then bool, True where seen
+    rows, slots : positions [..., n] and [..., k]
+    """
+    near = rows[..., :, None] - slots[..., None, :] < window
+    if mask is None:
+        return near
+    return mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, torch.finfo(mask.dtype).min)
+
+
+def masks_of(config: Any, mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> Any:
+    """What a model of this configuration takes as attention mask, from an additive one [B, 1, n, k] without windows.
+
+    rows, slots : positions [n] and [k], or with a batch in front, [B, n] and [B, k]
+    """
+    window = window_of(config)
+    if window is None:
+        return mask
+    if rows.ndim == 2:
+        rows, slots = rows[:, None], slots[:, None]
+    near = within_window(mask, rows, slots, window)
+    # Models whose layers differ take one mask for each type of layer.
+    return {FULL: mask, SLIDING: near} if getattr(config.get_text_config(), "layer_types", None) else near

@@ -1,0 +1,192 @@
+"""What a claim states, and of what: the form of a claim file.
+
+A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run, a value of a JSON
+document, or a paper's table. Everything else in this package follows from these classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
+
+VERSION = 1
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Setting: TypeAlias = bool | int | FiniteFloat | Text | list[FiniteFloat]
+Verdict: TypeAlias = Literal["holds", "drifted", "contradicted", "not decidable"]
+
+
+class Strict(BaseModel):
+    """No key that is not known, no value of another type than the key's, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Seconds(Strict):
+    """The papers' cost: seconds of a draft step and of a target pass."""
+
+    s_d: Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+    s_t: Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+
+
+class ReplaySubject(Strict):
+    """A policy replayed on a trace. Paths are relative to the claim file.
+
+    average : "tokens" weighs every token alike (sum over sum), "sequences" every sequence (mean of their ratios)
+    max_output_tokens : every sequence as if it had been decoded with this limit
+    """
+
+    trace: Text
+    cost: Text | Seconds
+    draft_cost: Text | None = None
+    batch: PositiveInt | None = None
+    policy: Text
+    settings: dict[str, Setting] = {}
+    quantity: Text = "speedup"
+    average: Literal["tokens", "sequences"] = "tokens"
+    max_output_tokens: PositiveInt | None = None
+    tuning_share: Share = 0.5
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+class RunSubject(Strict):
+    """What `realrun validate` measured: of one of its rows, by label or by policy, or of the whole run.
+
+    validation : the folder that it wrote, or its validation.json
+    """
+
+    validation: Text
+    policy: Text | None = None
+    quantity: Text = "speedup"
+
+
+class ValueSubject(Strict):
+    """A number in a JSON document, or a value with keys estimate, low, high.
+
+    at : the way to it: keys, positions from 0, and {key = value, ...} for the one entry of a list that has these
+    """
+
+    document: Text
+    at: Annotated[list[Text | Annotated[int, Field(ge=0)] | dict[str, str | int | float | bool]], Field(min_length=1)]
+
+
+class FindingSubject(Strict):
+    """What the audit of the papers' tables found, by name; `specsim papers audit` lists them."""
+
+    finding: Text
+
+
+Subject: TypeAlias = ReplaySubject | RunSubject | ValueSubject | FindingSubject
+SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
+    "trace": ReplaySubject,
+    "validation": RunSubject,
+    "document": ValueSubject,
+    "finding": FindingSubject,
+}
+
+
+class Statement(Strict):
+    """What is claimed, apart from its subject.
+
+    about : "record" asks whether these very sequences give that number, so that only the noise of measured seconds
+        leaves doubt; "prompts" asks it of prompts like these, with the 95 % interval over sequences. The first is the
+        default of `expected`, the second that of bounds and orders
+    verdict : what the claim is known to come out as; another verdict fails
+    source : where the figure is printed, or who states it
+    """
+
+    name: Text
+    source: str = ""
+    expected: FiniteFloat | None = None
+    tolerance: NotNegative | None = None
+    tolerance_percent: NotNegative | None = None
+    at_least: FiniteFloat | None = None
+    at_most: FiniteFloat | None = None
+    about: Literal["record", "prompts"] | None = None
+    verdict: Verdict = "holds"
+
+    @model_validator(mode="after")
+    def _states_one_thing(self) -> Self:
+        bounds = self.at_least is not None or self.at_most is not None
+        tolerances = (self.tolerance is not None) + (self.tolerance_percent is not None)
+        if self.expected is not None and bounds:
+            raise ValueError("expected and a bound exclude each other; keep one")
+        if (self.expected is not None) != (tolerances == 1):
+            raise ValueError("expected goes with one of tolerance and tolerance_percent")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError("at_least is above at_most; swap them")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The least and the largest value with which it holds; None of an order."""
+        if self.expected is not None:
+            percent = self.tolerance_percent or 0.0
+            reach = abs(self.expected) * percent / 100 if self.tolerance is None else self.tolerance
+            return self.expected - reach, self.expected + reach
+        if self.at_least is None and self.at_most is None:
+            return None
+        low = -float("inf") if self.at_least is None else self.at_least
+        return low, float("inf") if self.at_most is None else self.at_most
+
+    @property
+    def over_prompts(self) -> bool:
+        """Whether it is a statement about prompts like these, not about this record alone."""
+        return self.about == "prompts" if self.about else self.expected is None
+
+
+class Claim(Strict):
+    """One claim of a file.
+
+    form : "value" of one subject, "ratio" of the first subject's value to the second's, or "order", in which each
+        subject's value is above the next one's
+    """
+
+    home: Path
+    statement: Statement
+    form: Literal["value", "ratio", "order"]
+    subjects: tuple[Subject, ...]
+
+    @model_validator(mode="after")
+    def _fits_its_form(self) -> Self:
+        count, bounds = len(self.subjects), self.statement.bounds
+        if self.form == "order" and (bounds is not None or count < 2):
+            raise ValueError("an order is of two subjects or more, and has neither expected nor bounds")
+        if self.form != "order" and bounds is None:
+            raise ValueError("nothing is claimed; give expected with a tolerance, at_least, at_most, or an order")
+        if self.form == "ratio" and count != 2:
+            raise ValueError("a ratio is of two subjects")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.statement.name
+
+    @property
+    def claimed(self) -> str:
+        """What is claimed, in words."""
+        statement = self.statement
+        if self.form == "order":
+            return " > ".join(subject_text(subject) for subject in self.subjects)
+        if statement.expected is not None:
+            by = f"{statement.tolerance:g}" if statement.tolerance is not None else f"{statement.tolerance_percent:g} %"
+            return f"{statement.expected:g} +- {by}"
+        parts = [("at least", statement.at_least), ("at most", statement.at_most)]
+        return ", ".join(f"{words} {value:g}" for words, value in parts if value is not None)
+
+
+def subject_text(subject: Subject) -> str:
+    """What tells a subject of an order from the others, in short."""
+    if isinstance(subject, ReplaySubject):
+        settings = ", ".join(f"{key}={value}" for key, value in subject.settings.items())
+        return f"{subject.policy}({settings})" if settings else subject.policy
+    if isinstance(subject, RunSubject):
+        return subject.policy or subject.quantity
+    return subject.finding if isinstance(subject, FindingSubject) else _way_text(subject.at)
+
+
+def _way_text(at: list[Any]) -> str:
+    return ".".join(",".join(str(value) for value in one.values()) if isinstance(one, dict) else str(one) for one in at)

@@ -1,0 +1,268 @@
+"""What a claim's subject comes out as: a replay, a real run, a JSON document or a finding evaluated again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.arrays import Floats
+from specsim.claims.claim import FindingSubject, ReplaySubject, RunSubject, Seconds, Subject, ValueSubject
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.errors import InputError
+from specsim.json_files import read_json
+from specsim.replaying.replay import Replay
+from specsim.speedup.intervals import Estimate, ratio_interval
+
+VALIDATION_KIND = "specsim-validation"
+
+
+@dataclass(frozen=True)
+class PerSequence:
+    """A ratio of sums over sequences: both sums' parts [S], and whose they are, so that two can be compared in pairs.
+
+    key : equal for subjects of the same sequences
+    """
+
+    top: Floats
+    bottom: Floats
+    key: Any
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value, with the doubt about it.
+
+    record : what it may be of these very sequences: the value alone where nothing was timed, else with the noise floor
+    prompts : what it may be of prompts like these, 95 %
+    floor_percent : the noise floor of measured seconds, 0 of what is computed
+    seconds : per sequence [S], and tokens [S], of what takes time; None of other values
+    """
+
+    value: float
+    record: Estimate
+    prompts: Estimate
+    floor_percent: float = 0.0
+    per_sequence: PerSequence | None = None
+    seconds: tuple[Floats, Floats] | None = None
+
+
+# Of a replay: quantity -> (numerator, denominator) per sequence. HM = 2 a / (d + o), of a accepted, d drafted and o
+# output tokens, is a ratio of sums like the others.
+RATIOS: dict[str, Any] = {
+    "speedup": lambda one: (one.autoregressive_s, one.speculative_s),
+    "v_d": lambda one: (one.accepted, one.drafted),
+    "r_d": lambda one: (one.accepted, one.output_tokens),
+    "hm": lambda one: (2 * one.accepted, one.drafted + one.output_tokens),
+    "tau": lambda one: (one.output_tokens, one.num_rounds),
+    "mean_accepted_tokens": lambda one: (one.accepted, one.num_rounds),
+    "mean_draft_tokens": lambda one: (one.drafted, one.num_rounds),
+    "tokens_per_s": lambda one: (one.output_tokens, one.speculative_s),
+    "autoregressive_tokens_per_s": lambda one: (one.output_tokens, one.autoregressive_s),
+}
+
+
+def measure(subject: Subject, home: Path) -> Measured:
+    """Evaluate a subject; paths in it are relative to `home`. InputError where that cannot be."""
+    if isinstance(subject, ReplaySubject):
+        return _replayed(subject, home)
+    if isinstance(subject, RunSubject):
+        return _run(subject, home)
+    if isinstance(subject, ValueSubject):
+        path = home / subject.document
+        return as_measured(found_at(_document(path), subject.at, str(path)), str(path))
+    return _finding(subject)
+
+
+def from_columns(columns: PerSequence, *, average: str = "tokens", floor_percent: float = 0.0) -> Measured:
+    """The ratio of two columns, with its interval over sequences and that of the noise of seconds."""
+    top, bottom = columns.top, columns.bottom
+    if average == "sequences":
+        top, bottom = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0), np.ones(top.shape)
+    if not bottom.sum() > 0:
+        raise InputError("the ratio has nothing below: no round or no token is counted; choose another quantity")
+    over = ratio_interval(top, bottom)
+    factor = 1 + floor_percent / 100
+    return Measured(
+        over.estimate,
+        Estimate(over.estimate, over.estimate / factor, over.estimate * factor),
+        Estimate(over.estimate, over.low / factor, over.high * factor),
+        floor_percent,
+        PerSequence(top, bottom, columns.key),
+    )
+
+
+def as_measured(value: Any, where: str) -> Measured:
+    """A plain number, or an estimate with its interval."""
+    if isinstance(value, dict) and {"estimate", "low", "high"} <= set(value):
+        numbers = [value[key] for key in ("estimate", "low", "high")]
+        if all(_is_number(number) for number in numbers):
+            estimate = float(numbers[0])
+            return Measured(estimate, Estimate(estimate, estimate, estimate), Estimate(*map(float, numbers)))
+    if not _is_number(value):
+        raise InputError(f"{where}: what is claimed is no number but {str(value)[:40]!r}; name a number")
+    exact = Estimate(float(value), float(value), float(value))
+    return Measured(float(value), exact, exact)
+
+
+def found_at(document: Any, at: list[Any], where: str) -> Any:
+    """What lies at the end of this way through a JSON document."""
+    found = document
+    for number, step in enumerate(at, start=1):
+        place = f"{where}: step {number} of at, {str(step)[:60]}"
+        if isinstance(step, str) and isinstance(found, dict):
+            if step not in found:
+                raise InputError(f"{place}: there is no such key; there are {', '.join(map(str, list(found)[:12]))}")
+            found = found[step]
+        elif isinstance(step, int) and isinstance(found, list):
+            if step >= len(found):
+                raise InputError(f"{place}: the list has {len(found)} entries, counted from 0")
+            found = found[step]
+        elif isinstance(step, dict) and isinstance(found, list):
+            fitting = [one for one in found if isinstance(one, dict) and step.items() <= _plain(one).items()]
+            if len(fitting) != 1:
+                raise InputError(f"{place}: {len(fitting)} entries have these values; name exactly one")
+            found = fitting[0]
+        else:
+            raise InputError(f"{place}: there is no {'list' if isinstance(found, dict) else 'object'} to take it from")
+    return found
+
+
+def _plain(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if isinstance(value, str | int | float)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _document(path: Path) -> Any:
+    return read_json(path, f"document {path}", missing="check the path", invalid="make it again")
+
+
+def _replayed(subject: ReplaySubject, home: Path) -> Measured:
+    from specsim.api.predict import fitted_part
+    from specsim.replaying.priced import PricedTrace
+    from specsim.trace.files import read_trace
+
+    trace = read_trace(home / subject.trace)
+    if subject.max_output_tokens is not None:
+        trace = trace.shortened(subject.max_output_tokens)
+    name = str(home / subject.policy) if ".py" in subject.policy else subject.policy
+    part, policy, _ = fitted_part(
+        PricedTrace(trace, _cost(subject, home)), name, subject.settings, subject.tuning_share, subject.seed
+    )
+    replayed = part.replay(policy, seed=subject.seed)
+    top, bottom = _columns(subject.quantity, replayed, part, subject.seed)
+    key = (subject.trace, subject.max_output_tokens, tuple(part.trace.sequence_id.tolist()))
+    found = from_columns(PerSequence(top, bottom, key), average=subject.average)
+    seconds = replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)
+    return Measured(found.value, found.record, found.prompts, 0.0, found.per_sequence, seconds)
+
+
+def _columns(quantity: str, replayed: Replay, part: Any, seed: int) -> tuple[Floats, Floats]:
+    """The two columns [S] whose sums' ratio is this quantity of a replay."""
+    if quantity == "oracle_regret":
+        from specsim.speedup.prediction import oracle_seconds, oracle_width
+
+        policy = replayed.policy
+        least = oracle_seconds(part, [type(policy)], width=oracle_width(policy), seed=seed)
+        return replayed.speculative_s - least, least
+    if quantity not in RATIOS:
+        raise InputError(f"quantity {quantity!r} is none of a replay; it has {', '.join([*RATIOS, 'oracle_regret'])}")
+    top, bottom = (np.asarray(column, dtype=np.float64) for column in RATIOS[quantity](replayed))
+    return top, bottom
+
+
+def _cost(subject: ReplaySubject, home: Path) -> CostModel:
+    from specsim.cost.files import read_cost
+    from specsim.cost.grid import read_grid_pair
+
+    if isinstance(subject.cost, Seconds):
+        if subject.draft_cost is not None or subject.batch is not None:
+            raise InputError("draft_cost and batch belong to cost grids; give cost as the target's grid")
+        return ConstantCost(subject.cost.s_d, subject.cost.s_t)
+    if subject.draft_cost is not None:
+        return read_grid_pair(home / subject.cost, home / subject.draft_cost, batch=subject.batch or 1)
+    path = home / subject.cost
+    return read_cost(path if path.exists() else subject.cost, batch=subject.batch)
+
+
+def read_validation(path: Path) -> dict[str, Any]:
+    """The document of a validation, given as its folder or file; InputError if it is none."""
+    path = path / "validation.json" if path.is_dir() else path
+    document = read_json(path, f"validation {path}", missing="make it with `realrun validate`", invalid="make it again")
+    if not isinstance(document, dict) or document.get("kind") != VALIDATION_KIND:
+        raise InputError(f"{path} is no validation; give what `realrun validate` wrote")
+    return document
+
+
+def run_columns(document: dict[str, Any], row: dict[str, Any], quantity: str, where: str) -> PerSequence | None:
+    """The columns of a measured quantity of a row; None of one that is not timed."""
+    try:
+        columns = {
+            "speedup": ("autoregressive_sequence_seconds", "sequence_seconds"),
+            "tokens_per_s": ("sequence_tokens", "sequence_seconds"),
+        }[quantity]
+    except KeyError:
+        return None
+    both = {**document, **row}
+    top, bottom = (_positive(both.get(name), f"{where}: {name}") for name in columns)
+    if top.shape != bottom.shape:
+        raise InputError(f"{where}: {columns[0]} and {columns[1]} are of different lengths; validate again")
+    tokens = row.get("sequence_tokens")
+    return PerSequence(top, bottom, ("validation", tuple(tokens) if isinstance(tokens, list) else None))
+
+
+def _positive(values: Any, where: str) -> Floats:
+    if not isinstance(values, list) or not values or not all(_is_number(one) and one > 0 for one in values):
+        raise InputError(f"{where} is no list of positive numbers; validate again")
+    return np.asarray(values, dtype=np.float64)
+
+
+def floor_percent(document: dict[str, Any], where: str) -> float:
+    """The noise floor of a validation."""
+    floor: Any = document.get("noise_floor_percent")
+    if not _is_number(floor) or floor < 0:
+        raise InputError(f"{where}: noise_floor_percent is no percentage; validate again")
+    return float(floor)
+
+
+def _run(subject: RunSubject, home: Path) -> Measured:
+    path = home / subject.validation
+    document, where = read_validation(path), str(path)
+    if subject.policy is None:
+        if subject.quantity == "speedup":
+            raise InputError(f"{where}: whose speedup is claimed is not said; give policy")
+        return as_measured(found_at(document, [subject.quantity], where), where)
+    row = find_row(document, subject.policy, where)
+    columns = run_columns(document, row, subject.quantity, where)
+    if columns is None:
+        return as_measured(found_at(row, [subject.quantity], where), where)
+    found = from_columns(columns, floor_percent=floor_percent(document, where))
+    tokens = _positive(row.get("sequence_tokens"), f"{where}: sequence_tokens")
+    seconds = _positive(row.get("sequence_seconds"), f"{where}: sequence_seconds"), tokens
+    return Measured(found.value, found.record, found.prompts, found.floor_percent, found.per_sequence, seconds)
+
+
+def find_row(document: dict[str, Any], policy: str, where: str) -> dict[str, Any]:
+    """The row of a validation with this label, or of this policy."""
+    rows = document.get("rows")
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    for key in ("label", "policy"):
+        found = [row for row in rows if row.get(key) == policy]
+        if len(found) == 1:
+            return dict(found[0])
+    known = ", ".join(str(row.get("label")) for row in rows[:20])
+    raise InputError(f"{where}: {len(found)} rows are of policy {policy!r}; name one of {known}")
+
+
+def _finding(subject: FindingSubject) -> Measured:
+    from specsim.papers import finding
+
+    found = finding(subject.finding)
+    exact = Estimate(found.value, found.value, found.value)  # of the cells as they are printed
+    wide = exact if found.low is None or found.high is None else Estimate(found.value, found.low, found.high)
+    return Measured(found.value, exact, wide)

@@ -1,0 +1,102 @@
+"""Claims written from what was found: a replay, a validation, a leaderboard, or a benchmark's file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specsim.claims.claim import ReplaySubject
+from specsim.claims.diff import KERNELS_KIND
+from specsim.claims.files import rounded
+from specsim.claims.measured import VALIDATION_KIND, measure
+from specsim.errors import InputError
+from specsim.json_files import read_json
+
+REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give the same to far more digits
+MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run
+TIMED_PERCENT = 20.0  # of single times, which have no baseline beside them
+LARGEST_ERROR_PERCENT = 3.0  # median, of a validation's predictions
+
+Entry = dict[str, Any]
+
+
+def replay_claim(subject: Mapping[str, Any], home: Path, *, tolerance_percent: float | None = None) -> Entry:
+    """The claim that a replay gives what it gives now. subject : the keys of `ReplaySubject`; paths relative to home"""
+    checked = ReplaySubject(**subject)
+    percent = REPLAYED_PERCENT if tolerance_percent is None else tolerance_percent
+    found = measure(checked, home).value
+    return {"name": f"{checked.quantity} of {checked.policy}", **subject, **_expected(found, percent)}
+
+
+def document_claims(path: Path, home: Path, *, tolerance_percent: float | None = None) -> list[Entry]:
+    """The claims that a JSON document makes: every speedup or time in it, and what makes it sound."""
+    path = path / "validation.json" if path.is_dir() else path
+    document = read_json(path, f"file {path}", missing="check the path", invalid="make it again")
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is no measurement; give a validation, a leaderboard or a file of a benchmark")
+    try:
+        return _claims_of(document, path, os.path.relpath(path, home), tolerance_percent)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}); make it again") from None
+
+
+def _claims_of(document: Mapping[str, Any], path: Path, file: str, tolerance_percent: float | None) -> list[Entry]:
+    if document.get("kind") == VALIDATION_KIND:
+        return _of_validation(document, file, MEASURED_PERCENT if tolerance_percent is None else tolerance_percent)
+    if isinstance(document.get("boards"), list):
+        percent = REPLAYED_PERCENT if tolerance_percent is None else tolerance_percent
+        return [
+            {
+                "name": f"{row['label']} on {board['trace']}, drafts up to {board['max_draft']}",
+                "document": file,
+                "at": ["boards", number, "rows", {"label": row["label"]}, "speedup"],
+                **_expected(row["speedup"]["estimate"], percent),
+            }
+            for number, board in enumerate(document["boards"])
+            for row in board["rows"]
+        ]
+    percent = TIMED_PERCENT if tolerance_percent is None else tolerance_percent
+    if document.get("kind") == KERNELS_KIND:
+        keys = ("op", "label", "dtype", "backend", "mode")
+        return [
+            {
+                "name": " ".join(str(row[key]) for key in keys),
+                "document": file,
+                "at": ["rows", {key: row[key] for key in keys}, "median_us"],
+                **_expected(row["median_us"], percent),
+            }
+            for row in document["rows"]
+            if row["median_us"] is not None
+        ]
+    if isinstance(document.get("benchmarks"), list):
+        return [
+            {
+                "name": row["fullname"],
+                "document": file,
+                "at": ["benchmarks", {"fullname": row["fullname"]}, "stats", "median"],
+                **_expected(row["stats"]["median"], percent),
+            }
+            for row in document["benchmarks"]
+        ]
+    raise InputError(f"{path} is no measurement; give a validation, a leaderboard or a file of a benchmark")
+
+
+def _of_validation(document: Mapping[str, Any], file: str, percent: float) -> list[Entry]:
+    """Every row's measured speedup, identical rounds where replays are exact, and the error of prediction."""
+    entries: list[Entry] = []
+    for row in document["rows"]:
+        label = row["label"]
+        subject = {"validation": file, "policy": label}
+        entries.append({"name": f"speedup of {label}", **subject, **_expected(row["measured"]["estimate"], percent)})
+        if row["rounds_identical_percent"] is not None:
+            same = {"quantity": "rounds_identical_percent", "at_least": 100.0}
+            entries.append({"name": f"rounds of {label}", **subject, **same})
+    error = {"quantity": "median_abs_error_percent", "at_most": LARGEST_ERROR_PERCENT}
+    return [*entries, {"name": "median error of prediction", "validation": file, **error}]
+
+
+def _expected(value: float, percent: float) -> Entry:
+    tolerance = {"tolerance_percent": percent}
+    return {"expected": rounded(value, tolerance), **tolerance}

@@ -1,0 +1,87 @@
+"""`specsim cost`: what things cost, in files and under names that ship."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from specsim.cli.console import parse_numbers, print_json, print_table
+from specsim.cli.options import JsonOption
+
+cost = typer.Typer(
+    help="Costs of draft steps and target passes: those that ship under a name, and what a file says.",
+    no_args_is_help=True,
+)
+
+
+@cost.command("list")
+def list_costs(json: JsonOption = False) -> None:
+    """List the costs that ship, which --cost of other commands takes by name.
+
+    Example: specsim replay TRACE --policy fixed_k --set k=3 --cost vllm-llama3.1-8b-eagle-h100
+    """
+    from specsim.cost.written import read_written, shipped_costs
+
+    documents = {name: read_written(path) for name, path in shipped_costs().items()}
+    if json:
+        print_json(documents)
+        return
+    rows = [[name, document["form"], document["date"], document["source"]] for name, document in documents.items()]
+    print_table(f"{len(rows)} costs that ship", ["name", "form", "date", "source"], rows)
+
+
+@cost.command()
+def show(
+    file: Annotated[str, typer.Argument(help="Cost file, or a name of `specsim cost list`.", show_default=False)],
+    tokens: Annotated[str, typer.Option(help="Tokens of a target pass.")] = "1,2,4,8",
+    contexts: Annotated[
+        str,
+        typer.Option(help="Cached tokens; default 128,1024 or, of a profile, its own ends.", show_default=False),
+    ] = "",
+    batch: Annotated[int | None, typer.Option(help="Sequences in lockstep, of linear costs.", min=1)] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a draft step, a target pass over n tokens, and a token without speculation take.
+
+    s_d / s_t is a mean draft step's time over that of a token without speculation; a pass over n tokens is shown in
+    such tokens' times, too: below n accepted tokens a round can pay.
+
+    Example: specsim cost show edd-llama2-chat-7b-a6000
+    """
+    from specsim.cost.files import read_cost
+    from specsim.cost.profile import ProfileCost
+
+    model = read_cost(file, batch=batch)
+    own = [int(model.contexts[0]), int(model.contexts[-1])] if isinstance(model, ProfileCost) else [128, 1024]
+    at = parse_numbers(contexts, "--contexts", int, "128,1024") if contexts else own
+    sizes = parse_numbers(tokens, "--tokens", int, "1,2,4,8")
+    rows: list[dict[str, Any]] = []
+    for context in at:
+        alone_s = float(model.autoregressive_step(context))
+        passes_s = {size: float(model.verify(size, context)) for size in sizes}
+        rows.append(
+            {
+                "context": context,
+                "autoregressive_s": alone_s,
+                "draft_step_s": float(model.draft(1, context)),
+                "step_ratio": float(model.draft(1, context)) / alone_s,
+                "verify_s": passes_s,
+                "round_overhead_s": model.round_overhead(),
+            }
+        )
+    if json:
+        print_json({"cost": file, "batch": batch or 1, "rows": rows})
+        return
+    shown = [
+        [
+            f"{row['context']}",
+            *(f"{1e3 * row[key]:.3f}" for key in ("autoregressive_s", "draft_step_s")),
+            f"{row['step_ratio']:.3f}",
+            f"{1e3 * row['round_overhead_s']:.3f}",
+            *(f"{1e3 * value:.3f} ({value / row['autoregressive_s']:.2f})" for value in row["verify_s"].values()),
+        ]
+        for row in rows
+    ]
+    columns = ["context", "a token, ms", "draft step", "s_d / s_t", "overhead", *(f"pass of {size}" for size in sizes)]
+    print_table(f"{file}: milliseconds; of passes also in tokens without speculation", columns, shown)

@@ -1,0 +1,124 @@
+"""Linear costs: a pass takes a fixed time, and more per new token and per cached token, as serving papers print.
+
+A batch of B sequences in lockstep is one pass over B times the tokens and B times the cache; times are those of the
+whole batch, each round of which serves every sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.arrays import Seconds
+from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, MIN_SECONDS, CostModel
+from specsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class LinearPass:
+    """One model's passes.
+
+    Parameters
+    ----------
+    fixed_s : float
+        Seconds of a pass whatever it holds: reading the weights, launches. Positive.
+    token_s : float
+        Seconds per new token.
+    cached_token_s : float
+        Seconds per token in the cache that the new ones attend to.
+
+    Raises
+    ------
+    InputError
+        For a time that is negative, or no fixed one.
+    """
+
+    fixed_s: float
+    token_s: float = 0.0
+    cached_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("fixed_s", MIN_SECONDS), ("token_s", 0.0), ("cached_token_s", 0.0)):
+            value = getattr(self, name)
+            if not least <= value <= MAX_SECONDS:  # also catches NaN
+                raise InputError(
+                    f"cost: {name}={value} seconds is no time; give {'more than' if least else 'at least'} 0"
+                )
+
+    def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int) -> Seconds:
+        """A pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones each."""
+        cached = np.asarray(context, dtype=np.float64)
+        return np.asarray(self.fixed_s + batch * (n_tokens * self.token_s + cached * self.cached_token_s))
+
+
+@dataclass(frozen=True)
+class LinearCost(CostModel):
+    """A target and a drafter with linear passes, and what a step costs beside them.
+
+    Parameters
+    ----------
+    target, drafter : LinearPass
+        Of one pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
+    step_s : float
+        Seconds per engine step beside its passes, such as scheduling: once a round, and once a token without
+        speculation.
+    round_s : float
+        Seconds that a round of speculation takes beside its passes and `step_s`.
+    batch : int
+        Sequences in lockstep.
+
+    Raises
+    ------
+    InputError
+        For a negative overhead, or a batch below 1.
+
+    References
+    ----------
+    Of the form: arXiv:2601.11580, fitted to vLLM on an H100.
+
+    Examples
+    --------
+    >>> from specsim.cost.linear import LinearCost, LinearPass
+    >>> cost = LinearCost(target=LinearPass(0.010, 0.001), drafter=LinearPass(0.002), step_s=0.001)
+    >>> float(cost.verify(4, 100)), float(cost.draft(3, 100)), float(cost.autoregressive_step(100))
+    (0.014, 0.006, 0.012)
+    """
+
+    target: LinearPass
+    drafter: LinearPass
+    step_s: float = 0.0
+    round_s: float = 0.0
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("step_s", "round_s"):
+            if not 0 <= getattr(self, name) <= MAX_SECONDS:
+                raise InputError(f"cost: {name}={getattr(self, name)} seconds is no time; give at least 0")
+        if self.batch < 1:
+            raise InputError(f"cost: batch={self.batch}; give at least 1")
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return MAX_TREE_TOKENS
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        first = np.asarray(context, dtype=np.float64)
+        steps = [self.drafter.seconds(1, first + step, self.batch) for step in range(n_tokens)]
+        return np.asarray(np.sum(steps, axis=0))
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self.wider(2, context)
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.target.seconds(n_tokens, context, self.batch)
+
+    def round_overhead(self) -> float:
+        return self.step_s + self.round_s
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.target.seconds(1, context, self.batch) + self.step_s
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        return self.drafter.seconds(n_nodes, context, self.batch) - self.drafter.seconds(1, context, self.batch)

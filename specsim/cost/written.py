@@ -1,0 +1,112 @@
+"""Cost files that a person can write, and those that ship under a name.
+
+``{"kind": "specsim-cost", "version": 1, "form": ..., "source": ..., "date": ...}`` and, by form:
+
+constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round takes beside its passes; ``token_s``, what
+    a verified token takes beside the pending one
+linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``
+
+All in seconds. What is left out is 0. ``{"s_d": ..., "s_t": ...}`` alone is read, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.model import ConstantCost
+from specsim.errors import InputError
+from specsim.json_files import checked, read_json
+
+KIND, VERSION = "specsim-cost", 1
+SHIPPED = Path(__file__).parent / "shipped"
+INVALID = "mend it, or see `specsim cost list` for files to start from"
+
+
+class Written(TypedDict):
+    """What every form has."""
+
+    kind: Literal["specsim-cost"]
+    form: Literal["constant", "linear"]
+    source: str
+    date: str
+
+
+class Constant(TypedDict):
+    """The papers' numbers."""
+
+    s_d: float
+    s_t: float
+    round_s: NotRequired[float]
+    token_s: NotRequired[float]
+
+
+class Pass(TypedDict):
+    """One model's passes."""
+
+    fixed_s: float
+    token_s: NotRequired[float]
+    cached_token_s: NotRequired[float]
+
+
+class Linear(TypedDict):
+    """Passes that take longer by the token."""
+
+    target: Pass
+    drafter: Pass
+    step_s: NotRequired[float]
+    round_s: NotRequired[float]
+
+
+FORMS: dict[str, Any] = {"constant": Constant, "linear": Linear}
+
+
+def shipped_costs() -> dict[str, Path]:
+    """The cost files that ship with the package, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
+
+
+def read_written(path: Path) -> dict[str, Any]:
+    """The document of a written cost file, checked."""
+    document = read_json(path, f"cost file {path}", missing="check the path", invalid=INVALID)
+    return check_written(document, str(path))
+
+
+def check_written(document: Any, where: str) -> dict[str, Any]:
+    """The document, if it is one of this kind; InputError names a key that no form has, too."""
+    name = f"cost file {where}"
+    checked(document, name, Written, invalid=INVALID)
+    if document.get("version") != VERSION:
+        raise InputError(f"{name} has version {document.get('version')}, this program reads {VERSION}; write that")
+    shape = FORMS[document["form"]]
+    checked(document, name, shape, invalid=INVALID)
+    _refuse_others(document, {"version", *Written.__annotations__, *shape.__annotations__}, name)
+    for part in ("target", "drafter") if shape is Linear else ():
+        _refuse_others(document[part], set(Pass.__annotations__), f"{name}: {part}")
+    return dict(document)
+
+
+def _refuse_others(document: Mapping[str, Any], known: set[str], name: str) -> None:
+    for key in document:
+        if key not in known:
+            raise InputError(
+                f"{name} has an unknown key {key!r}, which would mean nothing; known: {', '.join(sorted(known))}"
+            )
+
+
+def written_cost(document: Mapping[str, Any], where: str) -> ConstantCost | LinearCost:
+    """The cost model of a checked document."""
+    try:
+        if document["form"] == "linear":
+            target, drafter = (LinearPass(**document[part]) for part in ("target", "drafter"))
+            return LinearCost(target, drafter, document.get("step_s", 0.0), document.get("round_s", 0.0))
+        s_d, s_t = document["s_d"], document["s_t"]
+        token_s, round_s = document.get("token_s", 0.0), document.get("round_s", 0.0)
+        if not token_s and not round_s:
+            return ConstantCost(s_d, s_t)
+        # The pending token's pass takes s_t.
+        return LinearCost(LinearPass(s_t - token_s, token_s), LinearPass(s_d), round_s=round_s)
+    except InputError as error:
+        raise InputError(f"cost file {where}: {error}") from None

@@ -1,0 +1,126 @@
+"""`meta.json` of a trace folder: what was recorded, and checksums of everything in the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from specsim.errors import InputError
+from specsim.files import digest
+from specsim.json_files import checked, read_json
+from specsim.trace.trace import MAX_DEPTH
+from specsim.trace.tree_record import MAX_NODES
+
+SCHEMA_VERSION = 3  # 1 ranked true tokens by probability alone, whatever the mode; 2 had no checksum of meta.json
+READ_VERSIONS = (2, SCHEMA_VERSION)
+META = "meta.json"
+SEQUENCES = "sequences.parquet"
+STEPS = "steps.parquet"
+TREES = "trees.parquet"
+AGAIN = "restore or record it again"
+
+
+class Decoding(TypedDict):
+    """How the output was decoded; others of its keys are the sampler's."""
+
+    mode: str
+    temperature: NotRequired[float]
+    top_p: NotRequired[float]
+    seed: NotRequired[int]
+
+
+class Trees(TypedDict):
+    """Nodes recorded per position, and children per node, at most."""
+
+    nodes: int
+    width: int
+
+
+class Prompts(TypedDict):
+    """Where the prompts come from."""
+
+    source: str
+    count: int
+    digest: str
+
+
+class Seconds(TypedDict):
+    """What recording took."""
+
+    generate: float
+    dense: float
+
+
+class Made(TypedDict):
+    """Where and when it was made."""
+
+    device: str
+    date: str
+
+
+class Synthetic(TypedDict):
+    """The acceptance model that it was drawn from."""
+
+    model: str
+    informed: NotRequired[bool]
+
+
+class Meta(TypedDict):
+    """What a trace says of itself; it may say more."""
+
+    schema_version: Literal[2, 3]
+    target: str
+    drafter: str
+    decoding: str | Decoding
+    depth: int
+    eos_token_id: int | list[int] | None
+    dtype: str
+    device: str
+    checksums: dict[str, str]
+    drafter_kind: NotRequired[str]
+    drafter_facts: NotRequired[dict[str, Any]]
+    weights: NotRequired[str | None]
+    predictor: NotRequired[str | None]
+    tree: NotRequired[Trees | None]
+    prompts: NotRequired[str | Prompts | None]
+    max_new_tokens: NotRequired[int]
+    kernels: NotRequired[str]
+    distinct_trigram_share: NotRequired[float]
+    first_token_accepted_share: NotRequired[float]
+    record_seconds: NotRequired[Seconds]
+    provenance: NotRequired[Made]
+    synthetic: NotRequired[Synthetic]
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """The checked meta.json of a trace folder; InputError says what is wrong with it."""
+    path = folder / META
+    if not path.is_file():
+        raise InputError(f"{folder} is no trace: {META} is missing; give a folder made by `realrun record`")
+    meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
+    version = meta.get("schema_version")
+    if version not in READ_VERSIONS:
+        raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
+    checked(meta, str(path), Meta, invalid=AGAIN)
+    if not 1 <= meta["depth"] <= MAX_DEPTH:
+        raise InputError(f"{path}: depth {meta['depth']} is not from 1 to {MAX_DEPTH}; record it again")
+    checksums = set(meta["checksums"])
+    if not {SEQUENCES, STEPS} <= checksums <= {META, SEQUENCES, STEPS, TREES}:
+        raise InputError(f"{path}: checksums are not those of {SEQUENCES} and {STEPS}; {AGAIN}")
+    if TREES in checksums and not (meta.get("tree") and all(1 <= n <= MAX_NODES for n in tree_limits(meta))):
+        raise InputError(f"{path}: tree does not give nodes and width from 1 to {MAX_NODES}; record it again")
+    if version == SCHEMA_VERSION and meta["checksums"].get(META) != meta_digest(meta):
+        raise InputError(f"{path} is altered (its own checksum differs); {AGAIN}")
+    return dict(meta)
+
+
+def tree_limits(meta: dict[str, Any]) -> tuple[int, int]:
+    """Nodes and width of the trees recorded."""
+    return meta["tree"]["nodes"], meta["tree"]["width"]
+
+
+def meta_digest(meta: dict[str, Any]) -> str:
+    """A checksum of all that meta.json says but this."""
+    others = {name: value for name, value in meta["checksums"].items() if name != META}
+    return digest(json.dumps({**meta, "checksums": others}, sort_keys=True), length=64)

@@ -1,0 +1,61 @@
+"""A trace folder as one .zip file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from specsim.errors import InputError
+from specsim.files import replacing
+from specsim.trace.meta import META, SEQUENCES, STEPS, TREES
+
+NAMES = (META, SEQUENCES, STEPS, TREES)
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # unpacked: what any file may take, and how many times its own size
+ENCRYPTED = 1  # a member's flag
+
+
+def pack_trace(folder: Path, path: Path) -> None:
+    """Put a trace folder into one .zip file, which `read_trace` reads as well."""
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
+        for name in NAMES:
+            if (folder / name).is_file():
+                archive.write(folder / name, name)
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The folder that was packed, for as long as the block; InputError, there too, names the .zip file."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                limit = max(LEAST_LIMIT_BYTES, MOST_TIMES * path.stat().st_size)
+                for member in _members(archive, limit):
+                    with archive.open(member) as packed, Path(folder, member.filename).open("wb") as file:
+                        shutil.copyfileobj(packed, file)
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"{path} is no readable packed trace ({reason:.200}); pack it again") from None
+        try:
+            yield Path(folder)
+        except InputError as error:
+            raise InputError(str(error).replace(folder, str(path))) from None
+
+
+def _members(archive: zipfile.ZipFile, limit_bytes: int) -> Sequence[zipfile.ZipInfo]:
+    """The trace's files in an archive; ValueError where they cannot be unpacked."""
+    members = [member for member in archive.infolist() if member.filename in NAMES]
+    if len({member.filename for member in members}) < len(members):
+        raise ValueError("a file is in it twice")
+    if any(member.flag_bits & ENCRYPTED for member in members):
+        raise ValueError("it is encrypted")
+    if any(member.compress_type not in METHODS for member in members):
+        raise ValueError("it is compressed by another method than deflate")
+    if sum(member.file_size for member in members) > limit_bytes:
+        raise ValueError(f"unpacked, it would take more than {limit_bytes >> 20} MiB")
+    return members

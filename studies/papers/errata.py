@@ -1,0 +1,69 @@
+"""Section F of docs/errata.md, written from the findings of the audit: `python -m studies.papers.errata`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from specsim.files import write_text
+from specsim.papers import Finding, findings
+from specsim.report.markdown import markdown_table
+
+ERRATA = Path(__file__).parents[2] / "docs" / "errata.md"
+START, END = "<!-- findings -->\n", "<!-- end of findings -->\n"
+USE = {  # which figure to work with
+    "F1": "1.41, which times and rates give",
+    "F2": "1.21, which times and rates give",
+    "F3": "v_d 0.50 and r_d 0.83; the printed pair is that of the row below, exchanged",
+    "F4": "ratios of times",
+    "F5": "neither without doubt",
+    "F6": "either",
+    "F7": "r_d is too high, 0.88 is expected",
+    "F8": "v_d or r_d is doubtful",
+    "F9": "doubtful",
+    "F10": "an effective ratio with overheads inside",
+    "F11": "acceptance falls with depth; i.i.d. is too hopeful there",
+    "F12": "760M; 761M is right for CodeLLaMA alone, whose vocabulary is larger",
+    "F13": "tau",
+    "F14": "a draft model without the prompt must have cost less than the stated 1.1 ms",
+    "F15": "the table",
+    "F16": "the baseline was slower than a step of SPACE",
+    "F17": "one is a copy, by the greedy figures 13B's is likely right",
+    "F18": "the categories; overall is a mean of something else",
+    "F19": "the table's sum",
+    "F20": "the table",
+    "F21": "2.83 as quoted",
+    "F22": "the tables",
+    "F23": "5.7B; cut, not rounded",
+}
+
+
+def section(found: Iterable[Finding]) -> str:
+    """The table: by erratum and cell, all that contradicts it or cannot decide."""
+    cells: dict[tuple[int, str], list[str]] = {}
+    for one in found:
+        if one.erratum.startswith("F") and one.verdict != "supports":
+            texts = cells.setdefault((int(one.erratum[1:]), one.tables[0]), [])
+            told = one.text if _says_figure(one) else f"{one.value:.4g} {one.unit}".rstrip() + f": {one.text}"
+            texts += [] if told in texts else [told]
+    rows = [
+        [f"F{number}", cell, "; ".join(texts), USE[f"F{number}"]] for (number, cell), texts in sorted(cells.items())
+    ]
+    return "\n".join(markdown_table(["case", "table: row: column", "finding", "use"], rows))
+
+
+def _says_figure(one: Finding) -> bool:
+    """Whether the sentence says the figure itself."""
+    return any(
+        text in one.text for text in (f"{one.value:.3f}", f"{one.value:.2f}", f"{one.value:.1f} %", f"{one.value:.0f},")
+    )
+
+
+def with_section(document: str, table: str) -> str:
+    """The document with this table between its markers."""
+    before, _, rest = document.partition(START)
+    return f"{before}{START}{table}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    write_text(ERRATA, with_section(ERRATA.read_text(encoding="utf-8"), section(findings())))

@@ -1,0 +1,341 @@
+"""Every reader of files: a valid file, how it is mutated, and what is done with what was read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.acceptance.files import load_model, save_model
+from specsim.acceptance.iid import IID
+from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
+from specsim.cost.files import read_cost
+from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
+from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
+from specsim.errors import InputError
+from specsim.files import file_digest
+from specsim.results import read_result
+from specsim.static_tree.rates import read_rates
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
+from specsim.trace.packed import pack_trace
+from specsim.tuning.journal import Journal, trace_digest
+from tests.fuzz import mutate
+from tests.support.reference import small_trace
+from tests.support.tree_traces import tree_trace
+
+JSON, OTHER = "JSON", "Parquet, folders, zip"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader.
+
+    family : JSON, or OTHER
+    write : a valid file or folder at a path
+    read : reads it, and uses what was read; what it returns is compared where a checksum covers it
+    mutate : of the file's bytes
+    file : of a folder the file that is mutated; "" for the path itself, several are taken in turn
+    mend : what makes the checksums right again after the change; nothing where None
+    covered : whether a checksum covers the file, so that an accepted one must read as the valid one
+    refusal : what it may raise
+    """
+
+    family: str
+    write: Callable[[Path], object]
+    read: Callable[[Path], Any]
+    mutate: mutate.Mutate
+    files: Sequence[str] = ("",)
+    mend: Callable[[Path], object] | None = None
+    covered: bool = False
+    refusal: type[Exception] = InputError
+
+
+SECONDS = {
+    "draft_step": [[1e-3] * 2] * 4, "catch_up": [0.0] * 2, "verify": [[1e-2] * 2] * 5, "autoregressive": [1e-2] * 2,
+    "policy_step": 1e-5, "round_overhead": 1e-4, "score_step": 1e-5,
+    "tree": {"sizes": [1, 4], "wider": [[0.0, 0.0], [1e-4, 1e-4]], "verify": [[1e-2] * 2] * 2, "policy_step": 1e-5,
+             "round_overhead": 1e-4},
+}  # fmt: skip
+PROFILE = {"kind": PROFILE_KIND, "version": PROFILE_VERSION, "contexts": [0, 200], "mean_s": SECONDS}
+PROFILE["median_s"] = SECONDS
+GRID = {
+    "kind": GRID_KIND, "version": GRID_VERSION, "model": "m", "batches": [1], "contexts": [0, 64], "tokens": [1, 2],
+    "median_s": [[[0.01, 0.011], [None, 0.013]]],
+    "missing": [{"batch": 1, "context": 64, "tokens": [1], "reason": "time"}],
+    "provenance": {"device": "a device", "dtype": "bfloat16", "date": "2026-01-01"},
+}  # fmt: skip
+STAGE = {
+    "kind": "specsim-campaign", "version": 1, "stage": "profile", "reduced": True, "complete": True, "seconds": 3.5,
+    "provenance": {"device": "a device", "date": "2026-01-01"}, "grids": {"m": GRID},
+}  # fmt: skip
+ROW = {
+    "op": "tree_metadata", "backend": "cuda", "shape": {"n": 8}, "label": "n=8", "dtype": "int32", "device": "GPU",
+    "mode": "graph", "versions": {"torch": "2"}, "date": "2026-01-01", "median_us": 20.0, "p20_us": 19.0,
+    "p80_us": 22.0, "repeats": 50, "buffers": 3, "cold_cache": True, "bytes": 400, "flops": 0, "achieved_gb_s": 2.0,
+    "achieved_tflop_s": 0.0, "floor_us": 10.0, "floor_kind": "bytes", "ratio_to_floor": 2.0, "error": None,
+}  # fmt: skip
+BENCH = {
+    "kind": "speckernels-bench", "version": 1, "device": "GPU", "versions": {"torch": "2"}, "date": "2026-01-01",
+    "ceilings": {"copy_gb_s": 2e3, "matmul_tflop_s": 8e2, "matmul_dtype": "bfloat16", "launch_us": 4.0,
+                 "graph_node_us": 1.5},
+    "unfinished": ["a, b, c"], "rows": [ROW, {**ROW, "median_us": None, "error": "no such thing"}],
+}  # fmt: skip
+JOB = {"policy": "fixed_k", "fixed": {}, "seed": 1}
+PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
+
+
+def json_file(document: Any) -> Callable[[Path], object]:
+    return lambda path: path.write_text(json.dumps(document))
+
+
+def use_cost(path: Path) -> None:
+    cost = read_cost(path)
+    contexts = cost.contexts[[0, -1]].astype(float) if isinstance(cost, ProfileCost) else np.array([1.0, 8.0])
+    prices = [cost.draft(1, contexts), cost.catch_up(contexts), cost.verify(1, contexts)]
+    prices += [cost.autoregressive_step(contexts), np.array([cost.policy_step(), cost.round_overhead()])]
+    if cost.max_tree_tokens:
+        prices += [cost.wider(1, contexts), cost.tree_verify(1, contexts)]
+    assert all(np.isfinite(price).all() and (price >= 0).all() for price in prices)
+
+
+def use_grid(path: Path) -> None:
+    grid = read_grid(path)
+    if grid.whole_tokens(int(grid.batches[0])):
+        assert np.isfinite(grid.pass_s(int(grid.batches[0]), int(grid.tokens[0]), grid.contexts[[0, -1]])).all()
+
+
+def use_model(path: Path) -> None:
+    model = load_model(path)
+    depth = len(model.alpha) if isinstance(model, PerPosition) else 3
+    model.draw(np.array([5, 3]), min(depth, 20), np.random.default_rng(0))
+
+
+def use_meta(path: Path) -> Any:
+    meta = read_meta(path)
+    ids = meta["eos_token_id"]
+    assert ids is None or isinstance(ids, int) or all(isinstance(one, int) for one in ids)
+    print(meta["target"], meta["drafter"], meta["decoding"], meta["device"], file=NOWHERE)
+    return json.dumps(meta, sort_keys=True)
+
+
+class _Nowhere:
+    """A terminal that shows nothing, but takes UTF-8 only."""
+
+    def write(self, text: str) -> int:
+        return len(text.encode())
+
+
+NOWHERE: Any = _Nowhere()
+
+
+def use_trace(path: Path) -> Any:
+    trace = read_trace(path)
+    assert trace.draft_limit.shape == trace.token.shape and np.isfinite(trace.prob).all()
+    return trace_digest(trace)
+
+
+def use_rounds(path: Path) -> None:
+    accepted, verified = verified_by_depth(read_rounds(path))
+    assert np.isfinite(accepted).all() and np.isfinite(verified).all()
+
+
+def use_journal(path: Path) -> None:
+    journal = Journal(path, JOB)
+    try:
+        journal.batch(lambda: {"seconds": [0.1]})
+    finally:
+        journal.close()
+
+
+def use_bench(path: Path) -> None:
+    from speckernels.bench.rows import read_document
+
+    for row in read_document(path).rows:
+        assert row.median_us is None or row.median_us > 0
+
+
+def use_plan(path: Path) -> None:
+    from realrun.training.common.folder import refuse_another
+
+    refuse_another(path, PLAN, whole=True)
+
+
+def use_stage(path: Path) -> None:
+    from realrun.campaign.job import read_result as read_stage
+
+    found = read_stage(path)
+    assert found is None or found["complete"] in (True, False)
+
+
+class _Tokenizer:
+    """Bytes as tokens."""
+
+    bos_token, chat_template = None, None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+
+def use_prompts(path: Path) -> None:
+    from realrun.pairs.prompts import prompt_digest, read_prompts, spread
+
+    prompt_digest(spread(read_prompts(path, _Tokenizer()), 1))  # type: ignore[arg-type]
+
+
+def use_text(path: Path) -> None:
+    from realrun.training.common.text import _documents
+
+    assert all(document.strip() for document in _documents(path))
+
+
+def write_drafter(path: Path) -> None:
+    import torch
+
+    from realrun.pairs.drafter_files import describe_target, save_drafter
+    from tests.support.tiny import tiny_pair
+
+    facts = {"target": describe_target(tiny_pair().target, "t"), "attention": [1], "mlp": [0], "exit_layers": 0}
+    save_drafter(path, "self-sd", {"norm.weight": torch.ones(32)}, facts)
+
+
+def use_drafter(path: Path) -> None:
+    from realrun.pairs.drafter_files import _check_target, read_drafter
+    from tests.support.tiny import tiny_pair
+
+    _check_target(read_drafter(path), tiny_pair().target)
+
+
+def write_predictor(path: Path) -> None:
+    import torch
+
+    from realrun.decode.acceptance_predictor import Predictor, save_predictor
+
+    facts = {"fingerprint": "f", "target": "t", "drafter": "d"}
+    save_predictor(Predictor(torch.ones(2, 8), torch.ones(8), torch.ones(2), facts), path)
+
+
+def use_predictor(path: Path) -> None:
+    from realrun.decode.acceptance_predictor import load_predictor
+
+    load_predictor(path).after(None)
+
+
+def write_with_trees(path: Path) -> None:
+    write_trace(tree_trace(1, sequences=2, tokens=12, depth=3, width=3, nodes=8), path)
+
+
+def write_packed(path: Path) -> None:
+    folder = path.with_name("to be packed")
+    write_with_trees(folder)
+    pack_trace(folder, path)
+    shutil.rmtree(folder)
+
+
+def write_rounds(path: Path) -> None:
+    import pyarrow as pa
+
+    from specsim.files import write_table
+
+    columns = {"policy": ["a"] * 4, "sequence_id": [0, 0, 1, 1], "t": [0, 3, 0, 1], "drafted": [3, 2, 4, 4]}
+    write_table(pa.table({**columns, "accepted": [2, 2, 0, 4], "tree": [False] * 4}), path)
+
+
+def sign_meta(path: Path) -> None:
+    """Make the checksum of a meta.json right again, where it still is one."""
+    try:
+        meta = json.loads((path / META).read_text())
+        meta["checksums"][META] = meta_digest(meta)
+        (path / META).write_text(json.dumps(meta))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+
+
+def sign_files(path: Path) -> None:
+    meta = json.loads((path / META).read_text())
+    meta["checksums"] = {name: file_digest(path / name) for name in meta["checksums"] if name != META}
+    meta["checksums"][META] = meta_digest(meta)
+    (path / META).write_text(json.dumps(meta))
+
+
+def write_version_2(path: Path) -> None:
+    write_with_trees(path)
+    meta = json.loads((path / META).read_text())
+    del meta["checksums"][META]
+    (path / META).write_text(json.dumps({**meta, "schema_version": 2}))
+
+
+def write_text_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two", "n": 1}\n')
+
+
+def write_plan(path: Path) -> None:
+    path.mkdir()
+    (path / "plan.json").write_text(json.dumps(PLAN))
+
+
+def write_journal(path: Path) -> None:
+    journal = Journal(path, JOB)
+    journal.batch(lambda: {"seconds": [0.1, 0.2, None]})
+    journal.close()
+
+
+PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
+
+READERS: dict[str, Reader] = {
+    "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
+    "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
+    "cost grid": Reader(JSON, json_file(GRID), use_grid, mutate.of_json),
+    "counters": Reader(
+        JSON,
+        json_file({"drafted": [9, 9, 4], "accepted": [7, 5, 1]}),
+        lambda path: verified_by_depth(read_counters(path)),
+        mutate.of_json,
+    ),
+    "acceptance, i.i.d.": Reader(JSON, lambda path: save_model(IID(0.8), path), use_model, mutate.of_json),
+    "acceptance by position": Reader(
+        JSON, lambda path: save_model(PerPosition((0.8, 0.6, 0.5)), path), use_model, mutate.of_json
+    ),
+    "campaign result": Reader(JSON, json_file(STAGE), read_result, mutate.of_json),
+    "campaign stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
+    "benchmark as result": Reader(JSON, json_file(BENCH), read_result, mutate.of_json),
+    "benchmark": Reader(JSON, json_file(BENCH), use_bench, mutate.of_json, refusal=ValueError),
+    "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
+    "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
+    "trace meta, version 2": Reader(JSON, write_version_2, use_meta, mutate.of_json, files=(META,)),
+    "search journal": Reader(JSON, write_journal, use_journal, mutate.of_json_lines),
+    "training plan": Reader(JSON, write_plan, use_plan, mutate.of_json, files=("plan.json",)),
+    "prompts": Reader(JSON, lambda path: path.write_text(PROMPTS), use_prompts, mutate.of_json_lines),
+    "text rows": Reader(JSON, write_text_folder, use_text, mutate.of_json_lines, files=("a.jsonl",)),
+    "drafter": Reader(JSON, write_drafter, use_drafter, mutate.of_json_header, files=("drafter.safetensors",)),
+    "predictor": Reader(JSON, write_predictor, use_predictor, mutate.of_json_header),
+    "rates": Reader(
+        OTHER, lambda path: path.write_text("depth,top1,top2\n1,0.6,0.1\n2,0.5,0.1\n"), read_rates, mutate.of_tokens
+    ),
+    "rounds": Reader(OTHER, write_rounds, use_rounds, mutate.of_parquet),
+    "trace sequences, vouched for": Reader(
+        OTHER, write_with_trees, use_trace, mutate.of_parquet, files=(SEQUENCES,), mend=sign_files
+    ),
+    "trace steps, vouched for": Reader(
+        OTHER, write_with_trees, use_trace, mutate.of_parquet, files=(STEPS,), mend=sign_files
+    ),
+    "trace trees, vouched for": Reader(
+        OTHER, write_with_trees, use_trace, mutate.of_parquet, files=(TREES,), mend=sign_files
+    ),
+    "trace folder": Reader(
+        OTHER,
+        lambda path: write_trace(small_trace(), path),
+        use_trace,
+        mutate.of_bytes,
+        files=(META, SEQUENCES, STEPS),
+        covered=True,
+    ),
+    "trace, zipped": Reader(OTHER, write_packed, use_trace, mutate.of_zip, covered=True),
+}

@@ -1,0 +1,242 @@
+"""What is evaluated, and how it is judged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specsim
+from specsim.claims.check import Checked, check_files, judge, judge_order
+from specsim.claims.measured import RATIOS
+from specsim.errors import InputError
+from specsim.speedup.intervals import Estimate
+from tests.specsim.claims.test_files import beside
+
+HEAD = 'version = 1\n[defaults]\ntrace = "trace"\ncost = { s_d = 0.001, s_t = 0.010 }\npolicy = "fixed_k"\n'
+
+
+def checked(recorded: Path, folder: Path, claim: str) -> Checked:
+    """The one claim of these lines, evaluated."""
+    (found,) = check_files([beside(recorded, folder, f'{HEAD}[[claim]]\nname = "it"\n{claim}')])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.0, 2.0, "holds"),
+        (1.5, 1.5, "holds"),
+        (2.0 + 1e-12, 2.0 + 1e-12, "holds"),
+        (2.1, 2.2, "drifted"),
+        (0.1, 0.9, "drifted"),
+        (0.9, 1.1, "not decidable"),
+        (1.9, 2.1, "not decidable"),
+        (0.0, 9.0, "not decidable"),
+    ],
+)
+def test_all_that_a_value_may_be_decides(low: float, high: float, verdict: str) -> None:
+    assert judge(Estimate(low, low, high), (1.0, 2.0), outside="drifted") == verdict
+    assert judge(Estimate(-low, -high, -low), (-2.0, -1.0), outside="drifted") == verdict
+
+
+def test_an_order_needs_every_step() -> None:
+    leads, tied, trails = Estimate(1, 0.5, 1.5), Estimate(0.1, -0.1, 0.3), Estimate(-1, -1.5, -0.5)
+    assert judge_order([leads, leads]) == "holds"
+    assert judge_order([leads, tied]) == "not decidable"
+    assert judge_order([tied, trails]) == "contradicted"
+
+
+@pytest.mark.parametrize("quantity", [*RATIOS, "oracle_regret"])
+def test_quantities_are_those_of_a_prediction(recorded: Path, tmp_path: Path, quantity: str) -> None:
+    found = checked(recorded, tmp_path, f'settings = {{ k = 3 }}\nquantity = "{quantity}"\nat_least = -1e9')
+    assert found.found is not None and found.verdict == "holds"
+    trace, cost = specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010)
+    said = specsim.predict(trace, cost, "fixed_k", k=3)
+    wanted = {
+        "speedup": said.speedup.estimate,
+        "v_d": said.v_d,
+        "r_d": said.r_d,
+        "hm": said.hm,
+        "tau": said.tau,
+        "mean_accepted_tokens": said.accepted / said.rounds,
+        "mean_draft_tokens": said.drafted / said.rounds,
+        "tokens_per_s": said.output_tokens / said.seconds,
+        "autoregressive_tokens_per_s": said.output_tokens / said.ar_seconds,
+        "oracle_regret": said.oracle_regret,
+    }
+    assert found.found.estimate == pytest.approx(wanted[quantity], rel=1e-12)
+
+
+def test_sequences_may_count_alike(recorded: Path, tmp_path: Path) -> None:
+    found = checked(recorded, tmp_path, 'settings = { k = 3 }\naverage = "sequences"\nat_least = 0.0')
+    replayed = specsim.replay(
+        specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010), "fixed_k", k=3
+    )
+    assert found.found is not None
+    assert found.found.estimate == pytest.approx(float(np.mean(replayed.autoregressive_s / replayed.speculative_s)))
+
+
+def test_a_value_is_of_this_record_a_bound_of_prompts(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    value = checked(recorded, tmp_path, "settings = { k = 4 }\nexpected = 2.33\ntolerance = 0.01")
+    bound = checked(recorded, tmp_path / "b", "settings = { k = 4 }\nat_least = 2.3")
+    assert value.verdict == "holds" and value.found is not None and value.found.low == value.found.high
+    assert bound.verdict == "not decidable" and bound.found is not None and bound.found.low < 2.3 < bound.found.high
+    assert value.passed and not bound.passed
+
+
+def test_a_known_verdict_passes_and_another_fails(recorded: Path, tmp_path: Path) -> None:
+    known = 'settings = { k = 4 }\nat_most = 1.0\nverdict = "contradicted"'
+    assert checked(recorded, tmp_path, known).passed
+    (tmp_path / "b").mkdir()
+    other = checked(recorded, tmp_path / "b", known.replace("at_most", "at_least"))
+    assert other.verdict == "holds" and not other.passed and "known as contradicted" in other.message
+
+
+def test_neighbours_of_an_order_are_compared_in_pairs(recorded: Path, tmp_path: Path) -> None:
+    """K = 4 and K = 2 differ by less than their intervals are wide, and yet significantly."""
+    found = checked(recorded, tmp_path, "order = [{ settings = { k = 4 } }, { settings = { k = 2 } }]")
+    assert found.verdict == "holds" and "fixed_k(k=4) leads by +" in found.recomputed
+    (tmp_path / "b").mkdir()
+    tied = checked(recorded, tmp_path / "b", "order = [{ settings = { k = 6 } }, { settings = { k = 4 } }]")
+    assert tied.verdict == "not decidable"
+
+
+def test_a_ratio_is_of_two_subjects(recorded: Path, tmp_path: Path) -> None:
+    found = checked(
+        recorded,
+        tmp_path,
+        "ratio = [{ settings = { k = 4 } }, { settings = { k = 1 } }]\nexpected = 1.435\ntolerance = 0.01",
+    )
+    assert found.verdict == "holds" and found.found is not None
+    assert found.found.estimate == pytest.approx(2.329 / 1.623, abs=2e-3)
+
+
+def test_a_policy_that_learns_is_reported_on_the_rest(recorded: Path, tmp_path: Path) -> None:
+    found = checked(recorded, tmp_path, 'policy = "renewal_stop"\ntuning_share = 0.25\nat_least = 1.0')
+    assert found.verdict == "holds" and found.seconds is not None
+    assert len(found.seconds[0]) == 18
+
+
+def validation(folder: Path, **changes: Any) -> Path:
+    """A folder with a validation of two policies over three sequences."""
+    row = {
+        "label": "fixed_k(k=2)",
+        "policy": "fixed_k",
+        "measured": {"estimate": 1.5, "low": 1.4, "high": 1.6},
+        "sequence_seconds": [1.0, 2.0, 3.0],
+        "sequence_tokens": [10, 20, 30],
+        "rounds_identical_percent": 100.0,
+        "error_percent": -0.7,
+    }
+    slower = {
+        **row,
+        "label": "adaedl(gamma=0.2)",
+        "policy": "adaedl",
+        "measured": {"estimate": 1.364, "low": 1.3, "high": 1.6},
+        "sequence_seconds": [1.1, 2.2, 3.3],
+    }
+    document = {
+        "kind": "specsim-validation",
+        "noise_floor_percent": 1.0,
+        "median_abs_error_percent": 0.7,
+        "autoregressive_sequence_seconds": [1.5, 3.0, 4.5],
+        "rows": [row, slower],
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "validation.json").write_text(json.dumps({**document, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ('policy = "fixed_k"\nexpected = 1.5\ntolerance_percent = 2', "holds"),
+        ('policy = "fixed_k(k=2)"\nexpected = 1.5\ntolerance_percent = 0.5', "not decidable"),  # within the floor
+        ('policy = "fixed_k"\nexpected = 1.6\ntolerance_percent = 2', "drifted"),
+        ('policy = "fixed_k"\nquantity = "tokens_per_s"\nexpected = 10\ntolerance = 0.5', "holds"),
+        ('policy = "fixed_k"\nquantity = "rounds_identical_percent"\nat_least = 100', "holds"),
+        ('quantity = "median_abs_error_percent"\nat_most = 0.5', "contradicted"),
+        ('order = [{ policy = "fixed_k" }, { policy = "adaedl" }]', "holds"),
+        ('order = [{ policy = "adaedl" }, { policy = "fixed_k" }]', "contradicted"),
+    ],
+)
+def test_real_runs_are_judged_with_their_noise(tmp_path: Path, claim: str, verdict: str) -> None:
+    validation(tmp_path / "run")
+    path = tmp_path / "run.claims.toml"
+    path.write_text(f'version = 1\n[[claim]]\nname = "it"\nvalidation = "run"\n{claim}')
+    assert check_files([path])[0].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim"),
+    [
+        ({}, 'policy = "cape"\nat_least = 1'),
+        ({}, "at_least = 1"),
+        ({}, 'quantity = "nothing"\nat_least = 1'),
+        ({}, 'policy = "fixed_k"\nquantity = "label"\nat_least = 1'),
+        ({"rows": 3}, 'policy = "fixed_k"\nat_least = 1'),
+        ({"noise_floor_percent": None}, 'policy = "fixed_k"\nat_least = 1'),
+        ({"autoregressive_sequence_seconds": [1.0, -1.0, 1.0]}, 'policy = "fixed_k"\nat_least = 1'),
+        ({"autoregressive_sequence_seconds": [1.0]}, 'policy = "fixed_k"\nat_least = 1'),
+        ({"kind": "other"}, 'policy = "fixed_k"\nat_least = 1'),
+    ],
+)
+def test_a_run_that_cannot_tell_is_refused(tmp_path: Path, changes: dict[str, Any], claim: str) -> None:
+    validation(tmp_path / "run", **changes)
+    path = tmp_path / "run.claims.toml"
+    path.write_text(f'version = 1\n[[claim]]\nname = "it"\nvalidation = "run"\n{claim}')
+    with pytest.raises(InputError) as refused:
+        check_files([path])
+    assert "claim 'it'" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_any_number_of_a_document(tmp_path: Path) -> None:
+    validation(tmp_path / "run")
+    path = tmp_path / "value.claims.toml"
+    lines = ["version = 1", '[defaults]\ndocument = "run/validation.json"']
+    ways = {
+        "by position": ('["rows", 0, "error_percent"]', "expected = -0.7\ntolerance = 0", "holds"),
+        "by values": ('["rows", { policy = "adaedl" }, "measured"]', "at_least = 1.32", "not decidable"),
+        "of this record": (
+            '["rows", { policy = "adaedl" }, "measured"]',
+            'at_least = 1.32\nabout = "record"',
+            "holds",
+        ),
+    }
+    lines += [f'[[claim]]\nname = "{name}"\nat = {at}\n{claim}' for name, (at, claim, _) in ways.items()]
+    path.write_text("\n".join(lines))
+    assert [one.verdict for one in check_files([path])] == [verdict for *_, verdict in ways.values()]
+    for at in ('["rows", 2, "error_percent"]', '["rows", { policy = "x" }]', '["none"]', '["kind"]', '["kind", "x"]'):
+        path.write_text(
+            f'version = 1\n[[claim]]\nname = "it"\ndocument = "run/validation.json"\nat = {at}\nat_least = 1'
+        )
+        with pytest.raises(InputError, match="validation.json"):
+            check_files([path])
+
+
+def test_a_shorter_limit_is_the_shorter_run(recorded: Path) -> None:
+    """Replays of the first 20 tokens are the rounds that the whole run's first 20 tokens allow."""
+    trace = specsim.read_trace(recorded / "trace")
+    short = trace.shortened(20)
+    assert short.output_tokens.tolist() == [20] * trace.sequences and trace.shortened(60).depth == trace.depth
+    rows = trace.position < 20
+    assert (short.token == trace.token[rows]).all()
+    assert (short.match_len.astype(int) + short.position <= 20).all()
+    assert (short.draft_limit <= 19 - short.position).all()
+    cost = specsim.ConstantCost(0.001, 0.010)
+    whole, cut = (specsim.replay(one, cost, "fixed_k", k=4).rounds.rows() for one in (trace, short))
+    first = [row for row in whole if row[1] + row[3] + 1 <= 20 and row[1] + 4 < 20]  # untouched by the limit
+    assert set(first) <= set(cut) and len(first) > 0.5 * len(cut)
+    with pytest.raises(InputError, match="max_output_tokens"):
+        trace.shortened(0)
+
+
+def test_nothing_that_is_claimed_is_nan(recorded: Path, tmp_path: Path) -> None:
+    found = checked(recorded, tmp_path, "settings = { k = 4 }\nat_least = 0.0")
+    assert found.found is not None and all(math.isfinite(value) for value in found.found.as_dict().values())

@@ -1,0 +1,142 @@
+"""`specsim claims`, and the pytest plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from specsim.claims.files import read_claims
+from tests.specsim.claims.conftest import CLAIMS
+from tests.specsim.claims.test_check import validation
+from tests.specsim.claims.test_files import beside
+from tests.support.commands import assert_refused, call, json_of
+
+ROOT = Path(__file__).parents[3]
+UNDECIDED = CLAIMS.replace("at_least = 0.5", "at_least = 0.7")
+
+
+def test_all_outputs_agree(recorded: Path, tmp_path: Path) -> None:
+    """The table, the JSON and the JUnit XML say of each claim the same."""
+    path = beside(recorded, tmp_path, UNDECIDED.replace("2.33", "2.5"))
+    junit, out = tmp_path / "claims.xml", tmp_path / "claims.json"
+    result = call("specsim", "claims", "check", path, "--junit", junit, "--out", out)
+    assert result.code == 1 and "0 of 2 claims pass" in result.out
+    document = json.loads(out.read_text())
+    verdicts = {one["name"]: one["verdict"] for one in document["claims"]}
+    assert verdicts == {"speedup of four drafts": "drifted", "drafts are accepted": "not decidable"}
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
+    assert {case.get("name"): case[0].get("type") for case in suite} == verdicts
+    for name, verdict in verdicts.items():
+        assert any(name in line and verdict.upper() in line for line in result.out.splitlines())
+    assert not document["passed"] and document["verdicts"]["not decidable"] == 1
+
+
+def test_what_holds_exits_0(recorded: Path) -> None:
+    document = json_of(call("specsim", "claims", "check", recorded, "--json"))
+    assert document["passed"] and document["verdicts"]["holds"] == 2
+
+
+def test_a_number_changed_by_more_than_its_tolerance_is_named(recorded: Path, tmp_path: Path) -> None:
+    path = beside(recorded, tmp_path, CLAIMS.replace("expected = 2.33", "expected = 2.345"))
+    result = call("specsim", "claims", "check", path)
+    assert result.code == 1 and "speedup of four drafts" in result.out and "DRIFTED" in result.out
+
+
+def test_nothing_is_written_where_a_claim_cannot_be_evaluated(recorded: Path, tmp_path: Path) -> None:
+    path = beside(recorded, tmp_path, CLAIMS.replace('"v_d"', '"v_t"'))
+    junit = tmp_path / "claims.xml"
+    assert_refused(call("specsim", "claims", "check", path, "--junit", junit), path, "v_t")
+    assert not junit.exists()
+
+
+def test_seconds_are_written_as_pytest_benchmark_has_them(recorded: Path, tmp_path: Path) -> None:
+    """Its own comparison reads them, and so does `claims diff`."""
+    files = [tmp_path / "0001_old.json", tmp_path / "0002_new.json"]
+    for file in files:
+        assert call("specsim", "claims", "check", recorded, "--benchmark-json", file).code == 0
+    said = call("specsim", "claims", "diff", *files)
+    assert said.code == 0 and "no change" in said.out
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, files)]
+    compared = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert compared.returncode == 0 and compared.stdout.count("speedup of four drafts") == 2, compared
+
+
+def test_recorded_claims_of_a_trace_hold(recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "new.claims.toml"
+    out.parent.mkdir()
+    said = ["record", out, recorded / "trace", "--cost", recorded / "cost.json", "--policy", "fixed_k", "--set", "k=3"]
+    assert call("specsim", "claims", *said).code == 0
+    assert json_of(call("specsim", "claims", "check", out, "--json"))["passed"]
+    assert_refused(call("specsim", "claims", *said), out, "--overwrite")
+    assert_refused(call("specsim", "claims", *said[:-4], "--overwrite"), "--policy")
+
+
+def test_recorded_claims_of_a_run_hold(tmp_path: Path) -> None:
+    out = tmp_path / "run.claims.toml"
+    assert call("specsim", "claims", "record", out, validation(tmp_path / "run")).code == 0
+    assert json_of(call("specsim", "claims", "check", out, "--json"))["verdicts"]["holds"] == 5
+
+
+def test_recorded_claims_of_a_leaderboard_and_of_benchmarks_hold(recorded: Path, tmp_path: Path) -> None:
+    board = ["leaderboard", recorded / "trace", "--cost", recorded / "cost.json", "--policy", "fixed_k", "--trials", 3]
+    assert call("specsim", *board, "--no-sensitivity", "--out", tmp_path / "board").code == 0
+    stats = {"median": 0.1, "q1": 0.09, "q3": 0.11}
+    times = {"benchmarks": [{"fullname": "test_it", "stats": stats}]}
+    (tmp_path / "benchmark.json").write_text(json.dumps(times))
+    for number, source in enumerate([tmp_path / "board" / "leaderboard.json", tmp_path / "benchmark.json"]):
+        out = tmp_path / f"{number}.claims.toml"
+        assert call("specsim", "claims", "record", out, source).code == 0
+        assert json_of(call("specsim", "claims", "check", out, "--json"))["passed"]
+
+
+@pytest.mark.parametrize("document", [[], {}, {"kind": "specsim-validation"}, {"boards": [{}]}, {"benchmarks": [3]}])
+def test_what_makes_no_claim_is_refused(tmp_path: Path, document: Any) -> None:
+    (tmp_path / "it.json").write_text(json.dumps(document))
+    assert_refused(call("specsim", "claims", "record", tmp_path / "it.claims.toml", tmp_path / "it.json"), "it.json")
+    assert not (tmp_path / "it.claims.toml").exists()
+    assert_refused(call("specsim", "claims", "record", tmp_path / "it.toml", tmp_path / "it.json"), ".claims.toml")
+
+
+def pytest_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """pytest in a project that is not this one."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plugin = ["-p", "specsim.claims.pytest_plugin", "-p", "no:cacheprovider"]
+    code = "import sys, pytest; code = pytest.main(); print('torch' in sys.modules); sys.exit(code)"
+    return subprocess.run(
+        [sys.executable, "-c", code, *plugin, *options],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        check=False,
+    )
+
+
+def test_a_foreign_project_collects_fails_updates_and_passes(recorded: Path, tmp_path: Path) -> None:
+    path = beside(recorded, tmp_path, CLAIMS.replace("2.33", "2.5"))
+    junit = tmp_path / "junit.xml"
+    failed = pytest_run(tmp_path, f"--junitxml={junit}")
+    assert failed.returncode == 1 and "1 failed, 1 passed" in failed.stdout, failed
+    assert "speedup of four drafts: drifted: claimed 2.5 +- 0.5 %, found 2.329" in failed.stdout
+    assert "Traceback" not in failed.stdout and failed.stdout.endswith("False\n")  # no torch
+    cases = ElementTree.parse(junit).getroot().iter("testcase")
+    assert {case.get("name"): len(case) for case in cases} == {"speedup of four drafts": 1, "drafts are accepted": 0}
+    updated = pytest_run(tmp_path, "--claims-update")
+    assert updated.returncode == 0, updated
+    assert read_claims(path)[0].statement.expected == pytest.approx(2.329, abs=1e-3)
+    assert "# A bound is a statement about prompts like these." in path.read_text()
+    assert pytest_run(tmp_path).returncode == 0
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.claims.toml").write_text("version = 2\n")
+    failed = pytest_run(tmp_path)
+    assert failed.returncode == 2 and "version is 2" in failed.stdout and "Traceback" not in failed.stdout

@@ -1,0 +1,136 @@
+"""Two runs compared: what is caught, what is not, and how often by chance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.claims.diff import diff_validations, holm, read_diff
+from specsim.errors import InputError
+from specsim.speedup.intervals import ratio_interval
+
+# A run of the lab: 12 sequences of some 80 tokens, nine policies, 15 ms a token. Seconds of a sequence vary by 1 % of
+# their own, and what a policy costs beside the baseline by 0.9 % from run to run.
+SEQUENCES, POLICIES, OF_A_SEQUENCE, OF_A_RUN = 12, 9, 0.01, 0.009
+
+
+def simulated(rng: np.random.Generator, prompts: int, *, slower: float = 1.0) -> dict[str, Any]:
+    """A validation as the machine's noise would give it. prompts : seed of what they are"""
+    fixed = np.random.default_rng(prompts)
+    tokens = fixed.integers(60, 96, SEQUENCES)
+    baseline_s = 0.015 * tokens
+    speedups = fixed.uniform(1.1, 1.8, POLICIES)[:, None] * fixed.lognormal(0, 0.2, (POLICIES, SEQUENCES))
+
+    def noisy(seconds: Any, of_a_run: float = 0.0) -> Any:
+        return seconds * rng.lognormal(0, OF_A_SEQUENCE, SEQUENCES) * rng.lognormal(0, of_a_run)
+
+    measured_s, null_s = noisy(baseline_s), noisy(baseline_s)
+    null = ratio_interval(measured_s, null_s)
+    return {
+        "kind": "specsim-validation",
+        "noise_floor_percent": 100 * max(null.high - 1, 1 - null.low),
+        "autoregressive_sequence_seconds": measured_s.tolist(),
+        "rows": [
+            {
+                "label": f"policy {number}",
+                "measured": {"estimate": float(measured_s.sum() / own_s.sum()), "low": 1.0, "high": 2.0},
+                "sequence_seconds": own_s.tolist(),
+                "sequence_tokens": tokens.tolist(),
+            }
+            for number, speedup in enumerate(speedups)
+            for own_s in [noisy(baseline_s / speedup * slower, OF_A_RUN)]
+        ],
+    }
+
+
+def compared(seed: int, *, slower: float) -> set[str]:
+    rng = np.random.default_rng(seed)
+    before, after = simulated(rng, prompts=seed), simulated(rng, prompts=seed, slower=slower)
+    return {line.change for line in diff_validations(before, after, "old", "new").lines}
+
+
+def test_a_regression_is_caught_and_noise_is_not() -> None:
+    """Of 500 pairs of runs each: 5 % slower is caught in at least 90 %, nothing is seen in at least 95 % without."""
+    caught = sum("slower" in compared(seed, slower=1.05) for seed in range(500))
+    alarms = sum(compared(seed, slower=1.0) != {"no change"} for seed in range(500, 1000))
+    assert caught >= 450 and alarms <= 25, (caught, alarms)
+
+
+def test_what_is_faster_is_said_too() -> None:
+    assert compared(0, slower=0.9) == {"faster"}
+
+
+def write(path: Path, document: Any) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_rows_of_other_settings_or_prompts_are_not_compared(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, after = simulated(rng, prompts=1), simulated(rng, prompts=1)
+    after["rows"][0]["label"] = "policy with other settings"
+    after["rows"][1]["sequence_tokens"][0] += 1
+    found = read_diff(write(tmp_path / "old.json", before), write(tmp_path / "new.json", after))
+    notes = {line.name: line.note for line in found.lines if line.change == "not comparable"}
+    assert notes == {
+        "policy 0": "only in the old run",
+        "policy 1": "other sequences were decoded",
+        "policy with other settings": "only in the new run",
+    }
+    assert len(found.lines) == POLICIES + 1 and found.as_dict()["slower"] == []
+
+
+def test_a_noise_of_ones_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    old, new = simulated(rng, prompts=1), simulated(rng, prompts=1, slower=1.08)
+    paths = write(tmp_path / "old.json", old), write(tmp_path / "new.json", new)
+    assert len(read_diff(*paths).slower) == POLICIES
+    quiet = read_diff(*paths, between_runs_percent=20.0)
+    assert quiet.slower == [] and all(line.ratio and line.ratio.low < 1 < line.ratio.high for line in quiet.lines)
+
+
+def test_holm_is_between_one_for_all_and_each_for_itself() -> None:
+    assert holm([0.01, 0.02, 0.06]) == [True, True, False]
+    assert holm([0.06, 0.001, 0.03]) == [False, True, False]
+    assert holm([]) == []
+
+
+def kernels(scale: float) -> dict[str, Any]:
+    row = {"op": "tree_verify", "label": "small", "dtype": "bfloat16", "backend": "cuda", "mode": "graph"}
+    times = {"median_us": 10 * scale, "p20_us": 9.9 * scale, "p80_us": 10.1 * scale}
+    return {"kind": "speckernels-bench", "rows": [{**row, **times}, {**row, "mode": "cold", "median_us": None}]}
+
+
+def benchmarks(scale: float) -> dict[str, Any]:
+    stats = {"median": 0.1 * scale, "q1": 0.099 * scale, "q3": 0.101 * scale}
+    return {"benchmarks": [{"fullname": "tests/test_it.py::test_it", "stats": stats}]}
+
+
+@pytest.mark.parametrize("make", [kernels, benchmarks])
+@pytest.mark.parametrize(
+    ("scale", "change"), [(1.0, "no change"), (1.04, "no change"), (1.2, "slower"), (0.8, "faster")]
+)
+def test_times_of_benchmarks(tmp_path: Path, make: Any, scale: float, change: str) -> None:
+    found = read_diff(write(tmp_path / "old.json", make(1.0)), write(tmp_path / "new.json", make(scale)))
+    assert [line.change for line in found.lines] == [change]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ({}, {}, "no measurement"),
+        ([], [], "no measurement"),
+        (kernels(1), benchmarks(1), "one kind"),
+        ({"kind": "specsim-validation", "rows": 3}, kernels(1), "no rows"),
+        ({**kernels(1), "rows": [{"median_us": "fast"}]}, kernels(1), "positive"),
+        ({"benchmarks": [{"fullname": "a"}]}, benchmarks(1), "stats"),
+        ({"benchmarks": []}, benchmarks(1), "in common"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, old: Any, new: Any, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        read_diff(write(tmp_path / "old.json", old), write(tmp_path / "new.json", new))

@@ -1,0 +1,162 @@
+"""Claim files: what is read, what is refused in one line, what is written."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from specsim.claims.check import check_files
+from specsim.claims.files import claim_files, read_claims, update_expected
+from specsim.errors import InputError
+from tests.specsim.claims.conftest import CLAIMS
+
+WRONG = {  # what is changed in a claim file that holds, into what, and the word that the error names
+    "version": ("version = 1", "version = 2", "version"),
+    "version's type": ("version = 1", "version = true", "version"),
+    "file's key": ("version = 1", "version = 1\nclaims = 1", "claims"),
+    "no TOML": ("version = 1", "version = = 1", "TOML"),
+    "defaults' key": ("[defaults]", "[defaults]\ntraces = 1", "traces"),
+    "claim's key": ("settings = { k = 4 }", "setings = { k = 4 }", "setings"),
+    "key's type": ("settings = { k = 4 }", 'settings = "k = 4"', "settings"),
+    "number's type": ("expected = 2.33", 'expected = "2.33"', "expected"),
+    "NaN": ("expected = 2.33", "expected = nan", "expected"),
+    "infinity": ("at_least = 0.5", "at_least = inf", "at_least"),
+    "negative tolerance": ("tolerance_percent = 0.5", "tolerance_percent = -1.0", "tolerance_percent"),
+    "both a value and a bound": ("expected = 2.33", "expected = 2.33\nat_most = 3.0", "exclude"),
+    "nothing claimed": ("expected = 2.33", "", "nothing is claimed"),
+    "no tolerance": ("tolerance_percent = 0.5", "", "tolerance"),
+    "bounds crossed": ("at_least = 0.5", "at_least = 0.5\nat_most = 0.4", "swap"),
+    "two subjects": ('policy = "fixed_k"', 'policy = "fixed_k"\ntrace = "trace"\nvalidation = "v"', "exclude"),
+    "no subject": ('trace = "trace"', "", "subject"),
+    "a key of another subject": ('policy = "fixed_k"', 'policy = "fixed_k"\nat = ["rows"]', "at"),
+    "two of a name": ("drafts are accepted", "speedup of four drafts", "rename"),
+    "an unknown verdict": ("at_least = 0.5", 'at_least = 0.5\nverdict = "true"', "verdict"),
+    "path": ('trace = "trace"', 'trace = "elsewhere"', "elsewhere"),
+    "cost path": ("cost = { s_d = 0.001, s_t = 0.010 }", 'cost = "none.json"', "none.json"),
+    "cost's unit": ("s_d = 0.001", "s_d_ms = 1.0", "s_d"),
+    "cost's sign": ("s_d = 0.001", "s_d = -0.001", "s_d"),
+    "policy": ('policy = "fixed_k"', 'policy = "fixed_l"', "fixed_l"),
+    "policy's setting": ("{ k = 4 }", "{ m = 4 }", "'m'"),
+    "setting's range": ("{ k = 4 }", "{ k = -4 }", "k=-4"),
+    "setting's type": ("{ k = 4 }", "{ k = 4.5 }", "k=4.5"),
+    "quantity": ('"v_d"', '"v_t"', "v_t"),
+    "batch without grids": ('policy = "fixed_k"', 'policy = "fixed_k"\nbatch = 2', "batch"),
+    "average": ('policy = "fixed_k"', 'policy = "fixed_k"\naverage = "rounds"', "average"),
+    "length": ('policy = "fixed_k"', 'policy = "fixed_k"\nmax_output_tokens = 0', "max_output_tokens"),
+    "seed": ('policy = "fixed_k"', 'policy = "fixed_k"\nseed = -1', "seed"),
+    "an order of one": ("at_least = 0.5", "order = [{ settings = { k = 1 } }]", "two subjects"),
+    "an order with a bound": ("at_least = 0.5", "at_least = 0.5\norder = [{}, {}]", "order"),
+    "a ratio of three": ("at_least = 0.5", "at_least = 0.5\nratio = [{}, {}, {}]", "two subjects"),
+    "a ratio's type": ("at_least = 0.5", "at_least = 0.5\nratio = 3", "ratio"),
+}
+
+
+def beside(recorded: Path, folder: Path, text: str) -> Path:
+    """A claim file of this text in a folder of its own, with the trace where it looks for it."""
+    (folder / "trace").symlink_to(recorded / "trace")
+    path = folder / "changed.claims.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named_in_one_line(recorded: Path, tmp_path: Path, case: str) -> None:
+    old, new, word = WRONG[case]
+    assert old in CLAIMS
+    path = beside(recorded, tmp_path, CLAIMS.replace(old, new, 1))
+    with pytest.raises(InputError) as refused:
+        check_files([path])
+    message = str(refused.value)
+    assert word in message and str(path) in message and "\n" not in message
+
+
+def test_files_are_read_before_anything_is_evaluated(recorded: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.claims.toml"
+    bad.write_text("version = 1\n")
+    seen: list[int] = []
+    with pytest.raises(InputError, match="there is no claim"):
+        check_files([recorded / "good.claims.toml", bad], progress=lambda what, done, total: seen.append(done))
+    assert seen == []
+
+
+def test_a_folder_stands_for_its_claim_files(recorded: Path, tmp_path: Path) -> None:
+    assert claim_files([recorded, recorded / "good.claims.toml"]) == [recorded / "good.claims.toml"]
+    with pytest.raises(InputError, match="holds no"):
+        claim_files([tmp_path])
+
+
+def test_an_update_keeps_comments(recorded: Path, tmp_path: Path) -> None:
+    path = beside(recorded, tmp_path, CLAIMS)
+    update_expected(path, {"speedup of four drafts": 1.23456789})
+    text = path.read_text()
+    assert text == CLAIMS.replace("expected = 2.33", "expected = 1.23457")
+    assert read_claims(path)[0].statement.expected == 1.23457
+
+
+def mutants(text: str, count: int, seed: int) -> list[str]:
+    """The text with characters, lines or words cut, doubled, swapped or replaced."""
+    rng = random.Random(seed)
+    words = [
+        "nan",
+        "-inf",
+        "1e400",
+        "9" * 5000,
+        "[[",
+        "]]",
+        "'",
+        '"""',
+        "\x00",
+        "é",
+        "{",
+        "}",
+        "= 1",
+        "true",
+        "[[claim]]",
+    ]
+    found = []
+    for _ in range(count):
+        changed = list(text)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(changed))
+            kind = rng.randrange(4)
+            if kind == 0:
+                del changed[at : at + rng.randint(1, 12)]
+            elif kind == 1:
+                changed[at:at] = changed[at : at + rng.randint(1, 40)]
+            elif kind == 2:
+                changed[at : at + rng.randint(0, 6)] = rng.choice(words)
+            else:
+                other = rng.randrange(len(changed))
+                changed[at], changed[other] = changed[other], changed[at]
+        found.append("".join(changed))
+    return found
+
+
+def assert_read_or_refused(path: Path, count: int, seed: int) -> None:
+    messages = []
+    for text in mutants(CLAIMS, count, seed):
+        path.write_text(text)
+        try:
+            read_claims(path)
+        except InputError as error:
+            messages.append(str(error))
+    assert 0 < len(messages) < count
+    assert not any("\n" in message for message in messages)
+
+
+def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
+    assert_read_or_refused(tmp_path / "m.claims.toml", 500, seed=0)
+
+
+@pytest.mark.slow
+def test_many_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
+    assert_read_or_refused(tmp_path / "m.claims.toml", 20_000, seed=1)
+
+
+def test_the_documented_file_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "claims.md").read_text()
+    path = tmp_path / "documented.claims.toml"
+    path.write_text(text.split("```toml\n")[1].split("```")[0])
+    assert [claim.form for claim in read_claims(path)] == ["value", "value", "order", "value", "value"]

@@ -1,0 +1,147 @@
+"""Linear costs, written cost files, and what ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import specsim
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.files import read_cost
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.written import read_written, shipped_costs
+from specsim.errors import InputError
+from tests.support.commands import assert_refused, call, json_of
+
+H100 = "vllm-llama3.1-8b-eagle-h100"
+EDD = "edd-llama2-chat-7b-a6000"
+times = st.floats(1e-6, 1.0)
+
+
+def linear(**changes: Any) -> LinearCost:
+    values = {"target": LinearPass(0.006, 2e-5, 4e-8), "drafter": LinearPass(0.002, 1e-6, 2e-9), "step_s": 0.001}
+    return LinearCost(**{**values, **changes})
+
+
+def test_fixed_k_is_a_closed_form() -> None:
+    """Every token is accepted: a round of K drafts emits K + 1 tokens, at a context that is known."""
+    k, tokens, prompt = 3, 40, 16
+    trace = generate(IID(1.0), sequences=1, output_tokens=tokens, depth=8, prompt_tokens=prompt)
+    model = linear()
+    replayed = specsim.replay(trace, model, "fixed_k", k=k)
+    seconds = 0.0
+    for start in range(0, tokens, k + 1):
+        context = ((prompt - 1 + start) // 16 + 0.5) * 16  # a cost table has a column every 16 tokens
+        context = min(max(context, prompt - 1), prompt + tokens - 2)
+        drafts = sum(0.002 + 1e-6 + 2e-9 * (context + i) for i in range(k))
+        seconds += drafts + 0.006 + (k + 1) * 2e-5 + context * 4e-8 + 0.001
+        if start:  # the draft before was accepted whole, so the first step ingests two tokens
+            seconds += 1e-6
+    assert replayed.speculative_s[0] == pytest.approx(seconds, rel=1e-9)
+
+
+@given(tokens=st.integers(1, 64), context=st.integers(0, 10_000), batch=st.integers(1, 64), fixed=times, token=times)
+def test_more_never_takes_less(tokens: int, context: int, batch: int, fixed: float, token: float) -> None:
+    model = linear(target=LinearPass(fixed, token, 1e-8), batch=batch)
+    more = linear(target=LinearPass(fixed, token, 1e-8), batch=batch + 1)
+    assert model.verify(tokens + 1, context) > model.verify(tokens, context)
+    assert model.verify(tokens, context + 1) > model.verify(tokens, context)
+    assert more.verify(tokens, context) > model.verify(tokens, context)
+    assert more.verify(tokens, context) < 2 * batch * model.verify(tokens, context)
+    assert model.draft(tokens + 1, context) > model.draft(tokens, context)
+
+
+def test_published_constants_are_as_published() -> None:
+    """A pass over 4 tokens behind 1,000 cached ones, by hand."""
+    model = read_cost(H100)
+    assert float(model.verify(4, 1000)) == pytest.approx(
+        5.88590713e-3 + 4 * 21.0103129e-6 + 1000 * 39.2645679e-9, rel=1e-12
+    )
+    draft_s = 2 * (2.13526175e-3 + 0.841429603e-6) + (1000 + 1001) * 2.37768493e-9
+    assert float(model.draft(2, 1000)) == pytest.approx(draft_s, rel=1e-12)
+    assert model.round_overhead() == 1.20683946e-3
+    assert float(model.autoregressive_step(0)) == pytest.approx(
+        5.88590713e-3 + 21.0103129e-6 + 1.20683946e-3, rel=1e-12
+    )
+    batched = read_cost(H100, batch=8)
+    assert float(batched.verify(1, 0)) == pytest.approx(5.88590713e-3 + 8 * 21.0103129e-6, rel=1e-12)
+
+
+def test_a_papers_overhead_is_of_rounds_alone() -> None:
+    model = read_cost(EDD)
+    assert float(model.autoregressive_step(7)) == pytest.approx(29.8e-3, rel=1e-12)
+    assert model.round_overhead() == 4.9e-3 and float(model.draft(5, 7)) == pytest.approx(5.5e-3, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", shipped_costs())
+def test_what_ships_has_a_source_and_prices_a_trace(name: str) -> None:
+    document = read_written(shipped_costs()[name])
+    assert len(document["source"]) > 20 and document["date"][:2] == "20"
+    trace = generate(IID(0.7), sequences=12, output_tokens=40, depth=6)
+    found = specsim.predict(trace, read_cost(name), "fixed_k", k=3)
+    assert 0.5 < found.speedup.estimate < 4
+    assert "vct" in specsim.policies() and read_cost(name).max_tree_tokens > 0
+
+
+WRITTEN = {
+    "kind": "specsim-cost",
+    "version": 1,
+    "form": "constant",
+    "source": "my machine",
+    "date": "2026-11-22",
+    "s_d": 0.001,
+    "s_t": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"version": 2}, "version"),
+        ({"form": "cubic"}, "form"),
+        ({"s_d": "1 ms"}, "s_d"),
+        ({"s_d": 0.0}, "s_d"),
+        ({"s_t": -1.0}, "s_t"),
+        ({"s_d_ms": 1.0}, "s_d_ms"),
+        ({"round_s": -0.1}, "round_s"),
+        ({"token_s": 0.02}, "fixed_s"),
+        ({"source": None}, "source"),
+        ({"form": "linear"}, "target"),
+        ({"form": "linear", "target": {"fixed_s": 1.0}, "drafter": {"fixed_s": 1.0, "tokens": 1.0}}, "s_d"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({**WRITTEN, **changes}))
+    with pytest.raises(InputError) as refused:
+        read_cost(path)
+    assert word in str(refused.value) and str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_written_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(WRITTEN))
+    assert read_cost(path) == specsim.ConstantCost(0.001, 0.01)
+    path.write_text(json.dumps({**WRITTEN, "token_s": 1e-4}))
+    assert np.allclose([read_cost(path).verify(n, 9) for n in (1, 5)], [0.01, 0.0104])
+    path.write_text(json.dumps(WRITTEN))
+    with pytest.raises(InputError, match="batches"):
+        read_cost(path, batch=2)
+    with pytest.raises(InputError, match="cost list"):
+        read_cost("vllm-unheard-of")
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    assert set(json_of(call("specsim", "cost", "list", "--json"))) == set(shipped_costs())
+    assert H100 in call("specsim", "cost", "list").out
+    (row,) = json_of(call("specsim", "cost", "show", H100, "--contexts", "1000", "--tokens", "4", "--json"))["rows"]
+    assert row["verify_s"] == {"4": pytest.approx(float(read_cost(H100).verify(4, 1000)))}
+    assert "s_d / s_t" in call("specsim", "cost", "show", EDD).out
+    assert_refused(call("specsim", "cost", "show", "nothing"), "nothing")
