@@ -81,6 +81,7 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
     """What the forked process does."""
     for number, path in ((1, "/dev/null"), (2, str(err))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     sys.stdout, sys.stderr = (open(number, "w") for number in (1, 2))  # not pytest's  # noqa: SIM115
     patched: list[tuple[Any, str, str, Callable[..., bool]]] = [
         (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),

@@ -73,6 +73,15 @@ def test_in_a_thread_there_are_no_signals() -> None:
     assert found == [False]
 
 
+def test_where_signals_are_ignored_they_stay_so(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        rows = run_loop(Interrupting(3), NEVER, TEXT, HELD, tmp_path, {}, quiet)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert rows[-1]["step"] == 24
+
+
 def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what safetensors writes meanwhile is not left beside the file."""
     path = tmp_path / "drafter.safetensors"
