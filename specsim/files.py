@@ -157,7 +157,8 @@ def _blamed_on(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith((_prefix(path), "tmp")):
+        named = Path(os.fsdecode(error.filename)).name if error.filename else _prefix(path)
+        if error.errno and named.startswith((_prefix(path), "tmp")):
             error.filename = str(path)
         raise
 

@@ -151,7 +151,7 @@ def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
     long = [one.place or f"number {number}" for number, one in enumerate(prompts, 1) if len(one.tokens) > longest]
     if not long:
         return fitting
-    room = f"longer than the {longest} tokens for which the models have room beside output and draft"
+    room = f"longer than the {max(longest, 0)} tokens that output and draft leave of the models' positions"
     if not fitting:
         raise InputError(f"all {len(prompts)} prompts are {room}; shorten them or --max-new-tokens")
     more = f" and {len(long) - NAMED_PROMPTS} more" if len(long) > NAMED_PROMPTS else ""

@@ -13,7 +13,9 @@ import numpy as np
 
 from realrun.proposals.recorder import Columns
 from specsim.arrays import Ints
+from specsim.errors import InputError
 from specsim.files import remove_folder, replacing, write_text
+from specsim.json_files import read_json
 
 IDENTITY = "recording.json"
 
@@ -25,9 +27,10 @@ def partial_of(trace: Path) -> Path:
 
 def partial_identity(trace: Path) -> dict[str, Any] | None:
     """What the sequences kept beside a trace depend on, None where there are none."""
+    path = partial_of(trace) / IDENTITY
     try:
-        return dict(json.loads((partial_of(trace) / IDENTITY).read_text()))
-    except (FileNotFoundError, ValueError):
+        return dict(read_json(path, str(path), dict[str, Any], missing="record", invalid="record anew"))
+    except InputError:
         return None
 
 

@@ -23,6 +23,31 @@ from specsim.progress import Counter
 from specsim.trace.trace import Trace
 
 PROBES = "probes.json"  # those that were still missing at the end
+MAX_BYTES = 2**30  # of a file that a measurement wrote for itself
+
+
+class SamplesFile(TypedDict):
+    """As `Stream.as_dict` gives them."""
+
+    points: list[list[list[Any]]]
+    each: dict[str, list[float]]
+
+
+class RunFile(TypedDict):
+    """A decoded sequence, and the state of a policy that has one."""
+
+    tokens: list[int]
+    rounds: list[list[Any]]
+    state: list[float] | None
+
+
+class KeptFile(TypedDict):
+    """Of one sequence in one repeat: the arms by name and settings, and what they gave."""
+
+    arms: list[list[Any]]
+    runs: list[RunFile]
+    probes: SamplesFile
+    ticks: list[float]
 
 
 class Costs(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -48,6 +48,14 @@ from specsim.tuning.settings import SearchSettings
 from specsim.tuning.variants import applicable_variants, fit_variant, label
 
 TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that is not whole
+
+
+class TunedFile(TypedDict):
+    """A policy's settings and where they come from, or the reason why it is none to validate."""
+
+    params: NotRequired[dict[str, Any]]
+    role: NotRequired[str]
+    reason: NotRequired[str]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Console commands in processes of their own, which are forked from one that has imported all: to be killed and rerun.
+"""Console commands in processes of their own, forked from this one, which has imported and compiled all: to be killed.
 
 Units of work, of which a kill may cost one, are noted in a file as they begin. Costs are given, so that what policies
 are tuned under is the same each time.
@@ -11,12 +11,13 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
@@ -53,7 +54,6 @@ class Ended(NamedTuple):
     code: int
     err: str
     began: Counter[str]
-    seconds: float
 
 
 def noted(log: Path, unit: str, function: Callable[..., Any], when: Callable[..., bool] = lambda *_, **__: True) -> Any:
@@ -68,10 +68,21 @@ def noted(log: Path, unit: str, function: Callable[..., Any], when: Callable[...
     return begin
 
 
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    """Given costs, no figures, which take as long as all else, and a checkpoint after every step."""
+    for module in (run_module, costs_module):
+        patch.setattr(module, "profile", lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS)))
+    for page, renderer in ((validation_page, "render_validation"), (drafters_page, "render_drafters")):
+        patch.setattr(page, renderer, lambda document: "")
+    patch.setattr(LoopSettings, "checkpoint_s", property(lambda self: 0.0, lambda self, value: None))
+
+
 def run_command(arguments: list[str], err: Path, log: Path) -> None:
     """What the forked process does."""
     for number, path in ((1, "/dev/null"), (2, str(err))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+    sys.stdout, sys.stderr = (open(number, "w") for number in (1, 2))  # not pytest's  # noqa: SIM115
     patched: list[tuple[Any, str, str, Callable[..., bool]]] = [
         (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),
         (measuring_module, "decode_sequence", "decoded sequence", lambda *_, **__: True),
@@ -82,11 +93,7 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
     ]
     for owner, name, unit, when in patched:
         setattr(owner, name, noted(log, unit, getattr(owner, name), when))
-    for module in (run_module, costs_module):
-        module.profile = lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS))  # type: ignore[assignment]
-    for page, renderer in ((validation_page, "render_validation"), (drafters_page, "render_drafters")):
-        setattr(page, renderer, lambda document: "")  # figures take as long as all else
-    setattr(LoopSettings, "checkpoint_s", property(lambda self: 0.0, lambda self, value: None))  # noqa: B010
+    quicken(pytest.MonkeyPatch())
     sys.argv = ["realrun", *arguments]
     code: Any = 1
     try:
@@ -103,8 +110,7 @@ class Commands:
     """Runs them; keeps what they say in a folder."""
 
     def __init__(self, folder: Path):
-        self.folder, self.context = folder, multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["tests.support.killed_commands"])
+        self.folder, self.context = folder, multiprocessing.get_context("fork")
 
     def run(self, arguments: list[str], number: int | None = None, after_s: float = 0.0) -> Ended:
         """A command to its end, or until this signal is sent after so many seconds."""
@@ -112,7 +118,6 @@ class Commands:
         log.write_text("")
         process: BaseProcess = self.context.Process(target=run_command, args=(arguments, err, log))
         process.start()
-        start = time.monotonic()
         if number is not None:
             process.join(after_s)
             if process.is_alive():
@@ -120,8 +125,7 @@ class Commands:
                 os.kill(process.pid, number)
         process.join()
         assert process.exitcode is not None
-        seconds = time.monotonic() - start
-        return Ended(process.exitcode, err.read_text(), Counter(log.read_text().split("\n")[:-1]), seconds)
+        return Ended(process.exitcode, err.read_text(), Counter(log.read_text().split("\n")[:-1]))
 
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT}

@@ -12,8 +12,12 @@ from typing import Any
 def stop_asked() -> Iterator[Callable[[], bool]]:
     """Whether the user has pressed Ctrl-C meanwhile; a second time interrupts at once.
 
-    In another thread than the main one, where no signals arrive, it never is.
+    In another thread than the main one, where no signals arrive, it never is; nor where they are ignored, as under
+    nohup.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield lambda: False
+        return
     asked = False
 
     def note(number: int, frame: Any) -> None:

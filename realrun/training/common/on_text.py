@@ -9,14 +9,11 @@ from typing import Any
 
 import torch
 
-from realrun.decode.sampling import Sampler
-from realrun.drafters.registry import DRAFTERS
-from realrun.lm.llama import supported
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from realrun.training.common.distill import TextSettings, TrainingText, check_length, training_text
-from realrun.training.common.folder import Tensors, refuse_another
+from realrun.training.common.folder import refuse_another
 from realrun.training.common.loop import Job, LoopSettings, run_facts, run_loop
 from specsim.errors import InputError
 from specsim.progress import Progress
@@ -58,28 +55,6 @@ class TextRun:
         return str(self.stored).removeprefix("torch.")
 
 
-def _check_usable(
-    pair: Pair, kind: str, make_job: Callable[[], Job], stored: torch.dtype, facts: Mapping[str, Any]
-) -> None:
-    """InputError, before anything is trained, where what comes of it could not be loaded, recorded or decode."""
-    if supported(pair.target):  # whose own passes serve every drafter, and take the weights out of their modules
-        return
-    job = make_job()
-    try:
-        tensors = _stored_tensors(job, stored)
-    finally:
-        job.close()
-    target, drafter = DRAFTERS[kind].load(pair.target, tensors, facts)
-    if reason := drafter.unsupported_reason(target):
-        raise InputError(reason)
-    drafter.make_drafter(target, pair.eos_token_ids, None)
-    drafter.make_recorder(target, Sampler())
-
-
-def _stored_tensors(job: Job, stored: torch.dtype) -> Tensors:
-    return {name: value.detach().to(stored, copy=True) for name, value in job.state().items()}
-
-
 def train_on_text(
     pair: Pair,
     kind: str,
@@ -116,8 +91,8 @@ def train_on_text(
     Raises
     ------
     InputError
-        If the folder holds another training, windows are too short or longer than the target reads, such a
-        drafter cannot draft for this target, or `run_loop` refuses.
+        If the folder holds another training, windows are too short or longer than the target reads,
+        or `run_loop` refuses.
     """
     if run.loop.window_tokens <= ahead:
         raise InputError(
@@ -127,7 +102,6 @@ def train_on_text(
     plan = {"drafter": plan["drafter"], "target": described, **plan}
     refuse_another(run.out, {**plan, **run.loop.decisive})  # before any text is made
     check_length(pair.target, run.loop.window_tokens, "windows")
-    _check_usable(pair, kind, make_job, run.stored, facts)
     text = run.text
     if not isinstance(text, TrainingText):
         text = training_text(pair, text, run.cache or run.out, run.progress)
@@ -135,7 +109,7 @@ def train_on_text(
     try:
         plan = {**plan, "text": text.facts}
         history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress)
-        tensors = _stored_tensors(job, run.stored)
+        tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
     finally:
         job.close()

@@ -6,6 +6,7 @@ text is of other files than training text; for the lab the split is that of its 
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -131,5 +132,7 @@ def read_tokens(path: Path) -> Tokens:
 
 def save_tokens(tokens: Tokens, path: Path) -> None:
     """Write a token array, atomically."""
-    with replacing(path) as temporary, temporary.open("wb") as handle:
-        np.save(handle, tokens)
+    content = io.BytesIO()  # written to a file itself, numpy would not say why a write fails
+    np.save(content, tokens)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.getvalue())

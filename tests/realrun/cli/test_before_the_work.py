@@ -89,8 +89,8 @@ def test_prompts_too_long_are_left_out_and_named(tmp_path: Path, capsys: pytest.
     path.write_text("".join(json.dumps({"text": "a" * size}) + "\n" for size in sizes))
     assert [len(prompt.tokens) for prompt in load_prompts(pair, path, None, longest)] == [5, longest, 9, 4]
     assert capsys.readouterr().err == (
-        f"prompts: 7 of 11 left out, as they are longer than the {longest} tokens for which the models have room "
-        f"beside output and draft: {', '.join(f'{path}:{line}' for line in (2, 5, 6, 7, 8))} and 2 more\n"
+        f"prompts: 7 of 11 left out, as they are longer than the {longest} tokens that output and draft leave of the "
+        f"models' positions: {', '.join(f'{path}:{line}' for line in (2, 5, 6, 7, 8))} and 2 more\n"
     )
     assert len(load_prompts(pair, path, 4, longest)) == 4  # of those that fit
     refusal(lambda: load_prompts(pair, path, None, 3), "all 11 prompts are longer than the 3 tokens", "shorten them")

@@ -13,23 +13,13 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import Olmo2Config, Olmo2ForCausalLM
 
 from realrun import tensor_files
-from realrun.training.common import on_text
-from realrun.training.common.distill import TextSettings
 from realrun.training.common.folder import CHECKPOINT
 from realrun.training.common.interrupt import stop_asked
 from realrun.training.common.loop import run_loop
-from realrun.training.common.on_text import TextRun
-from realrun.training.eagle import EagleSettings, train_eagle
-from realrun.training.edd import EddSettings, train_edd
-from realrun.training.eesd import EesdSettings, train_eesd
 from specsim.errors import Interrupted
 from tests.realrun.training.test_training_loop import HELD, LOOP, TEXT, Noisy, quiet
-from tests.support.checks import refusal
-from tests.support.small_targets import alone
-from tests.support.tiny import POSITIONS, VOCAB
 
 NEVER = LOOP.__class__(24, 4, 32, warmup_steps=3, dtype="float64", log_every=4, checkpoint_s=1e9)
 
@@ -83,6 +73,15 @@ def test_in_a_thread_there_are_no_signals() -> None:
     assert found == [False]
 
 
+def test_where_signals_are_ignored_they_stay_so(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        rows = run_loop(Interrupting(3), NEVER, TEXT, HELD, tmp_path, {}, quiet)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert rows[-1]["step"] == 24
+
+
 def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what safetensors writes meanwhile is not left beside the file."""
     path = tmp_path / "drafter.safetensors"
@@ -98,41 +97,3 @@ def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pyt
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
     assert torch.equal(load_file(path)["a"], torch.zeros(2))
-
-
-def olmo2() -> Any:
-    """Norms behind its sublayers, not before: its parts are joined otherwise than a Llama's."""
-    config = Olmo2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
-        pad_token_id=None,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    torch.manual_seed(3)
-    return Olmo2ForCausalLM(config).to(torch.float64).eval()
-
-
-TRAININGS = {
-    "eesd": lambda pair, run: train_eesd(pair, EesdSettings(layers=1), run),
-    "edd": lambda pair, run: train_edd(pair, EddSettings(), run),
-    "eagle": lambda pair, run: train_eagle(pair, EagleSettings(), run),
-}
-
-
-@pytest.mark.parametrize("name", TRAININGS)
-def test_a_target_whose_drafter_could_not_be_used_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def no_work(*args: Any) -> None:
-        raise AssertionError("text was made")
-
-    monkeypatch.setattr(on_text, "training_text", no_work)
-    run = TextRun(TextSettings(), LOOP, tmp_path / "out")
-    refusal(lambda: TRAININGS[name](alone(olmo2()), run), "Olmo2ForCausalLM")
-    assert not (tmp_path / "out").exists()
