@@ -65,23 +65,6 @@ class Kept(NamedTuple):
     ticks: Ticks
 
 
-class OneRun(TypedDict):
-    """A decoded sequence, as it is kept."""
-
-    tokens: list[int]
-    rounds: list[list[Any]]
-    state: list[Any] | None
-
-
-class Document(TypedDict):
-    """A file of `Kept`."""
-
-    arms: list[list[Any]]
-    runs: list[OneRun]
-    probes: dict[str, Any]
-    ticks: list[float]
-
-
 def measure_in_turns(
     arms: Sequence[Arm],
     costs: Mapping[str, Costs],
@@ -108,7 +91,7 @@ def measure_in_turns(
     """
     timings, ticks, warm = Timings(), list[Ticks](), False
     samplers, names = [arm.decoder.sampler for arm in arms], list(costs)
-    missing = _read(folder and folder / PROBES, dict[str, Any]) or {}
+    missing = _read(folder and folder / PROBES, dict[str, SamplesFile]) or {}
     for name, samples in missing.items():
         costs[name].measured.resume(samples, texts=0)
     for repeat in range(repeats):
@@ -120,7 +103,7 @@ def measure_in_turns(
             number = repeat * len(prompts) + index
             measured = costs[names[number % len(names)]].measured
             path = None if folder is None else folder / f"{repeat}-{index}.json"
-            kept = _kept(_read(path, Document), arms) if going_on else None  # later ones would go on from other states
+            kept = _kept(_read(path, KeptFile), arms) if going_on else None  # later ones would go on from other states
             if kept is None:
                 going_on = False
                 if not warm:
@@ -154,10 +137,11 @@ def measure_in_turns(
 
 
 def _read(path: Path | None, shape: Any) -> Any:
-    """The JSON document of a file; None where there is none, or a damaged one, which is then made again."""
+    """The JSON document of a file; None where there is none, or a damaged one."""
+    if path is None:
+        return None
     try:
-        again = "it is made again"
-        return None if path is None else read_json(path, str(path), shape, missing=again, invalid=again)
+        return read_json(path, str(path), shape, missing="measure", invalid="measure again", max_bytes=MAX_BYTES)
     except InputError:
         return None
 

@@ -105,16 +105,17 @@ def validate(
     out.mkdir(parents=True, exist_ok=True)
     if settings.overwrite:
         remove_folder(out / UNFINISHED)
+    folder = settings.trace or out / "trace"
     trace = recorded_trace(
         pair,
         prompts,
         settings.record,
-        settings.trace or out / "trace",
+        folder,
         lambda done, total: progress("record", done, total),
         overwrite=settings.overwrite,
     )
     work = out / UNFINISHED
-    _claim(work, _identity(pair, out / "trace", settings))
+    _claim(work, _identity(pair, folder, settings))
     if not (work / PROFILE).is_file():
         tuning_costs = profile(
             pair,

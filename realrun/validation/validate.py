@@ -159,9 +159,10 @@ def candidates(
     found: list[Candidate] = []
     priced = PricedTrace(train, cost)
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
-    tuned = {}
+    tuned: dict[str, Any] = {}
     if kept is not None and kept.is_file():
-        tuned = read_json(kept, str(kept), dict[str, Any], missing="", invalid="delete it to tune again")
+        again = "delete it to tune again"
+        tuned = read_json(kept, str(kept), dict[str, TunedFile], missing=again, invalid=again)
     for done, (kind, variant) in enumerate(served):
         name = label(kind, variant)
         if name not in tuned:
