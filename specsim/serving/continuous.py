@@ -1,9 +1,9 @@
 """Continuous batching: requests join and leave the batch between rounds, as serving engines have it.
 
 Between two steps the engine admits requests in the order of their arrival, while there is a slot and room in the KV
-memory. A step decodes one round of all that run, and its passes hold the prompts of those that were just admitted, whole
-but for the last token, which is the pending one of their first round. A request holds memory for its prompt and its
-whole output from the start, so that none is ever evicted.
+memory. A step decodes one round of all that run, and its passes hold the prompts of those that were just admitted,
+whole but for the last token, which is the pending one of their first round. A request holds memory for its prompt and
+its whole output from the start, so that none is ever evicted.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def round_seconds(
 
     def summed(values: npt.ArrayLike, which: npt.NDArray[np.bool_] | slice = slice(None)) -> Seconds:
         weights = np.broadcast_to(values, batch_round.shape)[which]
-        return np.bincount(batch_round[which], weights, minlength=count)
+        return np.bincount(batch_round[which], weights, minlength=count).astype(np.float64)
 
     sequences = summed(1)
     verify_s = cost.target.total_seconds(summed(drafted + 1), summed(cached), sequences)

@@ -122,8 +122,8 @@ class GoodputK:
     def __post_init__(self) -> None:
         if not (0 <= self.accept_prob <= 1 and 0 <= self.memory < 1 and self.prior_tokens > 0):
             raise InputError(
-                f"goodput: accept_prob={self.accept_prob}, memory={self.memory}, prior_tokens={self.prior_tokens}; give "
-                "shares of 1, memory below it, and a positive number of tokens"
+                f"goodput: accept_prob={self.accept_prob}, memory={self.memory}, prior_tokens={self.prior_tokens}; "
+                "give shares of 1, memory below it, and a positive number of tokens"
             )
 
     @property

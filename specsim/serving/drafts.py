@@ -33,8 +33,9 @@ class KnownDrafts:
     def __init__(self, trace: Trace, label: str, log: RoundLog, *, speculates: bool) -> None:
         self.trace, self.label, self.speculates = trace, label, speculates
         self.rule = fixed_length(int(speculates))  # chooses nothing, but says whether rounds are of speculation
-        self.t, self.drafted, self.accepted = log.t, log.drafted, log.accepted
-        self.offsets: Ints = np.concatenate([[0], np.bincount(log.sequence, minlength=trace.sequences).cumsum()])
+        self.t, self.drafted, self.accepted = (np.asarray(v, np.int64) for v in (log.t, log.drafted, log.accepted))
+        counts = np.bincount(log.sequence, minlength=trace.sequences)
+        self.offsets: Ints = np.append(0, counts.cumsum()).astype(np.int64)
         ends = np.append(self.t[1:], 0)
         ends[self.offsets[1:] - 1] = trace.output_tokens
         self.emitted: Ints = ends - self.t

@@ -205,8 +205,7 @@ def _of_rule(drafts: RuleDrafts, order: Ints, batch: int, refill: bool, context:
     """Round by round, as the rule has to see the load."""
     trace, rule = drafts.trace, drafts.rule
     state = rule.initial_state()
-    place = trace.offsets[order]
-    end = trace.offsets[order + 1]
+    place, end = (np.asarray(trace.offsets[i], dtype=np.int64) for i in (order, order + 1))
     behind = np.zeros(len(order), dtype=np.int64)
     running, waiting = np.empty(0, dtype=np.int64), 0
     columns: list[tuple[npt.ArrayLike, ...]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def speedup_map(
     InputError
         For batches that do not increase from 1 or more, or policies that cannot be batched.
     """
-    if not arms or not batches or batches[0] < 1 or any(a >= b for a, b in zip(batches, batches[1:], strict=False)):
+    if not arms or not batches or batches[0] < 1 or any(a >= b for a, b in pairwise(batches)):
         raise InputError(f"batches {list(batches)}: give increasing ones from 1 on, such as 1,2,4,8")
     plain, drafts = plain_drafts(trace), [drafts_of(trace, arm, seed=seed) for arm in arms]
     lengths = {str(arm): arm.k for arm in arms if isinstance(arm, FixedK)}
@@ -227,8 +228,8 @@ def break_even(
     estimate = _crossing(batches, best(np.ones(sequences)))
     drawn = [_crossing(batches, row) for row in best(weights)]
     low, high = np.quantile(drawn, tails(sequences, 0.95), method="nearest")
-    ends = (value if math.isfinite(value) else None for value in (estimate, float(low), float(high)))
-    return BreakEven(context, tuple(choices), *ends, largest_batch=batches[-1])
+    ends = [float(value) if math.isfinite(value) else None for value in (estimate, low, high)]
+    return BreakEven(context, tuple(choices), ends[0], ends[1], ends[2], batches[-1])
 
 
 def _crossing(batches: Sequence[int], speedups: Floats) -> float:
