@@ -147,7 +147,7 @@ def _date_s(dates: pd.Series[str], path: Path) -> Floats:
         parsed = pd.to_datetime(dates, utc=True, format="ISO8601")
     except (ValueError, TypeError) as error:
         raise InputError(f"arrivals {path}: TIMESTAMP is no date ({str(error)[:80]}); mend the file") from None
-    return np.asarray((parsed - parsed.iloc[0]).dt.total_seconds(), dtype=np.float64)
+    return np.asarray((parsed - parsed.min()).dt.total_seconds(), dtype=np.float64)
 
 
 def _numbers(values: pd.Series[float]) -> Floats:

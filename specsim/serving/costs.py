@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds
 from specsim.cost.model import CostModel
-from specsim.cost.written import read_written, shipped_costs, written_cost
 from specsim.errors import InputError
 
 
@@ -62,12 +60,6 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
             "cost, such as vllm-llama3.1-8b-eagle-h100"
         )
     return model  # type: ignore[return-value]  # its parts were just looked at
-
-
-def read_batch_cost(name: Path) -> BatchCost:
-    """The costs of a file, or of a shipped one by name."""
-    path = shipped_costs().get(str(name), name)
-    return batch_cost(written_cost(read_written(path), str(path)))
 
 
 def round_seconds(
