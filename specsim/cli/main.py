@@ -12,6 +12,7 @@ from specsim.cli.info import data, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
+from specsim.cli.serve import serve
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
@@ -27,6 +28,7 @@ app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
 app.add_typer(claims, name="claims")
 app.add_typer(cost, name="cost")
+app.add_typer(serve, name="serve")
 app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 

@@ -45,8 +45,8 @@ class ServingSummary:
         Sequences that decode, averaged over the time of decoding steps.
     tokens_per_round : float
         Output tokens of a sequence's round.
-    mean_k : float
-        Draft length of a round, as the rule chose it or the policy drafted; by sequences' rounds.
+    mean_drafted : float
+        Drafted tokens of a sequence's round.
     tpot_s : Latency
         Seconds per output token after the first one, (finished - first token) / (tokens - 1), of requests with more
         than one.
@@ -64,7 +64,7 @@ class ServingSummary:
     requests_per_s: float
     mean_batch: float
     tokens_per_round: float
-    mean_k: float
+    mean_drafted: float
     tpot_s: Latency
     ttft_s: Latency
     goodput_per_s: float | None
@@ -142,7 +142,7 @@ def summarise_run(
         requests_per_s=requests_per_s,
         mean_batch=float(np.average(sequences, weights=took)),
         tokens_per_round=float(tokens.sum() / sequences.sum()),
-        mean_k=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
+        mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
         tpot_s=_latency(tpot_s[measured]),
         ttft_s=_latency(ttft_s[measured]),
         goodput_per_s=None if good is None else good * requests_per_s,

@@ -179,7 +179,7 @@ def test_rates_and_latencies_by_hand() -> None:
     whole = summarise_run(made_run(), warm_up=0, tpot_bound_s=1.5, ttft_bound_s=1.5)
     # From 0 to the last question at 4 s: 1 + 2 + 2 + 2 tokens; the first two requests finish.
     assert whole.tokens_per_s == 7 / 4 and whole.requests_per_s == 2 / 4 and whole.mean_batch == 7 / 4
-    assert whole.mean_k == 2 and whole.tokens_per_round == 1
+    assert whole.mean_drafted == 2 and whole.tokens_per_round == 1
     # TPOT: 2/2, 2/2, 4/2, 2/2; TTFT: 1, 1, 2, 1.
     assert (whole.tpot_s.mean, whole.tpot_s.p50) == (1.25, 1.0) and whole.ttft_s.p99 == pytest.approx(1.97)
     assert whole.within == 0.75 and whole.goodput_per_s == 0.75 * 0.5 and whole.measured == 4
