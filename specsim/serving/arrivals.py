@@ -101,8 +101,9 @@ def recorded_requests(path: Path, trace: Trace, *, limit: int | None = None, see
     is_csv = path.suffix.lower() == ".csv"
     arrival_s, prompt_tokens, output_tokens = _read_csv(path) if is_csv else _read_lines(path)
     for name, values in (("time", arrival_s), ("prompt", prompt_tokens), ("output", output_tokens)):
-        wrong = ~(np.isfinite(values) & (values < LARGEST) & (values >= (0 if name == "output" else -np.inf)))
-        wrong |= (values < 1) if name == "prompt" else False
+        wrong = ~np.isfinite(values)
+        if name != "time":
+            wrong |= (values < (name == "prompt")) | (values >= LARGEST) | (values != np.floor(values))
         if wrong.any():
             raise InputError(
                 f"arrivals {path}: request {int(wrong.argmax()) + 1} has no valid {name} "
@@ -129,7 +130,7 @@ def _read_csv(path: Path) -> Columns:
     import pandas as pd  # slow to import
 
     try:
-        frame = pd.read_csv(path)
+        frame = pd.read_csv(path, dtype=str)
     except (ValueError, pd.errors.ParserError) as error:  # also of text that is no UTF-8
         raise InputError(f"arrivals {path} is no CSV file ({error}); give {FORMATS}") from None
     for names in (AZURE, BURST_GPT):
