@@ -39,11 +39,11 @@ def in_order(trace: Trace, order: list[int], arrival_s: list[float] | None = Non
 
 
 @pytest.mark.parametrize("arm", [FixedK(k=4), ScheduledK({1: 5, 3: 2}), None], ids=["policy", "schedule", "plain"])
-@pytest.mark.parametrize("slots", [1, 2, 4])
-def test_a_closed_loop_without_prefill_is_lockstep_with_refill(slots: int, arm: Arm) -> None:
+@pytest.mark.parametrize(("slots", "users"), [(1, 5), (2, 5), (4, 5), (3, 3)])
+def test_a_closed_loop_without_prefill_is_lockstep_with_refill(slots: int, users: int, arm: Arm) -> None:
     trace = dataclasses.replace(small_trace(4), prompt_tokens=np.ones(5, dtype=np.int64))
     order = [2, 0, 4, 1, 3, 0, 2]
-    run = served(trace, arm, in_order(trace, order), slots=slots, users=5)
+    run = served(trace, arm, in_order(trace, order), slots=slots, users=users)
     other = lockstep(drafts_of(trace, arm), COST, slots, order=order, refill=True)
     assert run.steps["sequences"].tolist() == other.seconds.sequences.tolist()
     assert run.steps["seconds"] == pytest.approx(other.seconds.total_s, rel=1e-12)

@@ -21,6 +21,7 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.p_min import PMin
 from specsim.policy.tree.vct import VCT
@@ -93,13 +94,16 @@ POLICIES: list[Policy] = [
     MaxConfidence(max_draft_tokens=6),
     AdaEDL(max_draft_tokens=6, dynamic=True),
     BetaTS(max_draft_tokens=6),
+    HuggingFace(max_draft_tokens=6),
     PMin(max_draft_tokens=6),
 ]
+# In a replay, its state lives on from text to text; in a batch, every sequence has its own.
+CARRIES = BetaTS(max_draft_tokens=6, carry=True, alpha0=1.0, beta0=3.0)
 
 
 @pytest.mark.parametrize("refill", [False, True])
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [*POLICIES, CARRIES], ids=lambda policy: policy.name)
 def test_rounds_of_a_batch_are_those_of_each_sequence_replayed_alone(policy: Policy, batch: int, refill: bool) -> None:
     trace = small_trace(3)
     rounds = decoded(trace, policy, batch, refill=refill).rounds
