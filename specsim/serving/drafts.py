@@ -95,7 +95,7 @@ def plain_drafts(trace: Trace) -> KnownDrafts:
 class RuleDrafts:
     """One K for all sequences of a batch, which a rule chooses by the load."""
 
-    def __init__(self, trace: Trace, rule: DraftLengthRule) -> None:
+    def __init__(self, trace: Trace, rule: DraftLengthRule, *, seed: int = 0) -> None:
         if rule.max_draft_tokens > trace.depth:
             raise InputError(
                 f"{rule.label} drafts up to {rule.max_draft_tokens} tokens, the trace is recorded to depth "
@@ -103,11 +103,11 @@ class RuleDrafts:
             )
         if trace.meta.get("drafter_kind") == SPACE:
             raise InputError(f"{rule.label}: batches are of chains that a drafter drafts; SPACE drafts as it verifies")
-        self.trace, self.rule, self.label = trace, rule, rule.label
+        self.trace, self.rule, self.label, self.seed = trace, rule, rule.label, seed
 
     @cached_property
     def _match_len(self) -> Ints:
-        return next(iter(outcomes(self.trace, 0)))[0].astype(np.int64)
+        return next(iter(outcomes(self.trace, self.seed)))[0].astype(np.int64)
 
     @cached_property
     def _draft_limit(self) -> Ints:
@@ -136,7 +136,7 @@ def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0) -> Drafts:
     """The drafts of a policy, of a rule that follows the load, or of neither."""
     if arm is None:
         return plain_drafts(trace)
-    return policy_drafts(trace, arm, seed=seed) if isinstance(arm, Policy) else RuleDrafts(trace, arm)
+    return policy_drafts(trace, arm, seed=seed) if isinstance(arm, Policy) else RuleDrafts(trace, arm, seed=seed)
 
 
 def tokens_behind(behind: Ints, drafted: Ints, accepted: Ints, k: int) -> Ints:

@@ -75,10 +75,10 @@ def schedule(
         print_json({**about, **found.as_dict()})
         return
     for number in range(len(contexts)):
-        _print_context(found, number)
+        _print_context(found, number, "; approximate: rejection sampling" if part.approximate else "")
 
 
-def _print_context(found: SpeedupMap, number: int) -> None:
+def _print_context(found: SpeedupMap, number: int, note: str) -> None:
     """The table of one context, and what follows from it."""
     context, even = found.contexts[number], found.break_even[number]
     others = [label for label in found.cells[0].speedup if label not in found.lengths]
@@ -91,7 +91,7 @@ def _print_context(found: SpeedupMap, number: int) -> None:
             rows.append([*row, f"{cell.baseline_tokens_per_s:,.0f}"])
     where = "the trace's contexts" if context is None else f"context {context:,}"
     columns = ["batch", "best K", "speedup [95 %]", *(re.split(r"[ (]", label)[0] for label in others), "tok/s off"]
-    print_table(f"Speedup in full batches, {where}", columns, rows)
+    print_table(f"Speedup in full batches, {where}{note}", columns, rows)
     lengths = ",".join(f"{batch}:{k}" for batch, k in found.schedule(context).items())
     print(f"schedule {lengths}")
     if even.batch is None:
