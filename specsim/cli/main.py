@@ -14,6 +14,7 @@ from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
+from specsim.cli.serve import serve
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
@@ -32,6 +33,7 @@ app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
 app.add_typer(claims, name="claims")
 app.add_typer(cost, name="cost")
+app.add_typer(serve, name="serve")
 app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 

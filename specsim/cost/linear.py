@@ -50,7 +50,15 @@ class LinearPass:
     def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int) -> Seconds:
         """A pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones each."""
         cached = np.asarray(context, dtype=np.float64)
-        return np.asarray(self.fixed_s + batch * (n_tokens * self.token_s + cached * self.cached_token_s))
+        return self.total_seconds(batch * n_tokens, batch * cached, batch)
+
+    def total_seconds(
+        self, new_tokens: npt.ArrayLike, cached_tokens: npt.ArrayLike, sequences: npt.ArrayLike
+    ) -> Seconds:
+        """A pass over a ragged batch of `sequences`, by the sums of their new tokens and of their cached ones."""
+        return np.asarray(
+            self.fixed_s + np.multiply(new_tokens, self.token_s) + np.multiply(cached_tokens, self.cached_token_s)
+        )
 
 
 @dataclass(frozen=True)

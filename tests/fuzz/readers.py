@@ -21,6 +21,7 @@ from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.errors import InputError
 from specsim.files import file_digest
 from specsim.results import read_result
+from specsim.serving.arrivals import recorded_requests
 from specsim.static_tree.rates import read_rates
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
@@ -144,6 +145,16 @@ def use_trace(path: Path) -> Any:
 def use_rounds(path: Path) -> None:
     accepted, verified = verified_by_depth(read_rounds(path))
     assert np.isfinite(accepted).all() and np.isfinite(verified).all()
+
+
+def use_arrivals(path: Path) -> None:
+    found = recorded_requests(path, small_trace())
+    assert np.isfinite(found.arrival_s).all() and (np.diff(found.arrival_s) >= 0).all()
+    assert found.prompt_tokens.min() > 0 and found.output_tokens.min() > 0
+
+
+def use_arrivals_csv(path: Path) -> None:
+    use_arrivals(Path(shutil.copyfile(path, path.with_suffix(".csv"))))
 
 
 def use_journal(path: Path) -> None:
@@ -287,6 +298,9 @@ def write_journal(path: Path) -> None:
     journal.close()
 
 
+ARRIVALS = '{"timestamp": 27, "input_length": 374, "output_length": 4, "hash_ids": [4]}\n' * 3
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.9,396,109\n"
+BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
 PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
 
 READERS: dict[str, Reader] = {
@@ -313,6 +327,9 @@ READERS: dict[str, Reader] = {
     "search journal": Reader(JSON, write_journal, use_journal, mutate.of_json_lines),
     "training plan": Reader(JSON, write_plan, use_plan, mutate.of_json, files=("plan.json",)),
     "prompts": Reader(JSON, lambda path: path.write_text(PROMPTS), use_prompts, mutate.of_json_lines),
+    "arrivals, lines": Reader(JSON, lambda path: path.write_text(ARRIVALS), use_arrivals, mutate.of_json_lines),
+    "arrivals, Azure": Reader(OTHER, lambda path: path.write_text(AZURE), use_arrivals_csv, mutate.of_tokens),
+    "arrivals, BurstGPT": Reader(OTHER, lambda path: path.write_text(BURST_GPT), use_arrivals_csv, mutate.of_tokens),
     "text rows": Reader(JSON, write_text_folder, use_text, mutate.of_json_lines, files=("a.jsonl",)),
     "drafter": Reader(JSON, write_drafter, use_drafter, mutate.of_json_header, files=("drafter.safetensors",)),
     "predictor": Reader(JSON, write_predictor, use_predictor, mutate.of_json_header),

@@ -1,0 +1,1 @@
+"""Batches and serving: what speculation is worth when several sequences share every pass."""

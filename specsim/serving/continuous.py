@@ -1,0 +1,236 @@
+"""Continuous batching: requests join and leave the batch between rounds, as serving engines have it.
+
+Between two steps the engine admits requests in the order of their arrival, while there is a slot and room in the KV
+memory. A step decodes one round of all that run, and its passes hold the prompts of those that were just admitted,
+whole but for the last token, which is the pending one of their first round. A request holds memory for its prompt and
+its whole output from the start, so that none is ever evicted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+
+from specsim.arrays import Floats, Ints
+from specsim.errors import InputError
+from specsim.serving.arrivals import Requests
+from specsim.serving.costs import BatchCost, BatchPass, round_seconds
+from specsim.serving.drafts import Drafts, tokens_behind
+
+Events = Generator[simpy.Event, Any, None]
+
+
+class Step(NamedTuple):
+    """A step of the engine that ended at `end_s`: a round of so many sequences, or of none, where it only prefills."""
+
+    end_s: float
+    seconds: float
+    sequences: int
+    output_tokens: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, eq=False)
+class ServingRun:
+    """What a server did.
+
+    requests : as they were asked
+    submitted_s, started_s, first_token_s, finished_s : float [N], when each was asked, admitted, and answered
+    steps : in order, one array [Q] per fact, see `Step`
+    """
+
+    label: str
+    requests: Requests
+    submitted_s: Floats
+    started_s: Floats
+    first_token_s: Floats
+    finished_s: Floats
+    steps: dict[str, Floats]
+
+
+def serve(
+    drafts: Drafts,
+    cost: BatchCost,
+    requests: Requests,
+    *,
+    slots: int,
+    kv_tokens: int | None = None,
+    users: int | None = None,
+) -> ServingRun:
+    """Serve requests by continuous batching.
+
+    Parameters
+    ----------
+    drafts : Drafts
+        What every sequence drafts, see `drafts_of`.
+    cost : BatchCost
+        Of passes over batches.
+    requests : Requests
+        What is asked, and when.
+    slots : int
+        Most sequences of a batch.
+    kv_tokens : int, optional
+        Tokens that the cache holds; without, it is never full.
+    users : int, optional
+        A closed loop: so many users ask one request after another, each as soon as the last one is answered.
+
+    Returns
+    -------
+    ServingRun
+
+    Raises
+    ------
+    InputError
+        For no slot, no user, or a request that the cache can never hold.
+    """
+    if slots < 1 or (users is not None and users < 1):
+        raise InputError(f"slots={slots}, users={users}; give at least 1 of each")
+    largest = int((requests.prompt_tokens + requests.output_tokens).max())
+    if kv_tokens is not None and largest > kv_tokens:
+        raise InputError(
+            f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; give more memory"
+        )
+    server = _Server(drafts, cost, requests, slots, kv_tokens or int(1e18))
+    if users is None:
+        server.env.process(_arrivals(server))
+    else:
+        turns = deque(range(len(requests)))
+        for _ in range(users):
+            server.env.process(_user(server, turns))
+    server.env.process(server.work())
+    server.env.run()
+    columns = zip(*server.steps, strict=True)
+    return ServingRun(
+        label=drafts.label,
+        requests=requests,
+        submitted_s=server.submitted_s,
+        started_s=server.started_s,
+        first_token_s=server.first_token_s,
+        finished_s=server.finished_s,
+        steps={name: np.array(column, dtype=np.float64) for name, column in zip(Step._fields, columns, strict=True)},
+    )
+
+
+def _arrivals(server: _Server) -> Events:
+    for request, arrival_s in enumerate(server.requests.arrival_s.tolist()):
+        yield server.env.timeout(arrival_s - server.env.now)
+        server.submit(request)
+
+
+def _user(server: _Server, turns: deque[int]) -> Events:
+    while turns:
+        yield server.submit(turns.popleft())
+
+
+class _Server:
+    """The engine's state."""
+
+    def __init__(self, drafts: Drafts, cost: BatchCost, requests: Requests, slots: int, kv_tokens: int) -> None:
+        count = len(requests)
+        self.drafts, self.cost, self.requests, self.slots = drafts, cost, requests, slots
+        self.rule = drafts.rule
+        self.state = self.rule.initial_state()
+        self.env = simpy.Environment()
+        self.memory = simpy.Container(self.env, capacity=kv_tokens, init=kv_tokens)
+        self.waiting: deque[int] = deque()
+        self.woken = self.env.event()
+        self.answered = [self.env.event() for _ in range(count)]
+        self.running: Ints = np.empty(0, dtype=np.int64)
+        self.emitted: Ints = np.zeros(count, dtype=np.int64)
+        self.behind: Ints = np.zeros(count, dtype=np.int64)
+        self.place: Ints = np.array([drafts.begin(s) for s in requests.sequence.tolist()], dtype=np.int64)
+        # A text that is not decoded as recorded ends where the request says, and drafts no further.
+        self.reshaped = requests.output_tokens != drafts.trace.output_tokens[requests.sequence]
+        self.submitted_s, self.started_s, self.first_token_s, self.finished_s = np.full((4, count), np.nan)
+        self.finished_now = 0  # in the last step
+        self.steps: list[Step] = []
+
+    def submit(self, request: int) -> simpy.Event:
+        """Ask; the event is the answer."""
+        self.submitted_s[request] = self.env.now
+        self.waiting.append(request)
+        if not self.woken.triggered:
+            self.woken.succeed()
+        return self.answered[request]
+
+    def work(self) -> Events:
+        left = len(self.requests)
+        while left:
+            if not self.running.size and not self.waiting:
+                self.woken = self.env.event()
+                yield self.woken
+            admitted: list[int] = []
+            yield from self._admit(admitted)
+            entered = np.array(admitted, dtype=np.int64)
+            prompts = self.requests.prompt_tokens[entered] - 1
+            self.started_s[entered] = self.env.now
+            self.running = np.concatenate([self.running, entered[prompts == 0]])
+            yield from self._step(prompts[prompts > 0])
+            left -= self.finished_now
+            self.running = np.concatenate([self.running, entered[prompts > 0]])
+            yield self.env.timeout(0)  # users who were answered ask again before the next round
+
+    def _admit(self, admitted: list[int]) -> Events:
+        while self.waiting and self.running.size + len(admitted) < self.slots:
+            need = self._held(self.waiting[0])
+            if need > self.memory.level:
+                break  # in order: a smaller one behind it waits, too
+            yield self.memory.get(need)
+            admitted.append(self.waiting.popleft())
+
+    def _held(self, request: int) -> int:
+        return int(self.requests.prompt_tokens[request] + self.requests.output_tokens[request])
+
+    def _step(self, prompts: Ints) -> Events:
+        """One round of all that run, and prefill of prompts of so many tokens."""
+        now, requests = self.running, self.requests
+        sequence, place, behind = requests.sequence[now], self.place[now], self.behind[now]
+        cached = requests.prompt_tokens[now] - 1 + self.emitted[now]
+        k = self.rule.choose(self.state, len(now), int(cached.sum())) if now.size else 0
+        drafted, accepted = self.drafts.draft(k, sequence, place)
+        remaining = requests.output_tokens[now] - self.emitted[now]
+        drafted = np.where(self.reshaped[now], np.minimum(drafted, remaining - 1), drafted)
+        accepted = np.minimum(accepted, drafted)
+        emitted = np.minimum(accepted + 1, remaining)
+        seconds = self._seconds(prompts, drafted, behind, cached, k)
+        yield self.env.timeout(seconds)
+        counts = (len(now), int(emitted.sum()), int(drafted.sum()), int(accepted.sum()))
+        self.steps.append(Step(self.env.now, seconds, *counts))
+        if now.size:
+            self.state = self.rule.update(self.state, drafted, accepted)
+        self.behind[now] = tokens_behind(behind, drafted, accepted, k)
+        self.place[now] = self.drafts.advance(sequence, place, emitted)
+        self.first_token_s[now[self.emitted[now] == 0]] = self.env.now
+        self.emitted[now] += emitted
+        over = self.emitted[now] == requests.output_tokens[now]
+        self.running, self.finished_now = now[~over], int(over.sum())
+        self.finished_s[now[over]] = self.env.now
+        for request in now[over].tolist():
+            yield self.memory.put(self._held(request))
+            self.answered[request].succeed()
+
+    def _seconds(self, prompts: Ints, drafted: Ints, behind: Ints, cached: Ints, k: int) -> float:
+        """Of a step. Prompts ride in the passes of the round that the others decode, as far as there are such."""
+        cost, count = self.cost, len(drafted)
+        one_round = np.zeros(count, dtype=np.int64)
+        total_s = float(round_seconds(cost, one_round, drafted, behind, cached, speculates=k > 0).total_s.sum())
+        if not prompts.size:
+            return total_s
+        tokens, sequences = int(prompts.sum()), len(prompts)
+
+        def added_s(model: BatchPass, new: int, before: int, others: int) -> float:
+            whole_s = model.total_seconds(new + tokens, before, others + sequences)
+            return float(whole_s) - (float(model.total_seconds(new, before, others)) if others else 0.0)
+
+        total_s += added_s(cost.target, int(drafted.sum()) + count, int(cached.sum()), count)
+        if self.rule.max_draft_tokens:
+            drafting = drafted > 0
+            new = int((1 + behind[drafting]).sum())
+            total_s += added_s(cost.drafter, new, int(cached[drafting].sum()), int(drafting.sum()))
+        return total_s if count else total_s + cost.step_s

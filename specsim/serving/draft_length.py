@@ -1,0 +1,155 @@
+"""Draft lengths that follow the load: one K for all sequences of a batch, chosen anew in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from specsim.arrays import Ints, Seconds
+from specsim.errors import InputError
+from specsim.serving.costs import BatchCost
+from specsim.speedup.formulas import mean_tokens_per_round
+
+State = Any  # of a rule: what it has seen so far
+
+
+class DraftLengthRule(Protocol):
+    """Frozen settings, and pure functions of a state that belongs to the server, not to a sequence."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def max_draft_tokens(self) -> int: ...
+
+    def initial_state(self) -> State: ...
+
+    def choose(self, state: State, sequences: int, cached_tokens: int) -> int:
+        """K of the next round; 0 for a step without speculation."""
+
+    def update(self, state: State, drafted: Ints, accepted: Ints) -> State:
+        """The state after a round in which these were drafted and accepted, by sequence."""
+
+
+@dataclass(frozen=True)
+class ScheduledK:
+    """A K per batch size, as engines' schedules have it.
+
+    Parameters
+    ----------
+    lengths : mapping of int to int
+        From a batch of so many sequences on, K; 0 turns speculation off. Has batch 1.
+
+    Raises
+    ------
+    InputError
+        Where batch 1 is missing, or a batch or K is none.
+
+    Examples
+    --------
+    >>> rule = ScheduledK({1: 5, 4: 3, 16: 0})
+    >>> [rule.choose(None, sequences, 0) for sequences in (1, 3, 4, 15, 16, 500)]
+    [5, 5, 3, 3, 0, 0]
+    """
+
+    lengths: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        if 1 not in self.lengths or min(self.lengths) < 1 or min(self.lengths.values()) < 0:
+            raise InputError(
+                f"schedule {dict(self.lengths)}: give a draft length of 0 or more from batch 1 on, such as 1:5,4:3,16:0"
+            )
+
+    @property
+    def label(self) -> str:
+        return "K by batch " + ",".join(f"{batch}:{k}" for batch, k in sorted(self.lengths.items()))
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return max(self.lengths.values())
+
+    def initial_state(self) -> State:
+        return None
+
+    def choose(self, state: State, sequences: int, cached_tokens: int) -> int:
+        return self.lengths[max(batch for batch in self.lengths if batch <= sequences)]
+
+    def update(self, state: State, drafted: Ints, accepted: Ints) -> State:
+        return state
+
+
+def fixed_length(k: int) -> ScheduledK:
+    """The same K at every batch; 0 is decoding without speculation."""
+    return ScheduledK({1: k})
+
+
+@dataclass(frozen=True)
+class GoodputK:
+    """The K that promises the most accepted tokens per second, from a moving estimate of acceptance.
+
+    The expected tokens of a round, (1 - a^(K+1)) / (1 - a) per sequence, over the predicted seconds of such a round at
+    the batch and contexts as they are. The estimate is an exponentially weighted share of accepted tokens among
+    verified ones. It starts at `accept_prob`, which counts as `prior_tokens` verified tokens, and goes back there while
+    nothing is drafted, so that speculation that was given up is tried again; the paper leaves both open.
+
+    Parameters
+    ----------
+    cost : BatchCost
+        What rounds are predicted to take.
+    max_draft_tokens : int
+        Largest K.
+    accept_prob : float
+        The estimate before anything is seen, in [0, 1].
+    prior_tokens : float
+        Its weight, in tokens.
+    memory : float
+        Weight of a round relative to the next one, in [0, 1).
+
+    References
+    ----------
+    Liu et al. 2024, TurboSpec (SmartSpec), arXiv:2406.14066: goodput.
+    """
+
+    cost: BatchCost
+    max_draft_tokens: int
+    accept_prob: float = 0.7
+    prior_tokens: float = 10.0
+    memory: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.accept_prob <= 1 and 0 <= self.memory < 1 and self.prior_tokens > 0):
+            raise InputError(
+                f"goodput: accept_prob={self.accept_prob}, memory={self.memory}, prior_tokens={self.prior_tokens}; "
+                "give shares of 1, memory below it, and a positive number of tokens"
+            )
+
+    @property
+    def label(self) -> str:
+        return f"goodput K<={self.max_draft_tokens}"
+
+    def initial_state(self) -> State:
+        return 0.0, 0.0  # accepted and verified tokens, the older the lighter
+
+    def choose(self, state: State, sequences: int, cached_tokens: int) -> int:
+        accepted, verified = state
+        prior = self.prior_tokens
+        estimate = (accepted + prior * self.accept_prob) / (verified + prior)
+        tokens = mean_tokens_per_round(min(estimate, 1.0), np.arange(self.max_draft_tokens + 1))
+        return int(np.argmax(tokens / self._round_s(sequences, cached_tokens)))
+
+    def _round_s(self, sequences: int, cached_tokens: int) -> Seconds:
+        """Predicted seconds of a round by K, from 0 on."""
+        k = np.arange(self.max_draft_tokens + 1)
+        step_s = self.cost.drafter.total_seconds(sequences, cached_tokens + sequences * k[:-1], sequences)
+        draft_s = np.concatenate([[0.0], np.cumsum(np.broadcast_to(step_s, k[:-1].shape))])
+        verify_s = self.cost.target.total_seconds(sequences * (k + 1), cached_tokens, sequences)
+        total: Seconds = draft_s + verify_s + self.cost.step_s + np.where(k > 0, self.cost.round_s, 0.0)
+        return total
+
+    def update(self, state: State, drafted: Ints, accepted: Ints) -> State:
+        # A rejected token ends what is verified of a draft.
+        verified = accepted + (accepted < drafted)
+        return self.memory * state[0] + float(accepted.sum()), self.memory * state[1] + float(verified.sum())

@@ -1,0 +1,157 @@
+"""What users of a server meet, and what it yields, while it is busy as it usually is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from specsim.arrays import Floats
+from specsim.errors import InputError
+from specsim.serving.continuous import ServingRun
+
+PERCENTILES = (50, 90, 99)
+WARM_UP = 0.1  # of the requests
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds over requests: mean and percentiles."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class ServingSummary:
+    """A server in its steady state.
+
+    The first tenth of the requests to finish warm it up, and is left out; once the last request is asked it empties,
+    which is left out, too. Rates and the mean batch are of the time in between, latencies of the requests asked in it.
+
+    Parameters
+    ----------
+    label : str
+        Of the policy or rule.
+    requests, measured : int
+        Served, and among them those that latencies are of.
+    tokens_per_s, requests_per_s : float
+        Output tokens, and finished requests, per second.
+    mean_batch : float
+        Sequences that decode, averaged over the time of decoding steps.
+    tokens_per_round : float
+        Output tokens of a sequence's round.
+    mean_drafted : float
+        Drafted tokens of a sequence's round.
+    tpot_s : Latency
+        Seconds per output token after the first one, (finished - first token) / (tokens - 1), of requests with more
+        than one.
+    ttft_s : Latency
+        Seconds to the first token, waiting and prefill included.
+    goodput_per_s, within : float or None
+        Requests per second that keep the bounds on latency, and their share; None without a bound.
+    """
+
+    label: str
+    requests: int
+    measured: int
+    seconds: float
+    tokens_per_s: float
+    requests_per_s: float
+    mean_batch: float
+    tokens_per_round: float
+    mean_drafted: float
+    tpot_s: Latency
+    ttft_s: Latency
+    goodput_per_s: float | None
+    within: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: plain numbers, units as in the names."""
+        return asdict(self)
+
+
+def summarise_run(
+    run: ServingRun,
+    *,
+    warm_up: float = WARM_UP,
+    tpot_bound_s: float | None = None,
+    ttft_bound_s: float | None = None,
+) -> ServingSummary:
+    """Rates and latencies of a run's steady state.
+
+    Parameters
+    ----------
+    run : ServingRun
+        As `serve` gives it.
+    warm_up : float
+        Share of the requests that warm the server up, in [0, 1).
+    tpot_bound_s, ttft_bound_s : float, optional
+        What a request has to keep to count as good.
+
+    Returns
+    -------
+    ServingSummary
+
+    Raises
+    ------
+    InputError
+        Where no steady state is left.
+    """
+    if not 0 <= warm_up < 1:
+        raise InputError(f"warm_up={warm_up} is no share; give at least 0 and less than 1")
+    done = np.sort(run.finished_s)
+    cold = math.floor(warm_up * len(done))
+    begin_s = float(done[cold - 1]) if cold else 0.0
+    end_s = float(run.submitted_s.max())
+    measured = (run.submitted_s >= begin_s) & (run.submitted_s <= end_s)
+    end, rounds = run.steps["end_s"], run.steps["output_tokens"] > 0
+    inside = (end > begin_s) & (end <= end_s)
+    decoding = inside & rounds
+    if not decoding.any():
+        raise InputError(
+            f"{len(done)} requests leave no steady state to measure: the last is asked before the first tenth has "
+            "finished; serve more requests"
+        )
+    seconds = end_s - begin_s
+    took, sequences = run.steps["seconds"][decoding], run.steps["sequences"][decoding]
+    tokens = run.steps["output_tokens"][decoding]
+    output = run.requests.output_tokens
+    with np.errstate(invalid="ignore"):
+        tpot_s = np.where(output > 1, (run.finished_s - run.first_token_s) / np.maximum(output - 1, 1), np.nan)
+    ttft_s = run.first_token_s - run.submitted_s
+    good = None
+    if tpot_bound_s is not None or ttft_bound_s is not None:
+        # A request of one token has no TPOT and keeps any bound on it.
+        slow = (tpot_s > (math.inf if tpot_bound_s is None else tpot_bound_s)) | (
+            ttft_s > (math.inf if ttft_bound_s is None else ttft_bound_s)
+        )
+        good = float((~slow[measured]).mean())
+    finished = (run.finished_s > begin_s) & (run.finished_s <= end_s)
+    requests_per_s = float(finished.sum() / seconds)
+    return ServingSummary(
+        label=run.label,
+        requests=len(done),
+        measured=int(measured.sum()),
+        seconds=seconds,
+        tokens_per_s=float(tokens.sum() / seconds),
+        requests_per_s=requests_per_s,
+        mean_batch=float(np.average(sequences, weights=took)),
+        tokens_per_round=float(tokens.sum() / sequences.sum()),
+        mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
+        tpot_s=_latency(tpot_s[measured]),
+        ttft_s=_latency(ttft_s[measured]),
+        goodput_per_s=None if good is None else good * requests_per_s,
+        within=good,
+    )
+
+
+def _latency(values: Floats) -> Latency:
+    known = values[np.isfinite(values)]
+    if not known.size:  # requests of one token alone
+        return Latency(0.0, 0.0, 0.0, 0.0)
+    return Latency(float(known.mean()), *(float(value) for value in np.percentile(known, PERCENTILES)))

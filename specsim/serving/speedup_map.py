@@ -1,0 +1,245 @@
+"""What speculation is worth by batch and context: the best draft length, and the batch beyond which it loses.
+
+Batches are full: whoever is over makes room for the next at once, and rounds with a place empty do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from specsim.arrays import Array, Floats, Ints
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.progress import Counter, no_progress
+from specsim.serving.arrivals import shuffled
+from specsim.serving.costs import BatchCost
+from specsim.serving.draft_length import DraftLengthRule
+from specsim.serving.drafts import Drafts, drafts_of, plain_drafts
+from specsim.serving.lockstep import lockstep
+from specsim.speedup.intervals import Estimate, ratio_of_ratios, resample, tails
+from specsim.trace.trace import Trace
+
+TURNS = 4  # sequences that each place of a batch decodes, at least
+REPEATS = 1000  # resamples of the sequences
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch at one context.
+
+    context : tokens in every cache; None for those of the trace
+    speedup : by label, over the same batch without speculation
+    baseline_tokens_per_s : of the whole batch, without speculation
+    """
+
+    batch: int
+    context: int | None
+    speedup: dict[str, Estimate]
+    baseline_tokens_per_s: float
+
+    @property
+    def best(self) -> str:
+        """The label of the largest speedup."""
+        return max(self.speedup, key=lambda label: self.speedup[label].estimate)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "best": self.best}
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """The batch beyond which speculation loses, with its 95 % interval over sequences.
+
+    Between the batches looked at, the logarithm of the speedup is taken to be linear in that of the batch. None where
+    speculation still gains at the largest of them, 0 where it loses at all.
+
+    choices : labels among which the best counts at every batch
+    """
+
+    context: int | None
+    choices: tuple[str, ...]
+    batch: float | None
+    low: float | None
+    high: float | None
+    largest_batch: int
+
+    def __str__(self) -> str:
+        ends = [f"over {self.largest_batch}" if b is None else f"{b:.0f}" for b in (self.batch, self.low, self.high)]
+        return ends[0] if len(set(ends)) == 1 else f"{ends[0]} [{ends[1]}, {ends[2]}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SpeedupMap:
+    """Speedups by batch and context.
+
+    cells : by context, then batch, in the order given
+    break_even : of the fixed draft lengths, each context's
+    lengths : K of the fixed draft lengths, by label
+    """
+
+    batches: tuple[int, ...]
+    contexts: tuple[int | None, ...]
+    cells: tuple[Cell, ...]
+    break_even: tuple[BreakEven, ...]
+    lengths: dict[str, int]
+
+    def schedule(self, context: int | None = None) -> dict[int, int]:
+        """The best fixed K from each batch on where it changes, 0 where all lose; as `ScheduledK` takes it."""
+        found: dict[int, int] = {}
+        for cell in self.cells:
+            if cell.context == context:
+                k, most = 0, 1.0
+                for label, length in self.lengths.items():
+                    if cell.speedup[label].estimate > most:
+                        k, most = length, cell.speedup[label].estimate
+                if not found or found[max(found)] != k:
+                    found[cell.batch if found else 1] = k
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "batches": list(self.batches),
+            "contexts": list(self.contexts),
+            "cells": [cell.as_dict() for cell in self.cells],
+            "break_even": [found.as_dict() for found in self.break_even],
+            "schedules": [
+                {"context": context, "ranges": schedule_ranges(self.schedule(context), self.batches[-1])}
+                for context in self.contexts
+            ]
+            if self.lengths
+            else [],
+        }
+
+
+def schedule_ranges(schedule: dict[int, int], largest_batch: int) -> list[list[int]]:
+    """[first batch, last batch, K] of every part of a schedule, as vLLM takes them."""
+    starts = sorted(schedule)
+    ends = [start - 1 for start in starts[1:]] + [max(largest_batch, starts[-1])]
+    return [[start, end, schedule[start]] for start, end in zip(starts, ends, strict=True)]
+
+
+def speedup_map(
+    trace: Trace,
+    cost: BatchCost,
+    arms: Sequence[Policy | DraftLengthRule],
+    batches: Sequence[int],
+    *,
+    contexts: Sequence[int | None] = (None,),
+    seed: int = 0,
+    progress: Counter = no_progress,
+) -> SpeedupMap:
+    """What each policy or rule gains at each batch and context.
+
+    Parameters
+    ----------
+    trace : Trace
+        What is drafted and accepted.
+    cost : BatchCost
+        Of passes over batches.
+    arms : sequence of Policy or DraftLengthRule
+        What competes.
+    batches : sequence of int
+        Increasing.
+    contexts : sequence of int or None
+        Tokens in every sequence's cache; None for those of the trace.
+    seed : int
+        Of the order in which sequences are taken, and of what policies draw.
+    progress : callable
+        Told of cells that are done.
+
+    Returns
+    -------
+    SpeedupMap
+        Intervals are over sequences: each round's seconds are shared evenly by the sequences in it.
+
+    Raises
+    ------
+    InputError
+        For batches that do not increase from 1 or more, or policies that cannot be batched.
+    """
+    if not arms or not batches or batches[0] < 1 or any(a >= b for a, b in pairwise(batches)):
+        raise InputError(f"batches {list(batches)}: give increasing ones from 1 on, such as 1,2,4,8")
+    plain, drafts = plain_drafts(trace), [drafts_of(trace, arm, seed=seed) for arm in arms]
+    lengths = {str(arm): arm.k for arm in arms if isinstance(arm, FixedK)}
+    cells, found = [], []
+    for context in contexts:
+        columns = []  # [B, 1 + A, 2, S]: of the baseline and each arm, tokens and seconds
+        for batch in batches:
+            order = _order(trace.sequences, batch, seed)
+            columns.append(np.array([_full_batch(each, cost, batch, order, context) for each in (plain, *drafts)]))
+            cells.append(_cell(batch, context, [each.label for each in drafts], columns[-1]))
+            progress(len(cells), len(contexts) * len(batches))
+        fixed = [i for i, arm in enumerate(arms) if isinstance(arm, FixedK)]
+        if fixed:
+            found.append(
+                break_even(batches, np.array(columns)[:, [0, *(i + 1 for i in fixed)]], context, list(lengths))
+            )
+    return SpeedupMap(tuple(batches), tuple(contexts), tuple(cells), tuple(found), lengths)
+
+
+def _order(sequences: int, batch: int, seed: int) -> Ints:
+    """Sequences to decode, each equally often, TURNS or more of them in each place."""
+    times = math.ceil(max(sequences, TURNS * batch) / sequences)
+    return shuffled(sequences, times * sequences, np.random.default_rng(seed))
+
+
+def _full_batch(drafts: Drafts, cost: BatchCost, batch: int, order: Ints, context: int | None) -> tuple[Floats, Floats]:
+    """Tokens and seconds [S] in full batches."""
+    return lockstep(drafts, cost, batch, order=order, refill=True, context=context).per_sequence(full_only=True)
+
+
+def _cell(batch: int, context: int | None, labels: Sequence[str], columns: Floats) -> Cell:
+    (tokens, seconds), *others = columns
+    speedup = {
+        label: ratio_of_ratios(arm_tokens, arm_s, tokens, seconds)
+        for label, (arm_tokens, arm_s) in zip(labels, others, strict=True)
+    }
+    return Cell(batch, context, speedup, float(tokens.sum() / seconds.sum()))
+
+
+def break_even(
+    batches: Sequence[int], columns: Floats, context: int | None, choices: Sequence[str], *, seed: int = 0
+) -> BreakEven:
+    """The batch beyond which the best of several choices is slower than decoding without speculation.
+
+    columns : float [B, 1 + A, 2, S], tokens and seconds per sequence of the baseline, then of every choice
+    """
+    sequences = columns.shape[-1]
+    index = resample(sequences, repeats=REPEATS, seed=seed)
+    weights = np.stack([np.bincount(row, minlength=sequences) for row in index])  # [REPEATS, S]
+
+    def best(weight: Array) -> Floats:
+        """The best speedup per batch [..., B] of sequences that count so often [..., S]."""
+        sums = np.einsum("...s,baxs->...bax", weight, columns)
+        rate = sums[..., 0] / sums[..., 1]
+        return np.asarray((rate[..., 1:] / rate[..., :1]).max(axis=-1))
+
+    estimate = _crossing(batches, best(np.ones(sequences)))
+    drawn = [_crossing(batches, row) for row in best(weights)]
+    low, high = np.quantile(drawn, tails(sequences, 0.95), method="nearest")
+    ends = [float(value) if math.isfinite(value) else None for value in (estimate, low, high)]
+    return BreakEven(context, tuple(choices), ends[0], ends[1], ends[2], batches[-1])
+
+
+def _crossing(batches: Sequence[int], speedups: Floats) -> float:
+    """Where the speedup falls below 1 for good; infinite beyond the last batch, 0 before the first."""
+    gains = np.flatnonzero(speedups >= 1)
+    if not gains.size:
+        return 0.0
+    last = int(gains[-1])
+    if last == len(batches) - 1:
+        return math.inf
+    above, below = math.log(speedups[last]), math.log(speedups[last + 1])
+    near, far = math.log(batches[last]), math.log(batches[last + 1])
+    return math.exp(near + (far - near) * above / (above - below))

@@ -1,0 +1,199 @@
+"""Continuous batching: against lockstep, by hand, against queueing theory; and what is made of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.serving.arrivals import Requests, requests_of_trace
+from specsim.serving.continuous import ServingRun, Step, serve
+from specsim.serving.draft_length import GoodputK, ScheduledK
+from specsim.serving.drafts import Arm, drafts_of
+from specsim.serving.latency import summarise_run
+from specsim.serving.lockstep import lockstep
+from specsim.trace.trace import Trace
+from tests.support.checks import refusal
+from tests.support.reference import small_trace
+
+COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001, round_s=0.0005)
+
+
+def served(trace: Trace, arm: Arm, requests: Requests, **options: Any) -> ServingRun:
+    return serve(drafts_of(trace, arm), COST, requests, **options)
+
+
+def in_order(trace: Trace, order: list[int], arrival_s: list[float] | None = None) -> Requests:
+    """Requests as these sequences."""
+    which = np.array(order)
+    times = np.zeros(len(order)) if arrival_s is None else np.array(arrival_s)
+    return Requests(times, trace.prompt_tokens[which], np.diff(trace.offsets)[which], which)
+
+
+@pytest.mark.parametrize("arm", [FixedK(k=4), ScheduledK({1: 5, 3: 2}), None], ids=["policy", "schedule", "plain"])
+@pytest.mark.parametrize(("slots", "users"), [(1, 5), (2, 5), (4, 5), (3, 3)])
+def test_a_closed_loop_without_prefill_is_lockstep_with_refill(slots: int, users: int, arm: Arm) -> None:
+    trace = dataclasses.replace(small_trace(4), prompt_tokens=np.ones(5, dtype=np.int64))
+    order = [2, 0, 4, 1, 3, 0, 2]
+    run = served(trace, arm, in_order(trace, order), slots=slots, users=users)
+    other = lockstep(drafts_of(trace, arm), COST, slots, order=order, refill=True)
+    assert run.steps["sequences"].tolist() == other.seconds.sequences.tolist()
+    assert run.steps["seconds"] == pytest.approx(other.seconds.total_s, rel=1e-12)
+    assert run.finished_s.max() == pytest.approx(other.total_s, rel=1e-12)
+
+
+def test_two_requests_by_hand() -> None:
+    # Nothing is accepted, K = 1; prompts of 5 and 3 tokens, outputs of 3 and 2. In milliseconds, a target's pass takes
+    # 10 + 0.3 a token + 0.002 a cached one, a drafter's 2 + 0.1 a token + 0.0005 a cached one, a step 1, and 0.5 more
+    # with speculation.
+    trace = generate(IID(0.0), sequences=2, output_tokens=[3, 2], depth=2)
+    requests = Requests(np.array([0.0, 0.02]), np.array([5, 3]), np.array([3, 2]), np.array([0, 1]))
+    run = served(trace, FixedK(k=1), requests, slots=2)
+    steps_ms = [
+        # 4 prompt tokens by both models
+        (10 + 4 * 0.3) + (2 + 4 * 0.1) + 1,  # ends at 14.6
+        # a round of the first: 1 drafted, 2 verified, 4 cached; ends at 28.81, after the second's arrival
+        (2 + 0.1 + 4 * 0.0005) + (10 + 2 * 0.3 + 4 * 0.002) + 1.5,
+        # its next one, with 2 prompt tokens of the second; ends at 43.8275
+        (2 + 3 * 0.1 + 5 * 0.0005) + (10 + 4 * 0.3 + 5 * 0.002) + 1.5,
+        # its last, in which there is nothing to draft, beside the first of the second; 1 drafted, 3 verified
+        (2 + 0.1 + 2 * 0.0005) + (10 + 3 * 0.3 + (6 + 2) * 0.002) + 1.5,
+        # the last of the second
+        (10 + 0.3 + 3 * 0.002) + 1.5,
+    ]
+    ends_ms = np.cumsum(steps_ms)
+    assert 1e3 * run.steps["end_s"] == pytest.approx(ends_ms, rel=1e-12)
+    assert run.steps["sequences"].tolist() == [0, 1, 1, 2, 1]
+    assert run.steps["output_tokens"].tolist() == [0, 1, 1, 2, 1]
+    assert 1e3 * run.started_s == pytest.approx([0, ends_ms[1]], rel=1e-12)
+    assert 1e3 * run.first_token_s == pytest.approx([ends_ms[1], ends_ms[3]], rel=1e-12)
+    assert 1e3 * run.finished_s == pytest.approx([ends_ms[3], ends_ms[4]], rel=1e-12)
+
+
+def test_one_slot_is_a_queue_with_fixed_service_times() -> None:
+    trace = generate(IID(0.5), sequences=1, output_tokens=1, depth=1, prompt_tokens=1)
+    requests = requests_of_trace(trace, 2500, rate=40.0, seed=3)
+    run = served(trace, None, requests, slots=1)
+    service_s = COST.target.fixed_s + COST.target.token_s + COST.step_s
+    waited_s = run.started_s - run.submitted_s
+    expected = [0.0]  # Lindley: a request waits for what the one before has left
+    for gap_s in np.diff(requests.arrival_s):
+        expected.append(max(0.0, expected[-1] + service_s - gap_s))
+    assert waited_s == pytest.approx(expected, abs=1e-9)
+    load = 40.0 * service_s
+    formula_s = load * service_s / (2 * (1 - load))  # Pollaczek-Khinchine, M/D/1
+    means_s = waited_s.reshape(25, 100).mean(axis=1)  # waits hang together, these hardly
+    error_s = means_s.std(ddof=1) / 5
+    assert error_s < 0.1 * formula_s and abs(waited_s.mean() - formula_s) < 2.8 * error_s  # 99 % of Student's t
+    assert summarise_run(run).tokens_per_s == pytest.approx(40.0, rel=0.05)
+
+
+@pytest.mark.parametrize("options", [{"slots": 3}, {"slots": 8, "users": 4}, {"slots": 8, "kv_tokens": 120}])
+def test_load_does_not_change_what_a_policy_drafts(options: dict[str, Any]) -> None:
+    trace = small_trace(2)
+    requests = in_order(trace, [0, 1, 2, 3, 4], [0.0, 0.01, 0.02, 0.3, 0.3])
+    drafts = drafts_of(trace, FixedK(k=3))
+    alone = lockstep(drafts, COST, 1).rounds
+    run = serve(drafts, COST, requests, **options)
+    assert run.steps["drafted"].sum() == alone.drafted.sum()
+    assert run.steps["accepted"].sum() == alone.accepted.sum()
+    assert run.steps["output_tokens"].sum() == alone.emitted.sum() == len(trace.token)
+    assert (run.submitted_s <= run.started_s).all() and (run.started_s < run.first_token_s).all()
+    assert (run.first_token_s <= run.finished_s).all()
+
+
+def test_memory_is_held_from_admission_to_the_end_in_order() -> None:
+    trace = generate(IID(0.7), sequences=4, output_tokens=[30, 30, 2, 30], depth=4, prompt_tokens=10)
+    requests = in_order(trace, [0, 1, 2, 3])
+    run = served(trace, FixedK(k=3), requests, slots=9, kv_tokens=80)
+    held = requests.prompt_tokens + requests.output_tokens  # 40, 40, 12, 40
+    # The third would fit when the second is over, and waits for it although it is small.
+    assert run.started_s[:2].tolist() == [0, 0]
+    assert run.started_s[2] == min(run.finished_s[:2])
+    for moment in run.started_s:
+        inside = (run.started_s <= moment) & (moment < run.finished_s)
+        assert held[inside].sum() <= 80
+    assert (np.diff(run.started_s) >= 0).all()
+
+
+def test_a_request_may_be_longer_or_shorter_than_the_text_it_drafts_as() -> None:
+    trace = generate(IID(0.8), sequences=2, output_tokens=20, depth=4, seed=3)
+    for arm in (FixedK(k=4), GoodputK(COST, 4), None):
+        requests = Requests(np.zeros(2), np.array([9, 9]), np.array([57, 7]), np.array([0, 1]))
+        run = served(trace, arm, requests, slots=2)
+        assert run.steps["output_tokens"].sum() == 64
+        assert (run.steps["drafted"] + run.steps["sequences"] >= run.steps["output_tokens"]).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 30), st.sampled_from([FixedK(k=1), FixedK(k=3), None]))
+def test_more_slots_never_lower_tokens_per_second_in_a_closed_loop(slots: int, more: int, count: int, arm: Arm) -> None:
+    trace = generate(IID(1.0), sequences=1, output_tokens=9, depth=3, prompt_tokens=1)
+    requests = requests_of_trace(trace, count)
+
+    def seconds(places: int) -> float:
+        return float(served(trace, arm, requests, slots=places, users=20).finished_s.max())
+
+    assert seconds(slots + more) <= seconds(slots) * (1 + 1e-12)
+
+
+def test_more_slots_yield_more_tokens_per_second() -> None:
+    trace = generate(IID(0.7), sequences=40, output_tokens=40, depth=4)
+    requests = requests_of_trace(trace, 100)
+    rates = [
+        summarise_run(served(trace, FixedK(k=3), requests, slots=slots, users=16)).tokens_per_s for slots in (1, 3, 16)
+    ]
+    assert (np.diff(rates) > 0).all()
+
+
+def test_a_seed_decides_all() -> None:
+    trace = generate(IID(0.7), sequences=20, output_tokens=30, depth=4)
+
+    def found(seed: int) -> dict[str, Any]:
+        requests = requests_of_trace(trace, 100, rate=20.0, seed=seed)
+        return summarise_run(served(trace, GoodputK(COST, 4), requests, slots=4), tpot_bound_s=0.02).as_dict()
+
+    assert found(1) == found(1) != found(2)
+
+
+def made_run() -> ServingRun:
+    """Four requests of 3 tokens, asked at 0, 1, 2 and 4 s; steps of one second, each with one token of each."""
+    first, finished = np.array([1.0, 2.0, 4.0, 5.0]), np.array([3.0, 4.0, 8.0, 7.0])
+    requests = Requests(np.array([0.0, 1.0, 2.0, 4.0]), np.full(4, 5), np.full(4, 3), np.arange(4))
+    steps = [Step(end, 1.0, size, size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)]
+    columns = {
+        name: np.array(column, dtype=float) for name, column in zip(Step._fields, zip(*steps, strict=True), strict=True)
+    }
+    return ServingRun("made", requests, requests.arrival_s, requests.arrival_s, first, finished, columns)
+
+
+def test_rates_and_latencies_by_hand() -> None:
+    whole = summarise_run(made_run(), warm_up=0, tpot_bound_s=1.5, ttft_bound_s=1.5)
+    # From 0 to the last question at 4 s: 1 + 2 + 2 + 2 tokens; the first two requests finish.
+    assert whole.tokens_per_s == 7 / 4 and whole.requests_per_s == 2 / 4 and whole.mean_batch == 7 / 4
+    assert whole.mean_drafted == 2 and whole.tokens_per_round == 1
+    # TPOT: 2/2, 2/2, 4/2, 2/2; TTFT: 1, 1, 2, 1.
+    assert (whole.tpot_s.mean, whole.tpot_s.p50) == (1.25, 1.0) and whole.ttft_s.p99 == pytest.approx(1.97)
+    assert whole.within == 0.75 and whole.goodput_per_s == 0.75 * 0.5 and whole.measured == 4
+    warm = summarise_run(made_run(), warm_up=0.25)
+    # The first request to finish does at 3 s; from then on, 2 tokens in a second, and the last request.
+    assert warm.seconds == 1 and warm.tokens_per_s == 2 and warm.measured == 1 and warm.goodput_per_s is None
+    assert summarise_run(made_run(), warm_up=0, tpot_bound_s=0.5).goodput_per_s == 0
+    refusal(lambda: summarise_run(made_run(), warm_up=0.5), "no steady state", "more requests")
+    refusal(lambda: summarise_run(made_run(), warm_up=1.0), "warm_up=1.0")
+
+
+def test_what_can_never_be_served_is_refused() -> None:
+    trace = small_trace(1)
+    requests = requests_of_trace(trace, 3)
+    refusal(lambda: served(trace, None, requests, slots=0), "slots=0")
+    refusal(lambda: served(trace, None, requests, slots=1, users=0), "users=0")
+    refusal(lambda: served(trace, None, requests, slots=1, kv_tokens=20), "never fits", "20")

@@ -1,0 +1,282 @@
+"""Batches in lockstep: rounds as in the replay, times by hand, by a formula and token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.contexts import context_range
+from specsim.cost.files import read_cost
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.model import ConstantCost
+from specsim.cost.table import CostTable, compile_table
+from specsim.policy.base import Policy
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.p_min import PMin
+from specsim.policy.tree.vct import VCT
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.serving.costs import batch_cost, round_seconds
+from specsim.serving.draft_length import fixed_length
+from specsim.serving.drafts import Arm, drafts_of
+from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.trace.trace import Trace
+from tests.support.checks import refusal
+from tests.support.reference import build_trace, small_trace
+
+H100 = read_cost("vllm-llama3.1-8b-eagle-h100")
+COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001, round_s=0.0005)
+
+
+def decoded(trace: Trace, arm: Arm, batch: int, cost: Any = COST, **options: Any) -> Lockstep:
+    return lockstep(drafts_of(trace, arm), batch_cost(cost), batch, **options)
+
+
+def twelve_positions() -> Trace:
+    """Two sequences: one of 7 tokens behind 11 of a prompt, one of 5 behind 21; match lengths are chosen."""
+    match = np.array([3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0])
+    hits = np.arange(3) < match[:, None]
+    return build_trace(np.random.default_rng(0), hits, [7, 5], prompts=[11, 21])
+
+
+# The rounds of K = 3, worked out by hand; the budget leaves 2 tokens to draft in A's second round and none in the last.
+#
+#                       A                                       B
+# round 1   t=0, drafts 3, 3 accepted, 10 cached    t=0, drafts 3, 0 accepted, 20 cached
+# round 2   t=4, drafts 2, 1 accepted, 14 cached    t=1, drafts 3, 2 accepted, 21 cached
+# round 3   t=6, drafts 0,             16 cached    t=4, drafts 0,             24 cached
+#
+# A pass takes, in ms: the target's 5.88590713 + 0.0210103129 a token + 0.0000392645679 a cached token, the drafter's
+# 2.13526175 + 0.000841429603 a token + 0.00000237768493 a cached token; a round 1.20683946 beside them. In A's second
+# round the drafter takes in the last token of the first draft, too, since all of it was accepted.
+HAND_ROUNDS = {"t": [0, 4, 6, 0, 1, 4], "drafted": [3, 2, 0, 3, 3, 0], "accepted": [3, 1, 0, 0, 2, 0]}
+TOGETHER_MS = [  # drafter + target + rest, of the drafter's passes, tokens, cached; the target's tokens, cached
+    # 3, 6, 10+20 + 11+21 + 12+22 = 96; 8, 30
+    6.41106208537128 + 6.0551675702370 + 1.20683946,
+    # 3, 3+2+1 = 6, 14+21 + 15+22 + 23 = 95; 3+4 = 7, 35
+    6.41105970768635 + 6.0343535801765 + 1.20683946,
+    # 0, 0, 0; 2, 40
+    5.9294983385160 + 1.20683946,
+]
+APART_MS = [
+    6.40838800241169 + 5.9703410272790 + 1.20683946,  # 3, 3, 10+11+12 = 33; 4, 10
+    4.27311674167197 + 5.9494877726506 + 1.20683946,  # 2, 2+1 = 3, 14+15 = 29; 3, 14
+    5.9075456759864 + 1.20683946,  # 0, 0, 0; 1, 16
+    6.40845933295959 + 5.9707336729580 + 1.20683946,  # 3, 3, 20+21+22 = 63; 4, 20
+    6.40846646601438 + 5.9707729375259 + 1.20683946,  # 3, 3, 21+22+23 = 66; 4, 21
+    5.9078597925296 + 1.20683946,  # 0, 0, 0; 1, 24
+]
+BASELINE_MS = 49.9092420629479  # 7 steps, 12 tokens, 10+...+16 + 20+...+24 = 201 cached
+
+
+@pytest.mark.parametrize(("batch", "by_hand_ms"), [(1, APART_MS), (2, TOGETHER_MS)])
+def test_twelve_positions_on_an_h100_equal_a_table_by_hand(batch: int, by_hand_ms: list[float]) -> None:
+    found = decoded(twelve_positions(), FixedK(k=3), batch, H100)
+    assert {name: getattr(found.rounds, name).tolist() for name in HAND_ROUNDS} == HAND_ROUNDS
+    assert 1e3 * found.seconds.total_s == pytest.approx(by_hand_ms, rel=1e-12)
+    plain = decoded(twelve_positions(), None, 2, H100)
+    assert 1e3 * plain.total_s == pytest.approx(BASELINE_MS, rel=1e-12)
+
+
+POLICIES: list[Policy] = [
+    FixedK(k=4),
+    MaxConfidence(max_draft_tokens=6),
+    AdaEDL(max_draft_tokens=6, dynamic=True),
+    BetaTS(max_draft_tokens=6),
+    HuggingFace(max_draft_tokens=6),
+    PMin(max_draft_tokens=6),
+]
+# In a replay, its state lives on from text to text; in a batch, every sequence has its own.
+CARRIES = BetaTS(max_draft_tokens=6, carry=True, alpha0=1.0, beta0=3.0)
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("policy", [*POLICIES, CARRIES], ids=lambda policy: policy.name)
+def test_rounds_of_a_batch_are_those_of_each_sequence_replayed_alone(policy: Policy, batch: int, refill: bool) -> None:
+    trace = small_trace(3)
+    rounds = decoded(trace, policy, batch, refill=refill).rounds
+    for s in range(trace.sequences):
+        alone = trace.select([s])
+        log = replay(alone, policy, cost_table(alone, ConstantCost(1e-3, 1e-2)), log=True).rounds
+        assert log is not None
+        mine = rounds.sequence == s
+        for name in ("t", "drafted", "accepted"):
+            assert getattr(rounds, name)[mine].tolist() == getattr(log, name).tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("refill", [False, True])
+def test_a_rule_of_one_k_does_what_the_policy_does(batch: int, refill: bool) -> None:
+    for k, arm in ((4, FixedK(k=4)), (0, None)):
+        known = decoded(small_trace(5), arm, batch, refill=refill)
+        followed = decoded(small_trace(5), fixed_length(k), batch, refill=refill)
+        for name in ("batch_round", "sequence", "t", "drafted", "accepted", "emitted", "speculates"):
+            assert getattr(known.rounds, name).tolist() == getattr(followed.rounds, name).tolist()
+        if k:
+            assert known.rounds.behind.tolist() == followed.rounds.behind.tolist()
+        assert known.total_s == pytest.approx(followed.total_s, rel=1e-12)
+
+
+def test_of_a_trace_of_rejection_sampling_a_seed_chooses_the_outcome() -> None:
+    trace = small_trace(5)
+    accept_prob = np.random.default_rng(1).random(trace.prob.shape).astype(np.float32)
+    drawn = dataclasses.replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}}, accept_prob=accept_prob)
+
+    def accepted(arm: Arm, seed: int) -> list[int]:
+        return lockstep(drafts_of(drawn, arm, seed=seed), COST, 3).rounds.accepted.tolist()
+
+    assert accepted(FixedK(k=4), 1) == accepted(fixed_length(4), 1) != accepted(fixed_length(4), 2)
+    log = replay(drawn, FixedK(k=4), cost_table(drawn, COST), seed=1, log=True).rounds
+    assert log is not None and accepted(FixedK(k=4), 1) == log.accepted.tolist()
+
+
+class _OneTokenBuckets(LinearCost):
+    """A linear cost asked at the middle of buckets of one token, half a token beyond the token itself."""
+
+    def verify(self, n_tokens: int, context: Any) -> Any:
+        return super().verify(n_tokens, np.asarray(context) - 0.5)
+
+    def draft(self, n_tokens: int, context: Any) -> Any:
+        return super().draft(n_tokens, np.asarray(context) - 0.5)
+
+    def autoregressive_step(self, context: Any) -> Any:
+        return super().autoregressive_step(np.asarray(context) - 0.5)
+
+
+def exact_table(trace: Trace, cost: LinearCost) -> CostTable:
+    """The cost table without rounding of contexts."""
+    model = _OneTokenBuckets(cost.target, cost.drafter, cost.step_s, cost.round_s)
+    least, most = context_range(trace)
+    return compile_table(model, max_draft_tokens=trace.depth, contexts=(least, most + 1), bucket_bits=0)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("cost", [COST, H100], ids=["all terms", "H100"])
+def test_a_batch_of_one_takes_as_long_as_the_replay(cost: LinearCost, policy: Policy) -> None:
+    trace = generate(IID(0.8), sequences=9, output_tokens=40, depth=6, seed=2)
+    alone = replay(trace, policy, exact_table(trace, cost))
+    tokens, seconds = decoded(trace, policy, 1, cost).per_sequence()
+    assert tokens.tolist() == trace.output_tokens.tolist()
+    assert seconds == pytest.approx(alone.speculative_s, rel=1e-9)
+    assert decoded(trace, None, 1, cost).per_sequence()[1] == pytest.approx(alone.autoregressive_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_perfect_drafts_take_what_a_closed_form_says(k: int, batch: int) -> None:
+    rounds, prompt = 7, 30
+    trace = generate(IID(1.0), sequences=batch, output_tokens=rounds * (k + 1), depth=k, prompt_tokens=prompt)
+    found = decoded(trace, FixedK(k=k), batch)
+    target, drafter = COST.target, COST.drafter
+    cached = batch * (rounds * (prompt - 1) + (k + 1) * rounds * (rounds - 1) / 2)  # summed over rounds
+    draft_s = rounds * k * (drafter.fixed_s + batch * drafter.token_s)
+    draft_s += (rounds - 1) * batch * drafter.token_s  # taking in the last token of the draft before
+    draft_s += drafter.cached_token_s * (k * cached + rounds * batch * k * (k - 1) / 2)
+    verify_s = rounds * (target.fixed_s + batch * (k + 1) * target.token_s) + cached * target.cached_token_s
+    assert found.total_s == pytest.approx(draft_s + verify_s + rounds * (COST.step_s + COST.round_s), rel=1e-9)
+    assert found.tokens_per_s == pytest.approx(batch * rounds * (k + 1) / found.total_s)
+
+
+def token_by_token(trace: Trace, k: int, batch: int, refill: bool) -> tuple[float, list[int]]:
+    """Seconds, and the sequences in every round: as the definition has it, in plain Python."""
+    waiting, running, seconds, sizes = list(range(trace.sequences)), [], 0.0, []
+    while waiting or running:
+        while waiting and len(running) < batch and (refill or not running or running[-1]["new"]):
+            s = waiting.pop(0)
+            running.append({"row": int(trace.offsets[s]), "s": s, "behind": 0, "new": True})
+        sizes.append(len(running))
+        for one in running:
+            one["new"] = False
+            one["cached"] = int(trace.prompt_tokens[one["s"]]) - 1 + one["row"] - int(trace.offsets[one["s"]])
+            one["drafted"] = min(k, int(trace.draft_limit[one["row"]]))
+        step = 0
+        while any(one["drafted"] > step for one in running):
+            drafting = [one for one in running if one["drafted"] > step]
+            tokens = sum(1 + (one["behind"] if step == 0 else 0) for one in drafting)
+            cached = sum(one["cached"] + step for one in drafting)
+            seconds += COST.drafter.fixed_s + tokens * COST.drafter.token_s + cached * COST.drafter.cached_token_s
+            step += 1
+        tokens, cached = sum(one["drafted"] + 1 for one in running), sum(one["cached"] for one in running)
+        seconds += COST.target.fixed_s + tokens * COST.target.token_s + cached * COST.target.cached_token_s
+        seconds += COST.step_s + COST.round_s
+        for one in running:
+            accepted = min(one["drafted"], int(trace.match_len[one["row"]]))
+            one["behind"] = int(0 < one["drafted"] == accepted)
+            one["row"] += accepted + 1
+        running = [one for one in running if one["row"] < trace.offsets[one["s"] + 1]]
+    return seconds, sizes
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("batch", [1, 2, 3, 7])
+def test_ragged_batches_take_what_they_take_token_by_token(batch: int, refill: bool) -> None:
+    for seed in range(3):
+        trace = small_trace(seed)
+        seconds, sizes = token_by_token(trace, 4, batch, refill)
+        found = decoded(trace, FixedK(k=4), batch, refill=refill)
+        assert found.seconds.sequences.tolist() == sizes
+        assert found.total_s == pytest.approx(seconds, rel=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 5000)), min_size=2, max_size=12))
+def test_one_more_sequence_never_makes_a_round_shorter(sequences: list[tuple[int, int, int]]) -> None:
+    drafted, behind, cached = np.array(sequences, dtype=np.int64).T
+
+    def seconds(count: int) -> float:
+        together = np.zeros(count, dtype=np.int64)
+        took = round_seconds(COST, together, drafted[:count], behind[:count], cached[:count], speculates=True)
+        return float(took.total_s[0])
+
+    took = [seconds(count) for count in range(1, len(sequences) + 1)]
+    assert (np.diff(took) > 0).all()
+
+
+def test_seconds_are_shared_by_the_sequences_of_a_round() -> None:
+    found = decoded(small_trace(1), FixedK(k=3), 3, refill=True)
+    tokens, seconds = found.per_sequence()
+    assert tokens.tolist() == small_trace(1).output_tokens.tolist()
+    assert seconds.sum() == pytest.approx(found.total_s)
+    full = found.seconds.sequences == 3
+    tokens, seconds = found.per_sequence(full_only=True)
+    assert 0 < full.sum() < len(full)
+    assert seconds.sum() == pytest.approx(found.seconds.total_s[full].sum())
+    assert tokens.sum() == found.rounds.emitted[full[found.rounds.batch_round]].sum()
+    assert found.mean_batch == pytest.approx(np.average(found.seconds.sequences, weights=found.seconds.total_s))
+
+
+def test_a_context_replaces_those_of_the_trace() -> None:
+    found = decoded(small_trace(1), FixedK(k=3), 2, context=777)
+    assert set(found.cached.tolist()) == {777}
+    assert found.total_s > decoded(small_trace(1), FixedK(k=3), 2).total_s
+
+
+def test_the_same_sequence_may_be_taken_several_times() -> None:
+    found = decoded(small_trace(1), FixedK(k=3), 2, order=[2, 2, 0, 2])
+    assert found.rounds.emitted.sum() == 3 * 25 + 40 and set(found.rounds.sequence.tolist()) == {0, 2}
+
+
+def test_what_cannot_be_batched_is_refused() -> None:
+    trace = small_trace(0)
+    refusal(lambda: decoded(trace, VCT(), 2), "trees", "vct")
+    refusal(lambda: decoded(trace, FixedK(k=3), 0), "batch=0")
+    refusal(lambda: decoded(trace, FixedK(k=3), 2, order=[]), "0 sequences")
+    refusal(lambda: decoded(trace, FixedK(k=3), 2, context=-1), "context=-1")
+    refusal(lambda: decoded(trace, FixedK(k=7), 2), "depth 6")
+    refusal(lambda: decoded(trace, fixed_length(7), 2), "depth 6", "record deeper")
+    refusal(lambda: batch_cost(ConstantCost(0.001, 0.01)), "ConstantCost", "batch of mixed contexts")
+    space = dataclasses.replace(trace, meta={**trace.meta, "drafter_kind": "space"})
+    refusal(lambda: decoded(space, FixedK(k=3), 2), "chain")
+    refusal(lambda: decoded(space, fixed_length(3), 2), "SPACE")

@@ -1,0 +1,148 @@
+"""`specsim serve`: batches, servers and schedules from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.trace.files import write_trace
+from tests.support.commands import assert_refused, call, json_of
+
+COST = ("--cost", "vllm-llama3.1-8b-eagle-h100")
+QUICK = ("--arrivals", "closed:4", "--requests", 60)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve") / "trace"
+    write_trace(generate(IID(0.7), sequences=16, output_tokens=40, depth=5, seed=2), folder)
+    return folder
+
+
+def test_batches_in_lockstep(trace: Path) -> None:
+    document = json_of(call("specsim", "serve", "simulate", trace, *COST, "--set", "k=3", "--batch", "1,4", "--json"))
+    one, four = document["batches"]
+    assert (one["batch"], four["batch"]) == (1, 4) and one["policy"] == "fixed_k(k=3)"
+    assert one["output_tokens"] == four["output_tokens"] == 16 * 40
+    assert (one["drafted"], one["accepted"]) == (four["drafted"], four["accepted"])
+    for entry in (one, four):
+        ratio = entry["tokens_per_s"] / entry["baseline"]["tokens_per_s"]
+        assert entry["speedup"]["low"] < entry["speedup"]["estimate"] < entry["speedup"]["high"]
+        assert entry["speedup"]["estimate"] == pytest.approx(ratio)
+    # The replay of the same costs rounds contexts to buckets of 16 tokens, each of which costs 39 ns.
+    args = ("replay", trace, "--policy", "fixed_k", "--set", "k=3", *COST, "--json")
+    alone = json_of(call("specsim", *args))
+    assert one["speedup"]["estimate"] == pytest.approx(alone["speedup"]["estimate"], rel=1e-4)
+    assert (one["drafted"], one["accepted"]) == (alone["drafted"], alone["accepted"])
+
+
+@pytest.mark.parametrize("arrivals", ["poisson:5", "closed:3"])
+def test_a_server_under_load(trace: Path, arrivals: str) -> None:
+    args = ("serve", "simulate", trace, *COST, "--arrivals", arrivals, "--requests", 60, "--slots", 2, "--json")
+    document = json_of(call("specsim", *args, "--tpot-ms", 100))
+    on, off = document["speculation"], document["baseline"]
+    assert on["requests"] == off["requests"] == 60 and document["slots"] == 2 and document["tpot_bound_s"] == 0.1
+    assert off["tokens_per_round"] == 1 < on["tokens_per_round"] and on["mean_batch"] <= 2
+    assert on["within"] == 1 and on["goodput_per_s"] == on["requests_per_s"]
+    assert on["tpot_s"]["mean"] < off["tpot_s"]["mean"]
+    assert json_of(call("specsim", *args, "--tpot-ms", 100)) == document
+    assert json_of(call("specsim", *args, "--seed", 1)) != document
+
+
+def test_recorded_arrivals(trace: Path, tmp_path: Path) -> None:
+    rows = [f"{3 * i},{20 + i},{10 if i % 5 else 0}" for i in range(40)]
+    file = tmp_path / "burst.csv"
+    file.write_text("\n".join(["Timestamp,Request tokens,Response tokens", *rows]))
+    args = ("serve", "simulate", trace, *COST, "--arrivals", file)
+    document = json_of(call("specsim", *args, "--json"))
+    assert document["left_out"] == 8 and document["speculation"]["requests"] == 32
+    assert "8 without output left out" in " ".join(call("specsim", *args).out.split())
+
+
+@pytest.mark.parametrize("policy", ["goodput", "max_confidence", "renewal_stop"])
+def test_policies_by_name(trace: Path, policy: str) -> None:
+    args = ("serve", "simulate", trace, *COST, "--policy", policy, "--batch", "2", "--json")
+    document = json_of(call("specsim", *args))
+    learned = 8 if policy == "renewal_stop" else 0
+    assert (document["learned_on"], document["sequences"]) == (learned, 16 - learned)
+    assert policy in document["batches"][0]["policy"]
+
+
+def test_the_schedule_that_is_printed_can_be_used(trace: Path) -> None:
+    args = (trace, *COST, "--batch", "1,64,1024", "--max-draft-tokens", 3)
+    shown = call("specsim", "serve", "schedule", *args)
+    assert shown.code == 0 and shown.err == "" and "fixed K loses beyond a batch of" in shown.out
+    lengths = next(line for line in shown.out.splitlines() if line.startswith("schedule")).split()[1]
+    document = json_of(call("specsim", "serve", "schedule", *args, "--json"))
+    ranges = document["schedules"][0]["ranges"]
+    assert lengths == ",".join(f"{first}:{k}" for first, _, k in ranges) and ranges[-1][1] == 1024
+    assert len(document["cells"]) == 3 and len(document["cells"][0]["speedup"]) == 4
+    again = json_of(
+        call("specsim", "serve", "simulate", trace, *COST, "--schedule", lengths, "--batch", "64", "--json")
+    )
+    assert again["batches"][0]["policy"] == f"K by batch {lengths}"
+
+
+def test_contexts_have_a_table_each(trace: Path) -> None:
+    args = ("serve", "schedule", trace, *COST, "--batch", "1,256", "--context", "512,32768", "--max-draft-tokens", 2)
+    shown = call("specsim", *args, "--policy", "max_confidence").out
+    assert "context 512" in shown and "context 32,768" in shown
+    assert "fixed K still gains at a batch of 256" in shown
+    assert max(map(len, shown.splitlines())) <= 80 and "max_confidence" in shown
+
+
+def test_tables_fit_eighty_columns(trace: Path) -> None:
+    for options in (("--batch", "1,8"), (*QUICK, "--tpot-ms", 10)):
+        shown = call("specsim", "serve", "simulate", trace, *COST, *options)
+        assert shown.code == 0 and max(len(line.rstrip()) for line in shown.out.splitlines()) <= 80
+
+
+BAD = {
+    "slots without arrivals": ("--slots 3", "--slots", "--arrivals"),
+    "batch with arrivals": ("--batch 2 --arrivals closed:2", "--batch", "lockstep"),
+    "schedule and policy": ("--schedule 1:2 --policy adaedl", "--schedule", "one of them"),
+    "no schedule": ("--schedule 1:2,x", "BATCH:K", "1:5,4:3,16:0"),
+    "a schedule with a batch twice": ("--schedule 1:2,1:3", "twice"),
+    "a schedule without batch 1": ("--schedule 2:3", "from batch 1 on"),
+    "too long a schedule": ("--schedule 1:9", "depth 5"),
+    "no rate": ("--arrivals poisson:fast", "'fast'", "poisson:20"),
+    "no such rate": ("--arrivals poisson:-1", "positive rate"),
+    "no users": ("--arrivals closed:0", "users=0"),
+    "no file": ("--arrivals nowhere.csv", "nowhere.csv does not exist"),
+    "no batch": ("--batch 0", "batch=0"),
+    "trees": ("--policy vct", "chain policy"),
+    "unknown setting": ("--policy goodput --set k=3", "'k'", "max_draft_tokens"),
+    "no number": ("--policy goodput --set memory=x", "memory='x'"),
+    "no steady state": ("--arrivals closed:9 --requests 9", "no steady state"),
+    "a small cache": ("--arrivals closed:1 --kv-tokens 50", "never fits"),
+    "unknown policy": ("--policy nonsense", "unknown policy 'nonsense'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_are_refused(trace: Path, case: str) -> None:
+    options, *says = BAD[case]
+    assert_refused(call("specsim", "serve", "simulate", trace, *COST, *options.split()), *says)
+
+
+def test_costs_and_batches_that_do_not_serve_are_refused(trace: Path, tmp_path: Path) -> None:
+    constant = tmp_path / "cost.json"
+    constant.write_text('{"s_d": 0.001, "s_t": 0.01}')
+    for command in ("simulate", "schedule"):
+        assert_refused(call("specsim", "serve", command, trace, "--cost", constant), "batch of mixed contexts")
+    assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--batch", "4,2"), "increasing")
+    assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--max-draft-tokens", 9), "depth 5")
+    assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--context", "-3"), "context=-3")
+
+
+def test_goodput_settings_reach_the_rule(trace: Path) -> None:
+    def drafted(*settings: str) -> int:
+        options = [word for setting in settings for word in ("--set", setting)]
+        args = ("serve", "simulate", trace, *COST, "--policy", "goodput", *options, "--batch", "1", "--json")
+        return int(json_of(call("specsim", *args))["batches"][0]["drafted"])
+
+    assert drafted("accept_prob=0", "prior_tokens=1000000") == 0
+    assert drafted("max_draft_tokens=1") < drafted() < drafted("accept_prob=1", "prior_tokens=1000000")
