@@ -153,11 +153,15 @@ class Board:
     @property
     def warnings(self) -> list[str]:
         """What these sequences do not show, a sentence each."""
+        costs = [f"costs: {note}" for note in dict.fromkeys(n for row in self.rows for n in row.prediction.cost_notes)]
         tied = sum(row.tied for row in self.rows)
         if not tied:
-            return []
+            return costs
         others = f"{tied} of the {len(self.rows) - 1} other rows"
-        return [f"{self.holdout} sequences cannot separate the leader from {others}: their differences may be chance"]
+        unresolved = (
+            f"{self.holdout} sequences cannot separate the leader from {others}: their differences may be chance"
+        )
+        return [unresolved, *costs]
 
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")
