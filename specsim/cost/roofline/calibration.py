@@ -6,7 +6,7 @@ beside them to draft steps, by bounded least squares of relative errors (on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,21 +174,18 @@ def calibrate(cost: RooflineCost, measured: ProfileCost | GridPairCost, cells: C
     passes = cells.select(cells.kind == DRAFT_PASS)
     if not len(target.seconds):
         raise InputError("calibration: no pass of the target was measured; give a profile, or cells of one")
-    work = _stacked(
-        target, lambda tokens, context, batch: replace(cost, batch=batch).verify_operations(tokens, context)
-    )
-    fitted = replace(cost, target=_fit_passes(cost.target, work, target))
-    if cost.drafter.model is not None and fitted.draft_passes is not None and len(passes.seconds):
-        work = _stacked(passes, _draft_passes(cost).operations)
-        fitted = replace(fitted, draft_passes=_fit_passes(fitted.draft_passes, work, passes))
+    verifying = _operations(target, lambda n, context, batch: replace(cost, batch=batch).verify_operations(n, context))
+    fitted = replace(cost, target=fit_passes(cost.target, verifying, target.seconds))
+    if len(passes.seconds):
+        drafter = _draft_passes(cost)
+        drafter = fit_passes(drafter, _operations(passes, drafter.operations), passes.seconds)
+        fitted = replace(fitted, draft_passes=drafter)
     overheads = Overheads()
     if len(drafting.seconds):
         fitted, overheads = _fit_drafting(fitted, drafting)
-    if isinstance(measured, ProfileCost):
-        overheads = replace(overheads, round_s=measured.round_overhead_s, policy_step_s=measured.policy_step_s)
-    elif isinstance(measured, GridPairCost):
-        overheads = replace(overheads, round_s=measured.round_overhead_s, policy_step_s=measured.policy_step_s,
-                            step_s=0.0)  # fmt: skip
+    step_s = 0.0 if isinstance(measured, ProfileCost) else measured.autoregressive_overhead_s
+    round_s = max(measured.round_overhead() - step_s, 0.0)  # step_s is part of rounds and of plain tokens
+    overheads = replace(overheads, step_s=step_s, round_s=round_s, policy_step_s=measured.policy_step())
     return replace(fitted, overheads=overheads, covered=_covered(cost, cells))
 
 
@@ -221,14 +218,17 @@ class Work:
         found = seconds_of(self.bytes, self.flops, self.launches, self.link_bytes, passes.ceilings, derating)
         return np.asarray(found.sum(axis=0))
 
+    @classmethod
+    def of(cls, each: Sequence[Sequence[Operation]]) -> Work:
+        """Of N passes with the same R operations."""
+        names = ("bytes", "flops", "launches", "link_bytes")
+        return cls(*(np.array([[float(getattr(one, name)) for one in cell] for cell in each]).T for name in names))
 
-def _stacked(cells: Cells, operations: Callable[[int, int, int], list[Operation]]) -> Work:
+
+def _operations(cells: Cells, operations: Callable[[int, int, int], list[Operation]]) -> list[list[Operation]]:
     """The operations of passes over the cells' tokens, at their contexts and batches."""
     columns = zip(cells.tokens.tolist(), cells.context.tolist(), cells.batch.tolist(), strict=True)
-    each = [operations(*cell) for cell in columns]
-    names = ("bytes", "flops", "launches", "link_bytes")
-    arrays = ([[float(getattr(one, name)) for one in cell] for cell in each] for name in names)
-    return Work(*(np.array(array).T for array in arrays))
+    return [operations(*cell) for cell in columns]
 
 
 def _derating(values: Floats) -> Derating:
@@ -236,8 +236,10 @@ def _derating(values: Floats) -> Derating:
     return Derating(memory, compute, launch * MICROSECOND, overlap)
 
 
-def _fit_passes(passes: Roofline, work: Work, cells: Cells) -> Roofline:
-    found = _least_squares(lambda x: work.seconds(passes, _derating(x)), cells.seconds, np.array(STARTS), LOW, HIGH)
+def fit_passes(passes: Roofline, operations: Sequence[Sequence[Operation]], seconds: Seconds) -> Roofline:
+    """The same passes under the derating that fits N measured times [N] of these operations best, a list for each."""
+    work = Work.of(operations)
+    found = _least_squares(lambda x: work.seconds(passes, _derating(x)), seconds, np.array(STARTS), LOW, HIGH)
     return replace(passes, derating=_derating(found))
 
 
@@ -256,10 +258,8 @@ def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overh
     if passes is None:
         found = _least_squares(beside, cells.seconds, np.array([start]), low, high)
         return cost, _overheads(found, by_pass)
-    work = _stacked(
-        replace(cells, context=cells.context + place),
-        lambda tokens, context, batch: passes.operations(1, context, batch),
-    )
+    later = replace(cells, context=cells.context + place)
+    work = Work.of(_operations(later, lambda _, context, batch: passes.operations(1, context, batch)))
     runs = (place == 0) if cost.drafter.at_once else np.ones(len(place), bool)
     found = _least_squares(
         lambda x: work.seconds(passes, _derating(x)) * runs + beside(x[4:]),

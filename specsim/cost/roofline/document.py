@@ -18,6 +18,7 @@ from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
+from specsim.errors import InputError
 
 
 class DeratingDocument(TypedDict):
@@ -91,19 +92,21 @@ def roofline_from_document(document: Mapping[str, Any]) -> RooflineCost:
 
 def with_calibration(cost: RooflineCost, calibration: Mapping[str, Any]) -> RooflineCost:
     """The same shapes and hardware under a calibration, as of `calibration_document`."""
-    found, passes = calibration.get("covered"), cost.draft_passes
-    covered = found and Covered(
-        subject=found["subject"],
-        draft_tokens=(found["draft_tokens"][0], found["draft_tokens"][-1]),
-        verify_tokens=(found["verify_tokens"][0], found["verify_tokens"][-1]),
-        contexts=(found["contexts"][0], found["contexts"][-1]),
-        batches=tuple(found["batches"]),
-    )
+    passes, found = cost.draft_passes, calibration.get("covered")
+    covered = _covered(found) if found else None
     if calibration.get("target"):
         cost = replace(cost, target=replace(cost.target, derating=Derating(**calibration["target"])))
     if calibration.get("drafter") and passes is not None:
         cost = replace(cost, draft_passes=replace(passes, derating=Derating(**calibration["drafter"])))
-    return replace(cost, overheads=Overheads(**calibration.get("overheads", {})), covered=covered or None)
+    return replace(cost, overheads=Overheads(**calibration.get("overheads", {})), covered=covered)
+
+
+def _covered(found: Mapping[str, Any]) -> Covered:
+    for key in ("draft_tokens", "verify_tokens", "contexts", "batches"):
+        if not found[key]:
+            raise InputError(f"calibration: {key} is empty; give the smallest and the largest that were measured")
+    ends = {key: (found[key][0], found[key][-1]) for key in ("draft_tokens", "verify_tokens", "contexts")}
+    return Covered(subject=found["subject"], batches=tuple(found["batches"]), **ends)
 
 
 def calibration_document(cost: RooflineCost) -> dict[str, Any]:
