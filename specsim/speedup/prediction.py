@@ -75,6 +75,7 @@ class Prediction:
             "params": self.policy.settings,
             "speedup": self.speedup.as_dict(),
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(Prediction)[2:]},
+            "cost_notes": list(self.cost_notes),
         }
 
 

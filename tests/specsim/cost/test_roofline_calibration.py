@@ -146,7 +146,7 @@ def test_results_say_where_their_costs_are_extrapolated() -> None:
     early = generate(IID(0.7), sequences=12, output_tokens=40, depth=8, prompt_tokens=16)
     found = specsim.predict(early, cost, "fixed_k", k=3)
     assert found.notes == ["extrapolated: contexts 15 to 54, calibrated on 64 to 6000"]
-    assert found.as_dict()["cost_notes"] == tuple(found.notes) and found.notes[0] in repr(found)
+    assert found.as_dict()["cost_notes"] == found.notes and found.notes[0] in repr(found)
     assert specsim.predict(trace, uncalibrated(), "fixed_k", k=3).notes == ["roofline, not calibrated"]
     board = specsim.leaderboard(early, cost, policies=["fixed_k", "max_confidence"], trials=4)
     assert f"costs: {found.notes[0]}" in board.warnings
