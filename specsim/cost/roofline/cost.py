@@ -15,8 +15,8 @@ from specsim.cost.roofline.architecture import Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.errors import InputError
 
-KINDS = ("model", "eagle", "edd", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
-PLAIN = ("eagle", "edd", "space", "prompt-lookup")  # that need no number
+KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
+PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # that need no number
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Drafter:
     Parameters
     ----------
     kind : str
-        "model", "eagle", "edd", "eesd", "self-sd", "medusa", "space" or "prompt-lookup".
+        "model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space" or "prompt-lookup".
     model : Architecture, optional
         Whose passes draft; None where no pass does.
     shared_layers : int
@@ -49,7 +49,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     Parameters
     ----------
     drafter : str or mapping
-        A draft model as of `find_architecture`; "eagle" or "edd", one layer of the target's shape and its head;
+        A draft model as of `find_architecture`; "eagle", "edd" or "vdm", one layer of the target's shape and its head;
         "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
         after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
         "medusa", "heads": K}``.
@@ -89,7 +89,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         raise InputError(f"roofline: drafter {kind} has {number}={value!r}; give 1 to {most}")
     name = f"{kind} of {target.name}"
     match kind:
-        case "eagle" | "edd":
+        case "eagle" | "edd" | "vdm":
             layer = replace(target, name=name, num_layers=1, experts=None, dense_layers=0, window_layers=0)
             return Drafter(kind, replace(layer, projected_inputs=2 if kind == "eagle" else 0))
         case "eesd":

@@ -149,6 +149,15 @@ def test_twice_the_bandwidth_halves_a_step_that_memory_bounds_but_for_its_launch
     assert doubled.seconds(1, context) == pytest.approx(float(halved), rel=1e-9)
 
 
+@pytest.mark.parametrize(("overlap", "seconds"), [(1.0, 0.008), (0.5, 0.0105), (0.0, 0.013)])
+def test_an_operation_takes_the_longer_of_reading_and_computing(overlap: float, seconds: float) -> None:
+    """4 GB at half of 1 TB/s are 8 ms, 100 GFLOP at a fifth of 100 TFLOP/s 5 ms, of which `overlap` hides; 3 launches
+    of 1 us, and 1 GB to other devices at 0.1 TB/s."""
+    passes = replace(llama_7b_layer(), derating=Derating(0.5, 0.2, 1e-6, overlap))
+    assert float(passes.time(Operation("one", 4e9, 1e11))) == pytest.approx(seconds, rel=1e-12)
+    assert float(passes.time(Operation("one", 4e9, 1e11, 3, 1e9))) == pytest.approx(seconds + 3e-6 + 0.01, rel=1e-12)
+
+
 def test_a_table_of_a_pass_sums_to_its_seconds_and_says_what_bounds_it() -> None:
     passes = Roofline(find_architecture("llama-3.1-8b"), find_hardware("h100"))
     short, long = passes.itemised(1, 1000), passes.itemised(1, 1000, 2048)
