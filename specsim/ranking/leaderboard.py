@@ -153,15 +153,11 @@ class Board:
     @property
     def warnings(self) -> list[str]:
         """What these sequences do not show, a sentence each."""
-        costs = [f"costs: {note}" for note in dict.fromkeys(n for row in self.rows for n in row.prediction.cost_notes)]
-        tied = sum(row.tied for row in self.rows)
-        if not tied:
-            return costs
-        others = f"{tied} of the {len(self.rows) - 1} other rows"
-        unresolved = (
-            f"{self.holdout} sequences cannot separate the leader from {others}: their differences may be chance"
-        )
-        return [unresolved, *costs]
+        warned = [f"costs: {note}" for note in self.rows[0].prediction.cost_notes]
+        if tied := sum(row.tied for row in self.rows):
+            rest = f"{tied} of the {len(self.rows) - 1} other rows: their differences may be chance"
+            warned.insert(0, f"{self.holdout} sequences cannot separate the leader from {rest}")
+        return warned
 
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")
