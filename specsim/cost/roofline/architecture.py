@@ -116,7 +116,7 @@ class Architecture:
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> model = find_architecture("llama-2-7b")
     >>> model.parameters
-    6738149376
+    6738415616
     """
 
     name: str
@@ -238,7 +238,7 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     where = f"architecture {name}"
     checked(config, where, dict[str, Any], invalid=INVALID)
     if "text_config" in config:  # a model of texts and images
-        config = config["text_config"]
+        config = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
     kind = config.get("model_type")
     if kind not in (*GATED, *MIXTURES):
         known = ", ".join((*GATED, *MIXTURES))
@@ -267,8 +267,8 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
             **own,
         )
         step = max(size("decoder_sparse_step", default=1), 1)
-        dense = {*range(layers)} - {*range(step - 1, layers, step)} | {*(config.get("mlp_only_layers") or [])}
-        dense_layers = len(dense)
+        plain = checked(config.get("mlp_only_layers") or [], f"{where}: mlp_only_layers", list[int], invalid=INVALID)
+        dense_layers = len({*range(layers)} - {*range(step - 1, layers, step)} | {*plain} & {*range(layers)})
     return Architecture(
         name=name,
         hidden_size=hidden,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.cost.roofline import architecture, calibration, cost, hardware, passes
 from specsim.cost.roofline.architecture import Architecture, Experts, find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
@@ -179,6 +182,8 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
         (lambda: find_hardware("tpu"), "hardware 'tpu' is unknown; known: a100, "),
         (lambda: find_architecture("gpt-9"), "neither a config.json nor one of llama-68m"),
         (lambda: find_architecture({"model_type": "mamba"}), "model_type 'mamba', whose passes are not known; known"),
+        (lambda: find_architecture({"text_config": 3}), "text_config is malformed"),
+        (lambda: find_architecture({**public_shapes()["qwen3-30b-a3b"], "mlp_only_layers": 7}), "only_layers is mal"),
         (lambda: find_architecture({"model_type": "llama"}), "has no hidden_size that is a whole number"),
         (lambda: Roofline(find_architecture("llama-2-70b"), find_hardware("a100")), "take 138 GB a device, a100 has"),
         (lambda: llama_7b_layer(weights="int3"), "weights in 'int3' are unknown; known"),
@@ -259,6 +264,20 @@ def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are
 
     assert expert_bytes(4, 1) / expert_bytes(1, 1) == pytest.approx(4.0, rel=1e-6)
     assert expert_bytes(4, 16) / expert_bytes(1, 16) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("module", [architecture, hardware, passes, cost, calibration])
+def test_examples_say_what_they_give(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 3 and found.failed == 0
+
+
+def test_layers_without_experts_are_counted() -> None:
+    sparse = {**public_shapes()["qwen3-30b-a3b"], "decoder_sparse_step": 2, "mlp_only_layers": [1, 3]}
+    model = find_architecture(sparse)
+    assert (model.num_layers, model.expert_layers) == (48, 22)  # every other layer, less two of these
+    names = [one.name for one in Roofline(model, PLAIN).operations(1, 10)]
+    assert "MLP down" in names and "experts down" in names
 
 
 @pytest.mark.parametrize("name", sorted(public_shapes()))
