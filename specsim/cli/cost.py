@@ -39,7 +39,9 @@ def show(
         str,
         typer.Option(help="Cached tokens; default 128,1024 or, of a profile, its own ends.", show_default=False),
     ] = "",
-    batch: Annotated[int | None, typer.Option(help="Sequences in lockstep, of linear costs.", min=1)] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences in lockstep, of linear and roofline costs.", min=1)
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a draft step, a target pass over n tokens, and a token without speculation take.
@@ -70,8 +72,9 @@ def show(
                 "round_overhead_s": model.round_overhead(),
             }
         )
+    notes = model.notes(max(sizes) - 1, (min(at), max(at)))
     if json:
-        print_json({"cost": file, "batch": batch or 1, "rows": rows})
+        print_json({"cost": file, "batch": batch or 1, "rows": rows, "notes": notes})
         return
     shown = [
         [
@@ -84,4 +87,5 @@ def show(
         for row in rows
     ]
     columns = ["context", "a token, ms", "draft step", "s_d / s_t", "overhead", *(f"pass of {size}" for size in sizes)]
-    print_table(f"{file}: milliseconds; of passes also in tokens without speculation", columns, shown)
+    title = f"{file}: milliseconds; of passes also in tokens without speculation"
+    print_table("; ".join([title, *notes]), columns, shown)

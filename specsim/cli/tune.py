@@ -189,8 +189,7 @@ def _print(
         gain = str(one.comparison.difference)
         label = CALLED[name].removeprefix("the ")
         rows.append([label, "", str(other.speedup), gain, f"{other.tau:.2f}", regret, str(other.policy)])
-    if tuned.approximate:
-        title += "; approximate: rejection sampling"
+    title = "; ".join([title, *tuned.notes])
     regret_of = f"regret to the oracle of {oracle_name([type(best), FixedK])}"
     columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", regret_of, "policy"]
     print_table(title, columns, rows)

@@ -67,6 +67,10 @@ class CostModel:
         """What a round with a tree costs besides: selection, and compaction of the draft cache, too."""
         return self.round_overhead()
 
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        """What results must say of drafts that long between these contexts: where costs are guessed."""
+        return []
+
 
 @dataclass(frozen=True)
 class SpaceCost(CostModel):
@@ -104,6 +108,9 @@ class SpaceCost(CostModel):
 
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
         return self.model.autoregressive_step(context)
+
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        return self.model.notes(max_draft_tokens, contexts)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class CostTable:
     verify_s : [n_max + 1, B], a target pass over n tokens (row 0 is unused)
     autoregressive_s : [B]
     tree : what trees cost, where the model can tell
+    notes : what results must say of these costs
     """
 
     bucket_bits: int
@@ -45,6 +46,7 @@ class CostTable:
     policy_step_s: float
     round_overhead_s: float
     tree: TreeTable | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def step_ratio(self) -> float:
@@ -83,4 +85,5 @@ def compile_table(
         policy_step_s=model.policy_step(),
         round_overhead_s=model.round_overhead(),
         tree=tree,
+        notes=tuple(model.notes(max_draft_tokens, contexts)),
     )

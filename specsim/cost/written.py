@@ -5,6 +5,7 @@
 constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round takes beside its passes; ``token_s``, what
     a verified token takes beside the pending one
 linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``
+roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 
 All in seconds. What is left out is 0. ``{"s_d": ..., "s_t": ...}`` alone is read, too.
 """
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from specsim.cost.linear import LinearCost, LinearPass
-from specsim.cost.model import ConstantCost
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.roofline.document import NESTED, RooflineDocument, roofline_from_document
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
 
@@ -29,7 +31,7 @@ class Written(TypedDict):
     """What every form has."""
 
     kind: Literal["specsim-cost"]
-    form: Literal["constant", "linear"]
+    form: Literal["constant", "linear", "roofline"]
     source: str
     date: str
 
@@ -60,7 +62,7 @@ class Linear(TypedDict):
     round_s: NotRequired[float]
 
 
-FORMS: dict[str, Any] = {"constant": Constant, "linear": Linear}
+FORMS: dict[str, Any] = {"constant": Constant, "linear": Linear, "roofline": RooflineDocument}
 
 
 def shipped_costs() -> dict[str, Path]:
@@ -85,6 +87,10 @@ def check_written(document: Any, where: str) -> dict[str, Any]:
     _refuse_others(document, {"version", *Written.__annotations__, *shape.__annotations__}, name)
     for part in ("target", "drafter") if shape is Linear else ():
         _refuse_others(document[part], set(Pass.__annotations__), f"{name}: {part}")
+    calibration = document.get("calibration", {})
+    _refuse_others(calibration, set(NESTED), f"{name}: calibration")
+    for part, found in calibration.items():
+        _refuse_others(found or {}, set(NESTED[part].__annotations__), f"{name}: calibration: {part}")
     return dict(document)
 
 
@@ -96,9 +102,11 @@ def _refuse_others(document: Mapping[str, Any], known: set[str], name: str) -> N
             )
 
 
-def written_cost(document: Mapping[str, Any], where: str) -> ConstantCost | LinearCost:
+def written_cost(document: Mapping[str, Any], where: str) -> CostModel:
     """The cost model of a checked document."""
     try:
+        if document["form"] == "roofline":
+            return roofline_from_document(document)
         if document["form"] == "linear":
             target, drafter = (LinearPass(**document[part]) for part in ("target", "drafter"))
             return LinearCost(target, drafter, document.get("step_s", 0.0), document.get("round_s", 0.0))

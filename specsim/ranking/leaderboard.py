@@ -153,11 +153,11 @@ class Board:
     @property
     def warnings(self) -> list[str]:
         """What these sequences do not show, a sentence each."""
-        tied = sum(row.tied for row in self.rows)
-        if not tied:
-            return []
-        others = f"{tied} of the {len(self.rows) - 1} other rows"
-        return [f"{self.holdout} sequences cannot separate the leader from {others}: their differences may be chance"]
+        warned = [f"costs: {note}" for note in self.rows[0].prediction.cost_notes]
+        if tied := sum(row.tied for row in self.rows):
+            rest = f"{tied} of the {len(self.rows) - 1} other rows: their differences may be chance"
+            warned.insert(0, f"{self.holdout} sequences cannot separate the leader from {rest}")
+        return warned
 
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")

@@ -295,5 +295,6 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         autoregressive_s=draws * autoregressive_seconds(trace, table),
         rounds=None,
         draws=draws,
+        cost_notes=table.notes,
         **expected,
     )

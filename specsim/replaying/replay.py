@@ -35,6 +35,7 @@ class Replay:
     autoregressive_s : float64 [S], the baseline on the same sequences
     rounds : every round, of the first outcome; None where not asked for
     draws : outcomes of every sequence that all but the rounds sum over; 1 on an exact trace
+    cost_notes : what the cost model says of its own seconds
     """
 
     policy: Policy
@@ -49,6 +50,7 @@ class Replay:
     verified: Ints
     truncated: Ints | None = None
     draws: int = 1
+    cost_notes: tuple[str, ...] = ()
 
     @property
     def approximate(self) -> bool:
@@ -122,4 +124,5 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
         verified=sums.verified,
         truncated=sums.truncated if isinstance(policy, TreePolicy) else None,
         draws=draws,
+        cost_notes=table.notes,
     )

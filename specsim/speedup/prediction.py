@@ -37,6 +37,7 @@ class Prediction:
     oracle_regret : seconds over those of the oracle (`specsim.speedup.chain_oracle`) less 1, all sequences
         together, under the cost model as it is; None where no oracle was asked. Below 0 only
         for a policy that reshapes the cost of a round.
+    cost_notes : what the cost model says of its own seconds, such as that they are extrapolated
     """
 
     policy: Policy
@@ -55,11 +56,12 @@ class Prediction:
     ar_seconds: float
     oracle_regret: float | None = None
     approximate: bool = False
+    cost_notes: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know of these numbers, in words."""
-        return ["approximate: rejection sampling"] if self.approximate else []
+        return [*(["approximate: rejection sampling"] if self.approximate else []), *self.cost_notes]
 
     def __repr__(self) -> str:
         rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, HM {self.hm:.3f}, tau {self.tau:.2f} tokens per target pass"
@@ -73,6 +75,7 @@ class Prediction:
             "params": self.policy.settings,
             "speedup": self.speedup.as_dict(),
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(Prediction)[2:]},
+            "cost_notes": list(self.cost_notes),
         }
 
 
@@ -102,6 +105,7 @@ def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
         truncated_rounds=None if result.truncated is None else int(result.truncated.sum()),
         oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
         approximate=result.approximate,
+        cost_notes=result.cost_notes,
     )
 
 

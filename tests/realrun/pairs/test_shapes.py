@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from realrun.lm.open import make_lm
 from realrun.pairs import shapes
 from realrun.pairs.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
+from specsim.cost.roofline.architecture import architecture_from_config, find_architecture
 from specsim.errors import InputError
 
 # Billions of parameters as published: model cards, papers, or the sum over the released tensors.
@@ -31,6 +32,11 @@ PUBLIC_BILLIONS = {
 @pytest.mark.parametrize("name", PUBLIC_BILLIONS)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert shapes.parameter_count(shape_config(name)) / 1e9 == pytest.approx(PUBLIC_BILLIONS[name], abs=6e-4)
+
+
+@pytest.mark.parametrize("name", PUBLIC_BILLIONS)
+def test_rooflines_price_the_same_shapes(name: str) -> None:
+    assert architecture_from_config(shape_config(name).to_dict(), name) == find_architecture(name)
 
 
 @pytest.mark.parametrize(("drafter", "target"), [("one-layer-7b", "llama-2-7b"), ("one-layer-13b", "llama-2-13b")])

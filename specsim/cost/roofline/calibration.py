@@ -1,0 +1,292 @@
+"""Roofline costs fitted to measured ones: what of the ceilings is reached, and what rounds take beside passes.
+
+A cell is one measured time. The target's derating is fitted to its passes, the drafter's and what a draft step takes
+beside them to draft steps, by bounded least squares of relative errors (on the logarithm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from specsim.arrays import Bools, Floats, Ints, Seconds
+from specsim.cost.grid import GridCost, GridPairCost
+from specsim.cost.profile import ProfileCost
+from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost
+from specsim.cost.roofline.hardware import Derating
+from specsim.cost.roofline.passes import Operation, Roofline, seconds_of
+from specsim.errors import InputError
+
+DRAFT, DRAFT_PASS, VERIFY, PLAIN = "draft", "draft pass", "verify", "autoregressive"
+MICROSECOND = 1e-6
+# Derating as it is fitted: memory, compute, launch in microseconds, overlap.
+LOW, HIGH = np.array([0.005, 0.005, 0.0, 0.0]), np.array([1.0, 1.0, 1000.0, 1.0])
+STARTS = [[0.8, 0.8, 2.0, 0.9], [0.5, 0.2, 2.0, 0.5], [0.3, 0.5, 50.0, 0.5], [0.8, 0.1, 200.0, 0.9]]
+RATIO_HIGH = 0.95  # of what is left of a cold start from step to step
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Measured times, one a row.
+
+    kind : "draft" (the draft step at the place `tokens`, from 1), "draft pass" and "verify" (a pass over `tokens`
+        tokens), or "autoregressive"
+    tokens, context, batch : int [N]; seconds : [N]
+    """
+
+    kind: Any
+    tokens: Ints
+    context: Ints
+    batch: Ints
+    seconds: Seconds
+
+    def select(self, rows: Bools) -> Cells:
+        return Cells(self.kind[rows], self.tokens[rows], self.context[rows], self.batch[rows], self.seconds[rows])
+
+    @property
+    def alternate(self) -> Bools:
+        """Every other cell, as on a chessboard of sizes and contexts."""
+        ranks = [np.unique(values, return_inverse=True)[1] for values in (self.tokens, self.context, self.batch)]
+        return np.asarray(np.sum(ranks, axis=0) % 2 == 0)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Relative errors of one region's cells: predicted over measured, less 1."""
+
+    region: str
+    cells: int
+    median_abs: float
+    bias: float
+    worst: float
+
+
+def measured_cells(measured: ProfileCost | GridPairCost) -> Cells:
+    """What was measured, cell by cell; a gap of a grid is none."""
+    rows: list[tuple[str, int, int, int, float]] = []
+    if isinstance(measured, ProfileCost):
+        contexts = measured.contexts
+        for kind, table in ((DRAFT, measured.draft_step_s), (VERIFY, measured.verify_s)):
+            rows += [(kind, n + 1, int(c), 1, float(s)) for n, row in enumerate(table)
+                     for c, s in zip(contexts, row, strict=True)]  # fmt: skip
+        rows += [(PLAIN, 1, int(c), 1, float(s)) for c, s in zip(contexts, measured.autoregressive_s, strict=True)]
+    else:
+        rows = [*_grid_rows(VERIFY, measured.target), *_grid_rows(DRAFT_PASS, measured.drafter)]
+    kinds, tokens, contexts, batches, seconds = map(np.array, zip(*(row for row in rows if row[-1] > 0), strict=True))
+    return Cells(kinds, tokens, contexts, batches, seconds)
+
+
+def _grid_rows(kind: str, grid: GridCost) -> list[tuple[str, int, int, int, float]]:
+    axes = np.meshgrid(grid.batches, grid.contexts, grid.tokens, indexing="ij")
+    columns = [axis.ravel().tolist() for axis in (*axes, grid.median_s)]
+    return [(kind, n, c, b, s) for b, c, n, s in zip(*columns, strict=True) if np.isfinite(s)]
+
+
+def predicted_seconds(cost: RooflineCost, cells: Cells) -> Seconds:
+    """What the cost model says of every cell."""
+    found = np.empty(len(cells.seconds))
+    for kind, tokens, batch in {*zip(cells.kind, cells.tokens.tolist(), cells.batch.tolist(), strict=True)}:
+        here = (cells.kind == kind) & (cells.tokens == tokens) & (cells.batch == batch)
+        at, context = replace(cost, batch=batch), cells.context[here]
+        if kind == DRAFT:
+            found[here] = at.draft_step(tokens - 1, context)
+        elif kind == VERIFY:
+            found[here] = at.verify(tokens, context)
+        elif kind == PLAIN:
+            found[here] = at.autoregressive_step(context)
+        else:
+            found[here] = _draft_passes(cost).seconds(tokens, context, batch)
+    return found
+
+
+def residuals(cost: RooflineCost, cells: Cells) -> list[Residuals]:
+    """Errors by region: draft steps, short and long passes of the target, small and large contexts, all."""
+    error = predicted_seconds(cost, cells) / cells.seconds - 1
+    passes = cells.kind == VERIFY
+    middle = np.median(cells.tokens[passes]) if passes.any() else 0
+    half = np.median(cells.context)
+    regions = {
+        "draft": np.isin(cells.kind, [DRAFT, DRAFT_PASS]),
+        "autoregressive": cells.kind == PLAIN,
+        f"verify, up to {middle:g} tokens": passes & (cells.tokens <= middle),
+        f"verify, more than {middle:g} tokens": passes & (cells.tokens > middle),
+        f"context up to {half:g}": cells.context <= half,
+        f"context above {half:g}": cells.context > half,
+        "all": np.ones(len(error), bool),
+    }
+    return [
+        Residuals(name, int(rows.sum()), float(np.median(abs(error[rows]))), float(np.median(error[rows])),
+                  float(abs(error[rows]).max()))
+        for name, rows in regions.items()
+        if rows.any()
+    ]  # fmt: skip
+
+
+def calibrate(cost: RooflineCost, measured: ProfileCost | GridPairCost, cells: Cells | None = None) -> RooflineCost:
+    """Fit a roofline to what was measured.
+
+    Parameters
+    ----------
+    cost : RooflineCost
+        Shapes and hardware; its derating and overheads are replaced.
+    measured : ProfileCost or GridPairCost
+        Of the same target and drafter. A profile is of batch 1.
+    cells : Cells, optional
+        Those of `measured_cells(measured)` that it may see; default: all.
+
+    Returns
+    -------
+    RooflineCost
+        Calibrated; `covered` says on what.
+
+    Raises
+    ------
+    InputError
+        Where no pass of the target was measured.
+
+    References
+    ----------
+    Branch, Coleman, Li 1999, the bounded least squares of ``scipy.optimize.least_squares``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsim.cost.profile import ProfileCost
+    >>> from specsim.cost.roofline.architecture import find_architecture
+    >>> from specsim.cost.roofline.calibration import calibrate
+    >>> from specsim.cost.roofline.cost import RooflineCost, find_drafter
+    >>> from specsim.cost.roofline.hardware import find_hardware
+    >>> from specsim.cost.roofline.passes import Roofline
+    >>> target = Roofline(find_architecture("llama-2-7b"), find_hardware("a100"))
+    >>> cost = RooflineCost(target, find_drafter("llama-68m", target.model))
+    >>> contexts = np.array([100, 1000])
+    >>> slower = ProfileCost(contexts, 1.2 * cost.draft(1, contexts)[None], 0 * contexts,
+    ...     1.2 * np.stack([cost.verify(n, contexts) for n in (1, 2)]), 1.2 * cost.verify(1, contexts), 0.0, 0.0)
+    >>> found = calibrate(cost, slower)
+    >>> bool(abs(found.verify(2, 500) / cost.verify(2, 500) - 1.2) < 0.01)
+    True
+    """
+    cells = measured_cells(measured) if cells is None else cells
+    target, drafting = cells.select(np.isin(cells.kind, [VERIFY, PLAIN])), cells.select(np.isin(cells.kind, [DRAFT]))
+    passes = cells.select(cells.kind == DRAFT_PASS)
+    if not len(target.seconds):
+        raise InputError("calibration: no pass of the target was measured; give a profile, or cells of one")
+    verifying = _operations(target, lambda n, context, batch: replace(cost, batch=batch).verify_operations(n, context))
+    fitted = replace(cost, target=fit_passes(cost.target, verifying, target.seconds))
+    if len(passes.seconds):
+        drafter = _draft_passes(cost)
+        drafter = fit_passes(drafter, _operations(passes, drafter.operations), passes.seconds)
+        fitted = replace(fitted, draft_passes=drafter)
+    overheads = Overheads()
+    if len(drafting.seconds):
+        fitted, overheads = _fit_drafting(fitted, drafting)
+    step_s = 0.0 if isinstance(measured, ProfileCost) else measured.autoregressive_overhead_s
+    round_s = max(measured.round_overhead() - step_s, 0.0)  # step_s is part of rounds and of plain tokens
+    overheads = replace(overheads, step_s=step_s, round_s=round_s, policy_step_s=measured.policy_step())
+    return replace(fitted, overheads=overheads, covered=_covered(cost, cells))
+
+
+def _draft_passes(cost: RooflineCost) -> Roofline:
+    if cost.draft_passes is None:
+        raise InputError(f"calibration: {cost.drafter.kind} drafts by no pass, the grid is of one; give a draft model")
+    return cost.draft_passes
+
+
+def _covered(cost: RooflineCost, cells: Cells) -> Covered:
+    verify, drafts = cells.tokens[cells.kind == VERIFY], cells.tokens[cells.kind == DRAFT]
+    contexts = (int(cells.context.min()), int(cells.context.max()))
+    # A grid of passes prices drafts of any length.
+    longest = int(drafts.max()) if len(drafts) else int(verify.max()) - 1
+    batches = tuple(np.unique(cells.batch).tolist())
+    return Covered(cost.subject, (1, longest), (int(verify.min()), int(verify.max())), contexts, batches)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the operations of every cell do: [R, N] each, operations by cells."""
+
+    bytes: Floats
+    flops: Floats
+    launches: Floats
+    link_bytes: Floats
+
+    def seconds(self, passes: Roofline, derating: Derating) -> Seconds:
+        """[N]"""
+        found = seconds_of(self.bytes, self.flops, self.launches, self.link_bytes, passes.ceilings, derating)
+        return np.asarray(found.sum(axis=0))
+
+    @classmethod
+    def of(cls, each: Sequence[Sequence[Operation]]) -> Work:
+        """Of N passes with the same R operations."""
+        names = ("bytes", "flops", "launches", "link_bytes")
+        return cls(*(np.array([[float(getattr(one, name)) for one in cell] for cell in each]).T for name in names))
+
+
+def _operations(cells: Cells, operations: Callable[[int, int, int], list[Operation]]) -> list[list[Operation]]:
+    """The operations of passes over the cells' tokens, at their contexts and batches."""
+    columns = zip(cells.tokens.tolist(), cells.context.tolist(), cells.batch.tolist(), strict=True)
+    return [operations(*cell) for cell in columns]
+
+
+def _derating(values: Floats) -> Derating:
+    memory, compute, launch, overlap = values[:4].tolist()
+    return Derating(memory, compute, launch * MICROSECOND, overlap)
+
+
+def fit_passes(passes: Roofline, operations: Sequence[Sequence[Operation]], seconds: Seconds) -> Roofline:
+    """The same passes under the derating that fits N measured times [N] of these operations best, a list for each."""
+    work = Work.of(operations)
+    found = _least_squares(lambda x: work.seconds(passes, _derating(x)), seconds, np.array(STARTS), LOW, HIGH)
+    return replace(passes, derating=_derating(found))
+
+
+def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overheads]:
+    """Of draft steps: the drafter's derating, and what a step takes beside its pass."""
+    place, passes = cells.tokens - 1, cost.draft_passes
+    most_s = float(cells.seconds.max())
+    # Beside a pass: a cold start, what is left of it at each step, and, where no pass would show it, a step's own.
+    low, high = np.zeros(3), np.array([2 * most_s, RATIO_HIGH, most_s])
+    start = [most_s / 2, 0.5, float(cells.seconds.min()) / 2]
+    by_pass = passes is not None and not cost.drafter.at_once
+
+    def beside(x: Floats) -> Seconds:
+        return np.asarray(x[0] * x[1] ** place + (0.0 if by_pass else x[2]))
+
+    if passes is None:
+        found = _least_squares(beside, cells.seconds, np.array([start]), low, high)
+        return cost, _overheads(found, by_pass)
+    later = replace(cells, context=cells.context + place)
+    work = Work.of(_operations(later, lambda _, context, batch: passes.operations(1, context, batch)))
+    runs = (place == 0) if cost.drafter.at_once else np.ones(len(place), bool)
+    found = _least_squares(
+        lambda x: work.seconds(passes, _derating(x)) * runs + beside(x[4:]),
+        cells.seconds,
+        np.array([[*one, *start] for one in STARTS]),
+        np.append(LOW, low),
+        np.append(HIGH, high),
+    )
+    return replace(cost, draft_passes=replace(passes, derating=_derating(found))), _overheads(found[4:], by_pass)
+
+
+def _overheads(values: Floats, by_pass: bool) -> Overheads:
+    cold, ratio, step = values.tolist()
+    return Overheads(draft_step_s=0.0 if by_pass else step, cold_start_s=cold, cold_start_ratio=ratio)
+
+
+def _least_squares(
+    seconds: Callable[[Floats], Seconds], measured: Seconds, starts: Floats, low: Floats, high: Floats
+) -> Floats:
+    """The parameters within bounds whose seconds have the least squares of log errors, from the best of the starts."""
+    from scipy.optimize import least_squares
+
+    spread = high - low
+
+    def errors(share: Floats) -> Floats:  # every parameter as a share of its range
+        return np.log(np.maximum(seconds(low + share * spread), 1e-12) / measured)
+
+    runs = [least_squares(errors, (start - low) / spread, bounds=(0, 1), x_scale="jac") for start in starts]
+    best = min(runs, key=lambda run: float(run.cost))
+    return np.clip(low + best.x * spread, low, high)

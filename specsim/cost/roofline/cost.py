@@ -1,0 +1,267 @@
+"""A target and a drafter on one kind of hardware, as a cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.arrays import Seconds
+from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, CostModel
+from specsim.cost.roofline.architecture import Architecture, find_architecture
+from specsim.cost.roofline.passes import Operation, Roofline
+from specsim.errors import InputError
+
+KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
+PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # that need no number
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """How a drafter drafts.
+
+    Parameters
+    ----------
+    kind : str
+        "model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space" or "prompt-lookup".
+    model : Architecture, optional
+        Whose passes draft; None where no pass does.
+    shared_layers : int
+        First layers of the target that drafting has run already where the target verifies, EESD's.
+    """
+
+    kind: str
+    model: Architecture | None = None
+    shared_layers: int = 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one pass drafts all tokens, as MEDUSA's heads do."""
+        return self.kind == "medusa"
+
+
+def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Drafter:
+    """A drafter of this target.
+
+    Parameters
+    ----------
+    drafter : str or mapping
+        A draft model as of `find_architecture`; "eagle", "edd" or "vdm", one layer of the target's shape and its head;
+        "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
+        after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
+        "medusa", "heads": K}``.
+    target : Architecture
+
+    Returns
+    -------
+    Drafter
+
+    Raises
+    ------
+    InputError
+        For a kind that is not known, or a number that does not fit the target.
+
+    Examples
+    --------
+    >>> from specsim.cost.roofline.architecture import find_architecture
+    >>> from specsim.cost.roofline.cost import find_drafter
+    >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
+    498085888
+    """
+    if isinstance(drafter, str) and drafter not in KINDS:
+        return Drafter("model", find_architecture(drafter))
+    given: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
+    if "model_type" in given:
+        return Drafter("model", find_architecture(given))
+    kind = given.get("kind")
+    number = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}.get(str(kind))
+    if kind not in KINDS[1:] or set(given) - {"kind", number}:
+        raise InputError(
+            f"roofline: drafter {dict(given)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
+            "with kind eesd, self-sd or medusa and its layers or heads"
+        )
+    most = {"layers": target.num_layers - 1, "heads": 64}.get(number or "", 0)
+    value = given.get(number, 0) if number else 0
+    if number and (type(value) is not int or not 1 <= value <= most):
+        raise InputError(f"roofline: drafter {kind} has {number}={value!r}; give 1 to {most}")
+    name = f"{kind} of {target.name}"
+    match kind:
+        case "eagle" | "edd" | "vdm":
+            layer = replace(target, name=name, num_layers=1, experts=None, dense_layers=0, window_layers=0)
+            return Drafter(kind, replace(layer, projected_inputs=2 if kind == "eagle" else 0))
+        case "eesd":
+            return Drafter(kind, target.first(value + 1, name), shared_layers=value)
+        case "self-sd":
+            return Drafter(kind, target.first(value, name))
+        case "medusa":
+            return Drafter(kind, replace(target.first(0, name), medusa_heads=value))
+    return Drafter(str(kind))
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What a round takes beside its passes, in seconds.
+
+    step_s : a round, and a token without speculation
+    round_s : a round
+    policy_step_s : a decision whether to continue
+    draft_step_s : a draft step
+    cold_start_s : the first draft step, where the target's pass has thrown the drafter's weights out of a cache
+    cold_start_ratio : what of it is left at each further step
+    """
+
+    step_s: float = 0.0
+    round_s: float = 0.0
+    policy_step_s: float = 0.0
+    draft_step_s: float = 0.0
+    cold_start_s: float = 0.0
+    cold_start_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            most = 1.0 if name == "cold_start_ratio" else MAX_SECONDS
+            if not 0 <= value <= most:
+                raise InputError(f"roofline: {name}={value}; give 0 to {most:g}")
+
+    def draft_step(self, place: int) -> float:
+        """Of the draft step at this place of a round, from 0."""
+        return self.draft_step_s + self.cold_start_s * self.cold_start_ratio**place
+
+
+@dataclass(frozen=True)
+class Covered:
+    """What a calibration rests on: the ranges that were measured, ends included, and of what."""
+
+    subject: str
+    draft_tokens: tuple[int, int]
+    verify_tokens: tuple[int, int]
+    contexts: tuple[int, int]
+    batches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RooflineCost(CostModel):
+    """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
+
+    Parameters
+    ----------
+    target : Roofline
+        The target's passes.
+    drafter : Drafter
+        How drafts are made.
+    draft_passes : Roofline, optional
+        The passes of `drafter.model`; default: on the target's hardware, as its own.
+    batch : int
+        Sequences in lockstep; times are the batch's.
+    overheads : Overheads
+        What a round takes beside passes.
+    covered : Covered, optional
+        What these costs were calibrated on; `notes` says what is asked beyond it.
+
+    Raises
+    ------
+    InputError
+        For a batch below 1.
+
+    Examples
+    --------
+    >>> from specsim.cost.roofline.architecture import find_architecture
+    >>> from specsim.cost.roofline.cost import RooflineCost, find_drafter
+    >>> from specsim.cost.roofline.hardware import find_hardware
+    >>> from specsim.cost.roofline.passes import Roofline
+    >>> target = Roofline(find_architecture("llama-3.1-8b"), find_hardware("h100"))
+    >>> cost = RooflineCost(target, find_drafter("llama-3.2-1b", target.model))
+    >>> bool(cost.verify(5, 1000) < 1.1 * cost.autoregressive_step(1000))
+    True
+    """
+
+    target: Roofline
+    drafter: Drafter
+    draft_passes: Roofline | None = None
+    batch: int = 1
+    overheads: Overheads = field(default_factory=Overheads)
+    covered: Covered | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"roofline: batch={self.batch}; give at least 1")
+        if self.draft_passes is None and self.drafter.model is not None:
+            object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
+
+    @property
+    def subject(self) -> str:
+        """What runs where, in words."""
+        of = self.target
+        devices = f"{of.tensor_parallel} x {of.hardware.name}" if of.tensor_parallel > 1 else of.hardware.name
+        drafter = self.drafter.model.name if self.drafter.model else self.drafter.kind
+        weights = f", weights {of.weights}" if of.weights else ""
+        return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{weights}"
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return MAX_TREE_TOKENS
+
+    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
+        """The draft step at this place of a round, from 0, in a round that starts at `context`."""
+        beside = np.full(np.shape(context), self.overheads.draft_step(place))
+        if self.draft_passes is None or (self.drafter.at_once and place):
+            return beside
+        return self.draft_passes.seconds(1, np.asarray(context, dtype=np.float64) + place, self.batch) + beside
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self.wider(2, context)
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        if self.draft_passes is None or self.drafter.at_once:
+            return np.zeros(np.shape(context))
+        passes = self.draft_passes
+        return passes.seconds(n_nodes, context, self.batch) - passes.seconds(1, context, self.batch)
+
+    def verify_operations(self, n_tokens: int, context: npt.ArrayLike) -> list[Operation]:
+        """What the target does to verify n_tokens: but for the last one, drafting may have run its first layers."""
+        shared, model = self.drafter.shared_layers, self.target.model
+        if not shared:
+            return self.target.operations(n_tokens, context, self.batch)
+        above = replace(self.target, model=model.first(model.num_layers - shared))
+        below = self.target.layers(model.first(shared), 1, context, self.batch)
+        return [*above.operations(n_tokens, context, self.batch), *below]
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.target.total(self.verify_operations(n_tokens, context)) + np.zeros(np.shape(context))
+
+    def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """A pass, and where there is something to leave out of the cache, one more launch."""
+        return self.verify(n_tokens, context) + (n_tokens > 1) * self.target.derating.launch_s
+
+    def policy_step(self) -> float:
+        return self.overheads.policy_step_s
+
+    def round_overhead(self) -> float:
+        return self.overheads.step_s + self.overheads.round_s
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.target.seconds(1, context, self.batch) + self.overheads.step_s
+
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        covered = self.covered
+        if covered is None:
+            return ["roofline, not calibrated"]
+        beyond = []
+        if covered.subject != self.subject:
+            beyond.append(f"{self.subject}, calibrated on {covered.subject}")
+        if max_draft_tokens > covered.draft_tokens[1]:
+            beyond.append(f"drafts of up to {max_draft_tokens} tokens, calibrated to {covered.draft_tokens[1]}")
+        if max_draft_tokens + 1 > covered.verify_tokens[1]:
+            beyond.append(f"passes of up to {max_draft_tokens + 1} tokens, calibrated to {covered.verify_tokens[1]}")
+        low, high = covered.contexts
+        if contexts[0] < low or contexts[1] > high:
+            beyond.append(f"contexts {contexts[0]} to {contexts[1]}, calibrated on {low} to {high}")
+        if self.batch not in covered.batches:
+            beyond.append(f"batch {self.batch}, calibrated on {', '.join(map(str, covered.batches))}")
+        return [f"extrapolated: {one}" for one in beyond]

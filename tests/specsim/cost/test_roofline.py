@@ -1,0 +1,287 @@
+"""Rooflines: bytes and FLOPs worked out by hand, what may never happen, and shapes against the models themselves."""
+
+from __future__ import annotations
+
+import doctest
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.cost.roofline import architecture, calibration, cost, hardware, passes
+from specsim.cost.roofline.architecture import Architecture, Experts, find_architecture, public_shapes
+from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
+from specsim.cost.roofline.passes import Operation, Roofline
+from specsim.errors import InputError
+
+IDEAL = Derating()
+PLAIN = Hardware("plain", memory_bytes_s=1e12, flops={"bfloat16": 1e14, "float32": 1e13}, link_bytes_s=1e11)
+
+
+def llama_7b_layer(**other: Any) -> Roofline:
+    return Roofline(find_architecture("llama-2-7b").first(1), PLAIN, derating=IDEAL, **other)
+
+
+def by_name(passes: Roofline, *asked: int) -> dict[str, Operation]:
+    return {one.name: one for one in passes.operations(*asked)}
+
+
+def test_bytes_and_flops_of_a_7b_layer_are_those_worked_out_by_hand() -> None:
+    """Hidden 4096, 32 heads of 128, MLP of 11008, bfloat16: 3 tokens behind 1000 cached ones."""
+    found = by_name(llama_7b_layer(), 3, 1000)
+    # 3 matrices of 4096 x 4096 = 50331648 weights of 2 bytes; 3 states in (4096) and out (3 x 4096).
+    qkv = found["queries, keys, values"]
+    assert (qkv.bytes, qkv.flops) == (100663296 + 3 * 16384 * 2, 2 * 3 * 50331648)
+    # Keys and values of 1003 tokens, 8192 numbers each; queries in, states out, 4096 each.
+    attention = found["attention"]
+    assert attention.bytes == 1003 * 8192 * 2 + 3 * 2 * 4096 * 2
+    assert attention.flops == 2 * (2 * 3 * 1003 * 4096)  # scores, then values
+    assert found["output projection"].bytes == 33554432 + 3 * 8192 * 2
+    # Gate and up: 2 x 4096 x 11008 weights; down: 11008 x 4096.
+    assert found["MLP gate, up"].bytes == 180355072 + 3 * (4096 + 22016) * 2
+    assert found["MLP down"].bytes == 90177536 + 3 * (11008 + 4096) * 2
+    assert found["MLP gate, up"].flops + found["MLP down"].flops == 2 * 3 * 135266304
+    weights = sum(found[name].flops for name in found if "attention" not in name and name != "head") / (2 * 3)
+    assert weights == 202375168  # the layer's parameters but for its norms
+
+
+def test_the_cache_is_read_once_whatever_the_number_of_drafted_tokens() -> None:
+    one, nine = (by_name(llama_7b_layer(), n, 4000)["attention"] for n in (1, 9))
+    assert nine.bytes - one.bytes == 8 * (8192 + 2 * 4096) * 2  # the new tokens' own keys, values, queries and states
+
+
+def test_bytes_of_a_mixtral_layer_are_of_the_experts_that_its_tokens_go_to() -> None:
+    """8 experts of 3 x 4096 x 14336 weights, 2 a token: in expectation 2, 3.5 and 5.46875 of them at 1, 2, 4 tokens."""
+    layer = Roofline(find_architecture("mixtral-8x7b").first(1), PLAIN, derating=IDEAL)
+    expert_bytes = 3 * 4096 * 14336 * 2
+    for tokens, experts in ((1, 2.0), (2, 3.5), (4, 5.46875)):
+        found = by_name(layer, tokens, 100)
+        read = found["experts gate, up"].bytes + found["experts down"].bytes
+        states = 2 * tokens * (4096 + 2 * 14336 + 14336 + 4096) * 2
+        assert read == experts * expert_bytes + states
+        assert found["experts gate, up"].flops + found["experts down"].flops == 2 * 2 * tokens * expert_bytes / 2
+        assert found["router"].bytes == 4096 * 8 * 2 + tokens * (4096 + 8) * 2
+
+
+def test_int4_weights_take_four_bits_and_a_scale_for_every_128() -> None:
+    full, packed = by_name(llama_7b_layer(), 1, 100), by_name(llama_7b_layer(weights="int4"), 1, 100)
+    assert full["MLP down"].bytes - packed["MLP down"].bytes == 45088768 * (2 - 0.5 - 2 / 128)
+    assert packed["MLP down"].flops == full["MLP down"].flops
+    assert packed["head"] == full["head"]
+    assert llama_7b_layer(weights="int8").weight_bytes == 202375168 + 2 * (2 * 32000 * 4096 + 3 * 4096)
+
+
+def test_a_batch_shares_weights_and_has_a_cache_for_each_sequence() -> None:
+    one, four = by_name(llama_7b_layer(), 2, 1000), by_name(llama_7b_layer(), 2, 1000, 4)
+    assert four["attention"].bytes == 4 * one["attention"].bytes
+    assert four["attention"].flops == 4 * one["attention"].flops
+    assert four["MLP down"].bytes - one["MLP down"].bytes == 6 * (11008 + 4096) * 2
+
+
+def test_devices_share_weights_and_cache_and_sum_states_twice_a_layer() -> None:
+    alone, shared = by_name(llama_7b_layer(), 2, 1000), by_name(llama_7b_layer(tensor_parallel=4), 2, 1000)
+    assert shared["attention"].bytes == alone["attention"].bytes / 4
+    assert shared["attention"].flops == alone["attention"].flops / 4
+    sums = shared["all-reduce"]
+    assert sums.link_bytes == 2 * (2 * 3 / 4 * 2 * 4096 * 2)  # a ring sends 2 (D - 1) / D of 2 tokens' states
+    assert sums.launches == 2 * 2 * 3
+    grouped = Roofline(find_architecture("llama-3.1-8b").first(1), PLAIN, tensor_parallel=32, derating=IDEAL)
+    kv = by_name(grouped, 1, 10**6)["attention"].bytes
+    assert kv == pytest.approx(10**6 * 2048 * 2 / 8, rel=1e-4)  # no device has less than one of 8 key-value heads
+
+
+def test_a_sliding_window_bounds_what_its_layers_read() -> None:
+    model = find_architecture("gpt-oss-20b")
+    assert (model.window, model.window_layers, model.num_layers) == (128, 12, 24)
+    assert model.attended(np.array([100.0, 1000.0])).tolist() == [24 * 100, 12 * 1000 + 12 * 128]
+
+
+@pytest.mark.parametrize(("routing", "read"), [("uniform", 128 * (1 - (15 / 16) ** 4)), ("balanced", 32.0)])
+def test_experts_read_under_either_routing(routing: Any, read: float) -> None:
+    assert Experts(128, 8, 768, routing=routing).read(4) == pytest.approx(read, rel=1e-12)
+
+
+@given(count=st.integers(2, 7), seed=st.integers(0, 2**32 - 1), tokens=st.integers(1, 40))
+def test_router_statistics_give_the_expected_experts_of_independent_tokens(count: int, seed: int, tokens: int) -> None:
+    """Each expert is missed by n tokens with (1 - p)^n; a skew reads fewer than uniform routing does."""
+    shares = np.random.default_rng(seed).dirichlet(np.ones(count))
+    skewed, uniform = Experts(count, 1, 8, probs=tuple(shares.tolist())), Experts(count, 1, 8)
+    assert skewed.read(tokens) == pytest.approx(float(np.sum(1 - (1 - shares) ** tokens)), rel=1e-9)
+    assert skewed.read(tokens) <= uniform.read(tokens) * (1 + 1e-9)
+    assert skewed.read(1) == pytest.approx(1.0)
+
+
+MODELS = ["llama-2-7b", "llama-3.1-8b", "mixtral-8x7b", "qwen3-30b-a3b", "gemma-2-9b", "gpt-oss-20b"]
+
+
+@given(
+    name=st.sampled_from(MODELS),
+    hardware=st.sampled_from(["a100", "h200", "l40s"]),
+    weights=st.sampled_from([None, "int8", "int4"]),
+    overlap=st.floats(0, 1),
+    tokens=st.integers(1, 300),
+    context=st.integers(0, 100_000),
+    batch=st.integers(1, 64),
+)
+def test_more_tokens_context_or_sequences_never_take_less_time(
+    name: str, hardware: str, weights: str | None, overlap: float, tokens: int, context: int, batch: int
+) -> None:
+    device = replace(find_hardware(hardware), memory_bytes=0.0)
+    passes = Roofline(find_architecture(name), device, weights=weights, derating=Derating(0.9, 0.8, 1e-6, overlap))
+    base = passes.seconds(tokens, context, batch)
+    more = [(tokens + 1, context, batch), (tokens, context + 7, batch), (tokens, context, batch + 1)]
+    assert all(passes.seconds(*one) >= base * (1 - 1e-12) for one in more)
+    faster = replace(passes, hardware=replace(device, memory_bytes_s=2 * device.memory_bytes_s))
+    assert base * (1 + 1e-12) >= faster.seconds(tokens, context, batch) >= base / 2
+
+
+@given(context=st.integers(1, 20_000), launch_s=st.floats(0, 1e-4), name=st.sampled_from(MODELS))
+def test_twice_the_bandwidth_halves_a_step_that_memory_bounds_but_for_its_launches(
+    context: int, launch_s: float, name: str
+) -> None:
+    device = replace(PLAIN, flops={"bfloat16": 1e20})
+    passes = Roofline(find_architecture(name), device, derating=Derating(launch_s=launch_s))
+    doubled = replace(passes, hardware=replace(device, memory_bytes_s=2e12))
+    launches_s = launch_s * sum(one.launches for one in passes.operations(1, context))
+    halved = (passes.seconds(1, context) - launches_s) / 2 + launches_s
+    assert doubled.seconds(1, context) == pytest.approx(float(halved), rel=1e-9)
+
+
+@pytest.mark.parametrize(("overlap", "seconds"), [(1.0, 0.008), (0.5, 0.0105), (0.0, 0.013)])
+def test_an_operation_takes_the_longer_of_reading_and_computing(overlap: float, seconds: float) -> None:
+    """4 GB at half of 1 TB/s are 8 ms, 100 GFLOP at a fifth of 100 TFLOP/s 5 ms, of which `overlap` hides; 3 launches
+    of 1 us, and 1 GB to other devices at 0.1 TB/s."""
+    passes = replace(llama_7b_layer(), derating=Derating(0.5, 0.2, 1e-6, overlap))
+    assert float(passes.time(Operation("one", 4e9, 1e11))) == pytest.approx(seconds, rel=1e-12)
+    assert float(passes.time(Operation("one", 4e9, 1e11, 3, 1e9))) == pytest.approx(seconds + 3e-6 + 0.01, rel=1e-12)
+
+
+def test_a_table_of_a_pass_sums_to_its_seconds_and_says_what_bounds_it() -> None:
+    passes = Roofline(find_architecture("llama-3.1-8b"), find_hardware("h100"))
+    short, long = passes.itemised(1, 1000), passes.itemised(1, 1000, 2048)
+    assert sum(row["seconds"] for row in short) == pytest.approx(float(passes.seconds(1, 1000)), rel=1e-12)
+    bounds = [{row["operation"]: row["bound_by"] for row in rows}["MLP down"] for rows in (short, long)]
+    assert bounds == ["memory", "compute"]
+
+
+def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> None:
+    assert set(known_hardware()) >= {"a100", "a6000", "a800", "h100", "h200", "l40s", "b200", "rtx-4090", "epyc-9655"}
+    assert all(device.source and device.date and device.title for device in known_hardware().values())
+    with pytest.raises(InputError, match="hardware a100 has no throughput in float8; choose one of float32"):
+        Roofline(find_architecture("llama-2-7b"), find_hardware("a100"), dtype="float8")
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: find_hardware("tpu"), "hardware 'tpu' is unknown; known: a100, "),
+        (lambda: find_architecture("gpt-9"), "neither a config.json nor one of llama-68m"),
+        (lambda: find_architecture({"model_type": "mamba"}), "model_type 'mamba', whose passes are not known; known"),
+        (lambda: find_architecture({"text_config": 3}), "text_config is malformed"),
+        (lambda: find_architecture({**public_shapes()["qwen3-30b-a3b"], "mlp_only_layers": 7}), "only_layers is mal"),
+        (lambda: find_architecture({"model_type": "llama"}), "has no hidden_size that is a whole number"),
+        (lambda: Roofline(find_architecture("llama-2-70b"), find_hardware("a100")), "take 138 GB a device, a100 has"),
+        (lambda: llama_7b_layer(weights="int3"), "weights in 'int3' are unknown; known"),
+        (lambda: llama_7b_layer(tensor_parallel=3), "3 devices cannot share the 32 heads"),
+        (lambda: Experts(4, 2, 8, probs=(0.5, 0.5, 0.5, 0.1)), "sum to 1.6, a token goes to 2 experts"),
+        (lambda: Experts(4, 5, 8), "5 experts a token of 4"),
+        (lambda: find_hardware({"flops": {}}), "hardware is malformed (memory_bytes_s is missing)"),
+        (lambda: Derating(memory=1.5), "derating: memory=1.5; give above 0, at most 1"),
+        (lambda: find_drafter({"kind": "eesd", "layers": 32}, find_architecture("llama-2-7b")), "give 1 to 31"),
+        (lambda: find_drafter({"kind": "eesd", "depth": 3}, find_architecture("llama-2-7b")), "is unknown; give a"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(build: Any, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build()
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def priced(drafter: Any, **other: Any) -> RooflineCost:
+    target = Roofline(find_architecture("llama-2-7b"), PLAIN, derating=IDEAL)
+    return RooflineCost(target, find_drafter(drafter, target.model), **other)
+
+
+def test_a_draft_is_one_pass_of_the_draft_model_after_another() -> None:
+    cost = priced("llama-68m")
+    model = replace(cost.target, model=find_architecture("llama-68m"))
+    steps = [model.seconds(1, np.array([100, 900]) + place) for place in range(3)]
+    assert cost.draft(3, np.array([100, 900])) == pytest.approx(np.sum(steps, axis=0))
+    assert cost.catch_up(100) == pytest.approx(model.seconds(2, 100) - model.seconds(1, 100))
+    assert cost.wider(9, 100) == pytest.approx(model.seconds(9, 100) - model.seconds(1, 100))
+
+
+def test_medusas_heads_draft_all_tokens_in_one_pass_over_the_last_state() -> None:
+    """4 residual blocks of 4096 x 4096 and 4 heads of 4096 x 32000, read once whatever the draft's length."""
+    cost = priced({"kind": "medusa", "heads": 4})
+    assert cost.draft(1, 100) == cost.draft(4, 100)
+    assert float(cost.draft(1, 100)) == pytest.approx(2 * 4 * (4096**2 + 4096 * 32000) / 1e12, rel=1e-3)
+    assert float(cost.wider(30, 100)) == 0
+
+
+def test_eagle_is_one_layer_an_input_projection_and_the_targets_head() -> None:
+    names = ["eagle", "edd"]
+    eagle, edd = (priced(name).drafter.model for name in names)
+    assert eagle is not None and edd is not None
+    assert eagle.parameters - edd.parameters == 2 * 4096**2
+    weights = 202375168 + 4096 * 32000  # the layer and the head; of the embedding one row is read
+    assert float(priced("edd").draft(1, 100)) == pytest.approx(2 * weights / 1e12, rel=0.01)
+
+
+def test_an_early_exit_leaves_its_first_layers_out_of_verification() -> None:
+    """Drafting has run them for all tokens but the last, which passes them alone."""
+    cost, whole = priced({"kind": "eesd", "layers": 8}), priced("prompt-lookup")
+    assert cost.verify(1, 500) == pytest.approx(whole.verify(1, 500))
+    layers, tables = 202375168, 4096 * 32000
+    assert float(cost.draft(1, 100)) == pytest.approx(2 * (9 * layers + tables) / 1e12, rel=0.01)
+    compute_bound, bound = replace(PLAIN, memory_bytes_s=1e20), 1e14
+    fast, all_layers = (
+        replace(one, target=replace(one.target, hardware=compute_bound), draft_passes=None) for one in (cost, whole)
+    )
+    saved = all_layers.verify(101, 0) - fast.verify(101, 0)
+    assert float(saved) == pytest.approx(8 * 100 * 2 * layers / bound, rel=0.01)
+
+
+@pytest.mark.parametrize("drafter", ["space", "prompt-lookup"])
+def test_drafts_that_no_pass_makes_cost_nothing(drafter: str) -> None:
+    cost = priced(drafter)
+    assert float(cost.draft(5, 100)) == float(cost.catch_up(100)) == float(cost.wider(5, 100)) == 0.0
+
+
+def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are_read() -> None:
+    """Balanced routing: 4 tokens of one sequence go to 32 of 128 experts, 4 x 16 tokens to all, as 16 do."""
+    model = replace(find_architecture("qwen3-30b-a3b").first(1), experts=Experts(128, 8, 768, routing="balanced"))
+    cost = RooflineCost(Roofline(model, PLAIN, derating=IDEAL), find_drafter("prompt-lookup", model))
+
+    def expert_bytes(tokens: int, batch: int) -> float:
+        operations = replace(cost, batch=batch).verify_operations(tokens, 1000)
+        return float(sum(one.bytes for one in operations if one.name in ("experts gate, up", "experts down")))
+
+    assert expert_bytes(4, 1) / expert_bytes(1, 1) == pytest.approx(4.0, rel=1e-6)
+    assert expert_bytes(4, 16) / expert_bytes(1, 16) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("module", [architecture, hardware, passes, cost, calibration])
+def test_examples_say_what_they_give(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 3 and found.failed == 0
+
+
+def test_layers_without_experts_are_counted() -> None:
+    sparse = {**public_shapes()["qwen3-30b-a3b"], "decoder_sparse_step": 2, "mlp_only_layers": [1, 3]}
+    model = find_architecture(sparse)
+    assert (model.num_layers, model.expert_layers) == (48, 22)  # every other layer, less two of these
+    names = [one.name for one in Roofline(model, PLAIN).operations(1, 10)]
+    assert "MLP down" in names and "experts down" in names
+
+
+@pytest.mark.parametrize("name", sorted(public_shapes()))
+def test_every_public_shape_is_read(name: str) -> None:
+    model = find_architecture(name)
+    assert isinstance(model, Architecture) and model.parameters > 6e7
+    assert all(find_drafter(kind, model).kind == kind for kind in ("eagle", "edd", "space", "prompt-lookup"))

@@ -1,0 +1,238 @@
+"""Calibrated rooflines: known hardware is found again, real measurements are met, and what lies beyond is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specsim
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.files import read_cost
+from specsim.cost.grid import GridCost, GridPairCost
+from specsim.cost.profile import ProfileCost
+from specsim.cost.roofline.architecture import Experts, find_architecture
+from specsim.cost.roofline.calibration import calibrate, fit_passes, measured_cells, predicted_seconds, residuals
+from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
+from specsim.cost.roofline.document import calibration_document
+from specsim.cost.roofline.hardware import Derating, find_hardware
+from specsim.cost.roofline.passes import Roofline
+from specsim.errors import InputError
+from tests.support.commands import call, json_of
+
+CONTEXTS = np.array([64, 512, 2048, 6000])
+
+
+def uncalibrated(drafter: Any = "llama-160m", hardware: str = "a100") -> RooflineCost:
+    target = Roofline(find_architecture("llama-2-7b"), find_hardware(hardware))
+    return RooflineCost(target, find_drafter(drafter, target.model))
+
+
+def hidden(cost: RooflineCost) -> RooflineCost:
+    """The same on hardware that reaches less than its datasheet says."""
+    target = replace(cost.target, derating=Derating(0.61, 0.44, 7e-6, 0.8))
+    passes = cost.draft_passes and replace(cost.draft_passes, derating=Derating(0.5, 0.6, 5e-6, 0.9))
+    overheads = Overheads(round_s=2e-4, policy_step_s=3e-6, cold_start_s=4e-4, cold_start_ratio=0.5)
+    return replace(cost, target=target, draft_passes=passes, overheads=overheads)
+
+
+def profiled(cost: RooflineCost, noise: float = 0.0, sizes: int = 12) -> ProfileCost:
+    """What profiling would have measured."""
+    rng = np.random.default_rng(5)
+
+    def rows(seconds: Any, count: int) -> Any:
+        return np.stack([seconds(i) for i in range(count)]) * np.exp(noise * rng.standard_normal((count, 4)))
+
+    return ProfileCost(
+        CONTEXTS,
+        rows(lambda place: cost.draft_step(place, CONTEXTS), sizes - 1),
+        cost.catch_up(CONTEXTS),
+        rows(lambda i: cost.verify(i + 1, CONTEXTS), sizes),
+        rows(lambda _: cost.autoregressive_step(CONTEXTS), 1)[0],
+        cost.policy_step(),
+        cost.round_overhead(),
+    )
+
+
+@pytest.mark.parametrize(
+    "drafter", ["llama-160m", "eagle", {"kind": "medusa", "heads": 4}, {"kind": "eesd", "layers": 8}]
+)
+def test_hardware_that_reaches_less_is_found_from_half_of_the_cells(drafter: Any) -> None:
+    truth = hidden(uncalibrated(drafter))
+    measured = profiled(truth)
+    cells = measured_cells(measured)
+    seen = cells.alternate
+    assert abs(seen.mean() - 0.5) < 0.1
+    found = calibrate(uncalibrated(drafter), measured, cells.select(seen))
+    unseen = cells.select(~seen)
+    before, after = (residuals(one, unseen)[-1] for one in (uncalibrated(drafter), found))
+    assert before.region == after.region == "all" and before.median_abs > 0.2
+    assert after.median_abs < 0.005 and after.worst < 0.03
+    assert (found.round_overhead(), found.policy_step()) == (2e-4, 3e-6)
+
+
+def test_noise_of_measurement_does_not_get_into_the_prediction() -> None:
+    """3 % of noise a cell, some 40 cells: the fit stays within 2 % of what is really so."""
+    truth = hidden(uncalibrated())
+    found = calibrate(uncalibrated(), profiled(truth, noise=0.03))
+    for n in (1, 5, 12):
+        assert found.verify(n, CONTEXTS) == pytest.approx(truth.verify(n, CONTEXTS), rel=0.02)
+    assert found.draft(6, CONTEXTS) == pytest.approx(truth.draft(6, CONTEXTS), rel=0.02)
+
+
+def test_steps_that_no_pass_makes_are_calibrated_too() -> None:
+    truth = replace(hidden(uncalibrated("prompt-lookup")), overheads=Overheads(0, 0, 0, 2e-6, 3e-5, 0.3))
+    found = calibrate(uncalibrated("prompt-lookup"), profiled(truth))
+    assert found.draft(5, CONTEXTS) == pytest.approx(truth.draft(5, CONTEXTS), rel=0.01)
+
+
+def grid(passes: Roofline, gap: bool = False) -> GridCost:
+    batches, contexts, tokens = np.array([1, 4, 16]), np.array([0, 1024, 4096]), np.array([1, 2, 4, 8, 16])
+    median_s = np.array([[[float(passes.seconds(n, c, b)) for n in tokens] for c in contexts] for b in batches])
+    if gap:
+        median_s[2, 2, 4] = np.nan
+    missing = np.where(np.isnan(median_s), "out of memory", "")
+    return GridCost(passes.model.name, "A100", "bfloat16", batches, contexts, tokens, median_s, missing)
+
+
+def test_grids_of_two_models_at_several_batches_calibrate_both() -> None:
+    truth = hidden(uncalibrated())
+    assert truth.draft_passes is not None
+    pair = GridPairCost(grid(truth.target, gap=True), grid(truth.draft_passes), batch=4, round_overhead_s=1e-4)
+    found = calibrate(uncalibrated(), pair)
+    cells = measured_cells(pair)
+    assert len(cells.seconds) == 2 * 45 - 1
+    assert predicted_seconds(found, cells) == pytest.approx(cells.seconds, rel=0.02)
+    assert replace(found, batch=16).verify(8, 3000) == pytest.approx(replace(truth, batch=16).verify(8, 3000), rel=0.02)
+    assert found.covered is not None and found.covered.batches == (1, 4, 16) and found.round_overhead() == 1e-4
+
+
+def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
+    """Qwen3-30B-A3B's expert layer on an H100: its time doubles with the tokens until all experts are read."""
+    tokens, measured_s = np.array([1, 2, 4, 8, 16, 32]), 1e-6 * np.array([49, 75, 124, 228, 420, 422])
+    model = find_architecture("qwen3-30b-a3b").first(1)
+    errors = {}
+    for routing in ("balanced", "uniform"):
+        layer = replace(model, experts=Experts(128, 8, 768, routing=routing))  # type: ignore[arg-type]
+        passes = Roofline(layer, find_hardware("h100"))
+
+        def operations(n: int, passes: Roofline = passes) -> Any:
+            return [one for one in passes.operations(n, 0) if "expert" in one.name or one.name == "router"]
+
+        fitted = fit_passes(passes, [operations(int(n)) for n in tokens], measured_s)
+        errors[routing] = [
+            np.array([float(one.total(operations(int(n)))) for n in tokens]) / measured_s - 1
+            for one in (passes, fitted)
+        ]
+    before, after = errors["balanced"]
+    assert before == pytest.approx([-0.198, -0.142, -0.076, -0.057, -0.010, -0.012], abs=0.002)
+    assert np.abs(after).max() < 0.02
+    assert np.abs(errors["uniform"][1]).max() > 0.1  # routing that is not the measured one cannot be calibrated away
+
+
+def calibrated() -> RooflineCost:
+    return calibrate(uncalibrated(), profiled(hidden(uncalibrated()), sizes=9))
+
+
+def test_results_say_where_their_costs_are_extrapolated() -> None:
+    trace = generate(IID(0.7), sequences=12, output_tokens=40, depth=8, prompt_tokens=100)
+    cost = calibrated()
+    assert specsim.predict(trace, cost, "fixed_k", k=3).notes == []
+    early = generate(IID(0.7), sequences=12, output_tokens=40, depth=8, prompt_tokens=16)
+    found = specsim.predict(early, cost, "fixed_k", k=3)
+    assert found.notes == ["extrapolated: contexts 15 to 54, calibrated on 64 to 6000"]
+    assert found.as_dict()["cost_notes"] == found.notes and found.notes[0] in repr(found)
+    assert specsim.predict(trace, uncalibrated(), "fixed_k", k=3).notes == ["roofline, not calibrated"]
+    board = specsim.leaderboard(early, cost, policies=["fixed_k", "max_confidence"], trials=4)
+    assert f"costs: {found.notes[0]}" in board.warnings
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch": 8}, "batch 8, calibrated on 1"),
+        ({"target": replace(uncalibrated().target, hardware=find_hardware("h100"))}, "calibrated on llama-2-7b with "),
+        ({}, "drafts of up to 20 tokens, calibrated to 8"),
+    ],
+)
+def test_what_is_asked_beyond_the_calibration_is_said(change: dict[str, Any], said: str) -> None:
+    cost = calibrated()
+    assert cost.notes(8, (64, 6000)) == []
+    asked = 8 if change else 20
+    assert any(said in note for note in replace(cost, **change).notes(asked, (64, 6000)))
+
+
+WRITTEN = {
+    "kind": "specsim-cost",
+    "version": 1,
+    "form": "roofline",
+    "source": "by hand",
+    "date": "2026-11-22",
+    "target": "llama-2-7b",
+    "drafter": "llama-160m",
+    "hardware": "a100",
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "cost.json"
+    path.write_text(json.dumps({**WRITTEN, **changes}))
+    return path
+
+
+def test_a_written_roofline_is_read_with_its_calibration(tmp_path: Path) -> None:
+    assert read_cost(written(tmp_path)) == uncalibrated()
+    cost = calibrated()
+    kept = read_cost(written(tmp_path, calibration=calibration_document(cost)))
+    assert kept == cost
+    batched = read_cost(written(tmp_path), batch=8)
+    assert float(batched.verify(4, 1000)) == float(uncalibrated().target.seconds(4, 1000, 8))
+
+
+def test_a_config_and_hardware_may_be_written_out(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "vocab_size": 32000,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    hardware = {"memory_bytes_s": 2.039e12, "flops": {"bfloat16": 312e12}}
+    named = read_cost(written(tmp_path))
+    for target in (config, str(tmp_path), str(tmp_path / "config.json")):
+        cost = read_cost(written(tmp_path, target=target, hardware=hardware, tensor_parallel=1))
+        assert cost.verify(5, CONTEXTS) == pytest.approx(named.verify(5, CONTEXTS), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": 7}, "target is 7"),
+        ({"hardware": "abacus"}, "hardware 'abacus' is unknown"),
+        ({"gpu": "h100"}, "unknown key 'gpu'"),
+        ({"calibration": {"target": {"memoy": 0.5}}}, "calibration: target has an unknown key 'memoy'"),
+        ({"calibration": {"targets": {}}}, "calibration has an unknown key 'targets'"),
+        ({"calibration": {"overheads": {"round_s": -1.0}}}, "round_s=-1.0; give 0"),
+        ({"calibration": {"covered": {"subject": "x", "draft_tokens": [], "verify_tokens": [1, 2], "contexts": [1, 2],
+                                      "batches": [1]}}}, "draft_tokens"),
+        ({"batch": 0}, "batch=0"),
+        ({"hardware": {"memory_bytes_s": 1e12, "flops": {"bfloat16": 1e14}, "bandwidth": 1.0}}, "'bandwidth'"),
+        ({"tensor_parallel": 2, "hardware": {"memory_bytes_s": 1e12, "flops": {"bfloat16": 1e14}}}, "link_bytes_s"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_written_roofline_is_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = written(tmp_path, **changes)
+    with pytest.raises(InputError) as refused:
+        read_cost(path)
+    assert said in str(refused.value) and str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_command_shows_it_and_says_that_it_is_not_measured(tmp_path: Path) -> None:
+    path = str(written(tmp_path))
+    shown = json_of(call("specsim", "cost", "show", path, "--contexts", "1000", "--tokens", "4", "--json"))
+    assert shown["notes"] == ["roofline, not calibrated"]
+    assert shown["rows"][0]["verify_s"]["4"] == pytest.approx(float(uncalibrated().verify(4, 1000)))
+    assert "not calibrated" in " ".join(call("specsim", "cost", "show", path).out.split())
