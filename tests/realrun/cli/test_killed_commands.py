@@ -154,8 +154,8 @@ def test_a_command_that_was_stopped_at_any_moment_ends_as_one_that_was_not(
         out.parent.mkdir()
         moment_s = float(rng.uniform(0, limit_s))
         first = commands.run(words(), SIGNALS[name], moment_s)
-        if first.code == 0:  # it was faster
-            limit_s = moment_s
+        if first.code == 0:  # it was faster, or not there yet
+            limit_s = max(moment_s, limit_s / 2)
             continue
         limit_s *= 1.1  # some take longer than others
         codes.add(first.code)
