@@ -81,7 +81,6 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
     """What the forked process does."""
     for number, path in ((1, "/dev/null"), (2, str(err))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     sys.stdout, sys.stderr = (open(number, "w") for number in (1, 2))  # not pytest's  # noqa: SIM115
     patched: list[tuple[Any, str, str, Callable[..., bool]]] = [
         (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),
@@ -97,10 +96,14 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
     sys.argv = ["realrun", *arguments]
     code: Any = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
         with on_any_machine():
             COMMANDS["realrun"]()
     except SystemExit as stop:
         code = stop.code or 0
+    except KeyboardInterrupt:  # before the command, or after it, where Python itself says so
+        code = 130
+        print("interrupted outside the command", file=sys.stderr)
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -117,7 +120,9 @@ class Commands:
         err, log = self.folder / "err", self.folder / "log"
         log.write_text("")
         process: BaseProcess = self.context.Process(target=run_command, args=(arguments, err, log))
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the process is there
         process.start()
+        signal.signal(signal.SIGINT, before)
         if number is not None:
             process.join(after_s)
             if process.is_alive():
