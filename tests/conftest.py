@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ RAN = pytest.StashKey[set[tuple[str, str, str]]]()  # (operation, backend, how i
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[RAN] = set()
+    os.environ.pop("COLUMNS", None)  # which processes of a parallel run are given, and tables would keep to
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -288,7 +288,7 @@ class LibraryStack:
                 own.self_attn = Silent(pairs=True)
             if mlp:  # mixtures of experts may give their router's choice as well
                 x = torch.zeros(1, 1, int(self.pieces.model.config.hidden_size), dtype=self.pieces.model.dtype)
-                own.mlp = Silent(pairs=isinstance(whole.mlp(x.to(self.pieces.model.device)), tuple))
+                own.mlp = Silent(pairs=isinstance(whole.mlp.forward(x.to(self.pieces.model.device)), tuple))
             self._silenced[key] = own
         return self._silenced[key]
 

@@ -610,7 +610,7 @@ def test_two_cost_grids_price_a_trace(files: Files, tmp_path: Path) -> None:
     assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k", *costs[:2]), "--draft-cost")
     assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k", *costs, "--batch", 3), "1, 2")
     options = ["--policy", "fixed_k", "--cost", files.constant, "--batch", 2]
-    assert_refused(call("specsim", "replay", files.trace, *options), "--batch")
+    assert_refused(call("specsim", "replay", files.trace, *options), "knows no batches")
     assert_refused(call("realrun", "cost-grid", "llama-9", "--out", tmp_path / "x", *REDUCED), "llama-9", "llama-2-7b")
     assert_refused(
         call("realrun", "cost-grid", "llama-2-7b", "--out", tmp_path / "x", "--batches", "1;2", *REDUCED), "1;2"

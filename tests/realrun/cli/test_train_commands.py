@@ -61,7 +61,7 @@ def test_help_has_every_setting_with_its_default(name: str) -> None:
     assert training.help.split("\n")[0] in printed and "Example: realrun train" in printed
     offered = {line.split()[0] for line in result.stdout.split("Options:")[1].splitlines() if line.startswith("  --")}
     expected = {f"--{option}" for option in ("out", "target", "seed", "device", "dtype", "threads", "json", "help")}
-    expected |= {"--draft-model", "--drafter"} if training.beside_draft else set()
+    expected |= {"--draft-model", "--drafter", "--allow-tokenizer-difference"} if training.beside_draft else set()
     expected |= {"--smoke-test"} if training.smoke_test else set()
     for option in (*options_of(training.settings), *options_of(training.shared)):
         expected.add(f"--{option.name.replace('_', '-')}")

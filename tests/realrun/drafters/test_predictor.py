@@ -271,7 +271,7 @@ def test_bad_predictor_files_are_refused(tmp_path: Path) -> None:
     tiny_pair().drafter.model.save_pretrained(tmp_path / "model")
     refused(["no predictor"], lambda: load_predictor(tmp_path / "model" / "model.safetensors"))
     save_predictor(replace(predictor, facts={}), tmp_path / "anonymous")
-    refused(["whose"], lambda: load_predictor(tmp_path / "anonymous"))
+    refused(["malformed", "fingerprint"], lambda: load_predictor(tmp_path / "anonymous"))
     save_predictor(replace(predictor, bias=torch.zeros(2)), tmp_path / "odd")
     refused(["shapes"], lambda: load_predictor(tmp_path / "odd"))
 

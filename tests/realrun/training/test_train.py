@@ -182,7 +182,7 @@ def test_a_failed_checkpoint_keeps_the_old_one(tmp_path: Path, monkeypatch: pyte
         raise OSError("no space left")
 
     trainer.train_step(windows(TOKENS, 16, 32, (1,)))
-    monkeypatch.setattr("realrun.training.common.folder.save_file", half_written)
+    monkeypatch.setattr("realrun.tensor_files.save_file", half_written)
     with pytest.raises(OSError, match="no space"):
         trainer.checkpoint()
     assert path.read_bytes() == before

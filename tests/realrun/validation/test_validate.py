@@ -187,7 +187,7 @@ def test_a_trace_made_with_other_settings_is_refused(
 def test_a_trace_of_another_model_is_refused(job: Job) -> None:
     pair = tiny_pair()
     other = replace(pair, target=tiny_model(layers=2, seed=9))
-    with pytest.raises(InputError, match=r"weights=.*pass --overwrite"):
+    with pytest.raises(InputError, match=r"weights=.*give --overwrite"):
         validate(other, tiny_prompts(), SETTINGS, job[1], ignore)
 
 
