@@ -17,6 +17,7 @@ from specsim.errors import InputError
 
 KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
 PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # that need no number
+NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # and what of the others is
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         A draft model as of `find_architecture`; "eagle", "edd" or "vdm", one layer of the target's shape and its head;
         "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
         after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
-        "medusa", "heads": K}``.
+        "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K".
     target : Architecture
 
     Returns
@@ -71,13 +72,17 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
     498085888
     """
-    if isinstance(drafter, str) and drafter not in KINDS:
-        return Drafter("model", find_architecture(drafter))
     given: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
+    if isinstance(drafter, str):
+        short, colon, text = drafter.partition(":")
+        if colon and short in NUMBERED:
+            given = {"kind": short, NUMBERED[short]: int(text) if text.isdecimal() else text}
+        elif drafter not in KINDS:
+            return Drafter("model", find_architecture(drafter))
     if "model_type" in given:
         return Drafter("model", find_architecture(given))
     kind = given.get("kind")
-    number = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}.get(str(kind))
+    number = NUMBERED.get(str(kind))
     if kind not in KINDS[1:] or set(given) - {"kind", number}:
         raise InputError(
             f"roofline: drafter {dict(given)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
