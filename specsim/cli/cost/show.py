@@ -33,7 +33,7 @@ def show(
         typer.Option(help="Cached tokens; default 128,1024 or, of a profile, its own ends.", show_default=False),
     ] = "",
     batch: Annotated[
-        int | None, typer.Option(help="Sequences in lockstep, of linear and roofline costs.", min=1)
+        int | None, typer.Option(help="Sequences in lockstep, of linear, roofline and silicon costs.", min=1)
     ] = None,
     json: JsonOption = False,
 ) -> None:
