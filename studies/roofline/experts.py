@@ -128,8 +128,8 @@ def section(document: Document) -> list[str]:
         "",
         f"By NVIDIA's measured operators (aiconfigurator-core 0.12.0, {document['tables']}) in bfloat16, one device. A "
         "pass over more tokens reads more experts until it reads all of them: at a small batch verification costs "
-        "much, where a batch's plain tokens hit all experts already as little as on a dense model. Routing is that of the "
-        "measurement: balanced, as many experts as possible, or skewed by a power law.",
+        "much, where a batch's plain tokens hit all experts already as little as on a dense model. Routing is that of "
+        "the measurement: balanced, as many experts as possible, or skewed by a power law.",
         "",
         f"A layer of experts alone, {layer['model']} on {layer['hardware']}, balanced: verifying {drafted} drafted "
         "tokens a sequence takes, of a plain step's time, "
