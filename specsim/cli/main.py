@@ -15,6 +15,7 @@ from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
+from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
@@ -38,7 +39,7 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, policies, info, example):
+for _command in (replay, tune, leaderboard, sweep, policies, info, example):
     app.command()(_command)
 
 
