@@ -22,10 +22,11 @@ from specsim.arrays import Floats
 from specsim.claims.measured import VALIDATION_KIND, floor_percent, run_columns
 from specsim.errors import InputError
 from specsim.json_files import read_json
+from specsim.results import BENCH_KIND
 from specsim.speedup.intervals import Estimate, log_ratio_error
 
 Change = Literal["slower", "faster", "no change", "not comparable"]
-KERNELS_KIND = "speckernels-bench"
+KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # of a benchmark's row, which name it
 SIGNIFICANCE = 0.05
 KERNEL_FLOOR_PERCENT = 5.0  # of times without a null arm
 BETWEEN_RUNS_PERCENT = 1.0  # standard deviation of a speedup between runs of one commit
@@ -82,7 +83,7 @@ def read_diff(old: Path, new: Path, *, between_runs_percent: float | None = None
         between = BETWEEN_RUNS_PERCENT if between_runs_percent is None else between_runs_percent
         return diff_validations(before, after, str(old), str(new), between_runs_percent=between)
     floor = KERNEL_FLOOR_PERCENT if between_runs_percent is None else between_runs_percent
-    read = _kernel_times if kinds[0] == KERNELS_KIND else _benchmark_times
+    read = _kernel_times if kinds[0] == BENCH_KIND else _benchmark_times
     return _diff_times(read(before, str(old)), read(after, str(new)), floor)
 
 
@@ -208,7 +209,7 @@ def _diff_times(before: Times, after: Times, floor: float) -> Diff:
 def _kernel_times(document: Mapping[str, Any], where: str) -> Times:
     found: Times = {}
     for row in document["rows"]:
-        name = " ".join(str(row.get(key)) for key in ("op", "label", "dtype", "backend", "mode"))
+        name = " ".join(str(row.get(key)) for key in KERNEL_KEYS)
         if row.get("median_us") is not None:
             found[name] = _spread([row.get(key) for key in ("median_us", "p20_us", "p80_us")], 1e-6, f"{where}: {name}")
     return found
@@ -242,7 +243,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _kind(document: Mapping[str, Any], path: Path) -> str:
     kind = document.get("kind")
-    if kind in (VALIDATION_KIND, KERNELS_KIND):
+    if kind in (VALIDATION_KIND, BENCH_KIND):
         rows = document.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(f"{path} has no rows; make it again")

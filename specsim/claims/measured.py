@@ -186,7 +186,9 @@ def _cost(subject: ReplaySubject, home: Path) -> CostModel:
 
     if isinstance(subject.cost, Seconds):
         if subject.draft_cost is not None or subject.batch is not None:
-            raise InputError("draft_cost and batch belong to cost grids; give cost as the target's grid")
+            raise InputError(
+                "draft_cost and batch belong to other costs than s_d and s_t; name their file, or leave them out"
+            )
         return ConstantCost(subject.cost.s_d, subject.cost.s_t)
     if subject.draft_cost is not None:
         return read_grid_pair(home / subject.cost, home / subject.draft_cost, batch=subject.batch or 1)

@@ -24,7 +24,10 @@ def check_seconds(costs: object, *names: str, least: float = 0.0) -> None:
     for name in names:
         value = getattr(costs, name)
         if not least <= value <= MAX_SECONDS:  # also catches NaN
-            raise InputError(f"cost: {name}={value} seconds is no time; give {least:g} to {MAX_SECONDS:g}")
+            wanted = "positive" if least else "0 or more"
+            raise InputError(
+                f"cost: {name}={value} seconds is not {wanted} and finite; give {least:g} to {MAX_SECONDS:g}"
+            )
 
 
 class CostModel:
