@@ -95,7 +95,7 @@ def diff_validations(
     between_runs_percent: float = BETWEEN_RUNS_PERCENT,
 ) -> Diff:
     """Compare the measured speedups of two validations of the same prompts, row by row with the same settings."""
-    floors = [floor_percent(dict(one), where) for one, where in ((before, old), (after, new))]
+    floors = [floor_percent(one, where) for one, where in ((before, old), (after, new))]
     floor = math.hypot(*floors)
     rows = [_rows(document, where) for document, where in ((before, old), (after, new))]
     compared: list[tuple[str, float, float, Estimate, float]] = []
@@ -110,7 +110,7 @@ def diff_validations(
             others.append(Line(name, old_value, new_value, None, "not comparable", f"only in the {which} run"))
             continue
         pair = [
-            run_columns(dict(document), row, "speedup", where)
+            run_columns(document, row, "speedup", where)
             for document, row, where in ((before, first, old), (after, second, new))
         ]
         assert pair[0] is not None and pair[1] is not None
@@ -126,7 +126,7 @@ def diff_validations(
     significant = holm([p for *_, p in compared])
     lines = []
     for (name, was, now, ratio, _), changed in zip(compared, significant, strict=True):
-        beyond = 100 * abs(math.log(ratio.estimate)) > 100 * math.log1p(floor / 100)
+        beyond = abs(math.log(ratio.estimate)) > math.log1p(floor / 100)
         verdict: Change = "no change" if not (changed and beyond) else "slower" if ratio.estimate < 1 else "faster"
         lines.append(Line(name, was, now, ratio, verdict, "" if beyond or not changed else "within the noise floor"))
     return Diff("speedup", floor, (*lines, *others))
@@ -160,7 +160,7 @@ def change(
     if not math.isfinite(error):
         return Estimate(value, 0.0, math.inf), 1.0
     if error == 0:
-        return Estimate(value, value, value), float(value == 1)
+        return Estimate.exact(value), float(value == 1)
     freedom = (a_top.size - 1) * (error / over_sequences) ** 4 if over_sequences else math.inf
     freedom = min(freedom, 1e9)
     factor = math.exp(float(stdtrit(freedom, 0.975)) * error)

@@ -22,12 +22,30 @@ LARGEST_ERROR_PERCENT = 3.0  # median, of a validation's predictions
 Entry = dict[str, Any]
 
 
-def replay_claim(subject: Mapping[str, Any], home: Path, *, tolerance_percent: float | None = None) -> Entry:
-    """The claim that a replay gives what it gives now. subject : the keys of `ReplaySubject`; paths relative to home"""
-    checked = ReplaySubject(**subject)
+def replay_claim(
+    trace: Path,
+    cost: Path,
+    policy: str,
+    settings: Mapping[str, Any],
+    quantity: str,
+    home: Path,
+    *,
+    tolerance_percent: float | None = None,
+) -> Entry:
+    """The claim that a replay gives what it gives now, its paths relative to `home`.
+
+    cost : a file, or the name of one that ships; policy : a name, or a FILE.py
+    """
+    subject = {
+        "trace": os.path.relpath(trace, home),
+        "cost": os.path.relpath(cost, home) if cost.exists() else str(cost),
+        "policy": os.path.relpath(policy, home) if ".py" in policy else policy,
+        "settings": dict(settings),
+        "quantity": quantity,
+    }
     percent = REPLAYED_PERCENT if tolerance_percent is None else tolerance_percent
-    found = measure(checked, home).value
-    return {"name": f"{checked.quantity} of {checked.policy}", **subject, **_expected(found, percent)}
+    found = measure(ReplaySubject(**subject), home).value  # type: ignore[arg-type]
+    return {"name": f"{quantity} of {subject['policy']}", **subject, **_expected(found, percent)}
 
 
 def document_claims(path: Path, home: Path, *, tolerance_percent: float | None = None) -> list[Entry]:
