@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ RATIOS: dict[str, Any] = {
     "tokens_per_s": lambda one: (one.output_tokens, one.speculative_s),
     "autoregressive_tokens_per_s": lambda one: (one.output_tokens, one.autoregressive_s),
 }
+TIMED = {  # the same of a real run, by columns of its row and document
+    "speedup": ("autoregressive_sequence_seconds", "sequence_seconds"),
+    "tokens_per_s": ("sequence_tokens", "sequence_seconds"),
+}
 
 
 def measure(subject: Subject, home: Path) -> Measured:
@@ -100,11 +105,11 @@ def as_measured(value: Any, where: str) -> Measured:
         numbers = [value[key] for key in ("estimate", "low", "high")]
         if all(_is_number(number) for number in numbers):
             estimate = float(numbers[0])
-            return Measured(estimate, Estimate(estimate, estimate, estimate), Estimate(*map(float, numbers)))
+            return Measured(estimate, Estimate.exact(estimate), Estimate(*map(float, numbers)))
     if not _is_number(value):
         raise InputError(f"{where}: what is claimed is no number but {str(value)[:40]!r}; name a number")
-    exact = Estimate(float(value), float(value), float(value))
-    return Measured(float(value), exact, exact)
+    exact = Estimate.exact(float(value))
+    return Measured(exact.estimate, exact, exact)
 
 
 def found_at(document: Any, at: list[Any], where: str) -> Any:
@@ -158,8 +163,7 @@ def _replayed(subject: ReplaySubject, home: Path) -> Measured:
     top, bottom = _columns(subject.quantity, replayed, part, subject.seed)
     key = (subject.trace, subject.max_output_tokens, tuple(part.trace.sequence_id.tolist()))
     found = from_columns(PerSequence(top, bottom, key), average=subject.average)
-    seconds = replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)
-    return Measured(found.value, found.record, found.prompts, 0.0, found.per_sequence, seconds)
+    return replace(found, seconds=(replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)))
 
 
 def _columns(quantity: str, replayed: Replay, part: Any, seed: int) -> tuple[Floats, Floats]:
@@ -182,7 +186,9 @@ def _cost(subject: ReplaySubject, home: Path) -> CostModel:
 
     if isinstance(subject.cost, Seconds):
         if subject.draft_cost is not None or subject.batch is not None:
-            raise InputError("draft_cost and batch belong to cost grids; give cost as the target's grid")
+            raise InputError(
+                "draft_cost and batch belong to other costs than s_d and s_t; name their file, or leave them out"
+            )
         return ConstantCost(subject.cost.s_d, subject.cost.s_t)
     if subject.draft_cost is not None:
         return read_grid_pair(home / subject.cost, home / subject.draft_cost, batch=subject.batch or 1)
@@ -199,15 +205,11 @@ def read_validation(path: Path) -> dict[str, Any]:
     return document
 
 
-def run_columns(document: dict[str, Any], row: dict[str, Any], quantity: str, where: str) -> PerSequence | None:
+def run_columns(document: Mapping[str, Any], row: Mapping[str, Any], quantity: str, where: str) -> PerSequence | None:
     """The columns of a measured quantity of a row; None of one that is not timed."""
-    try:
-        columns = {
-            "speedup": ("autoregressive_sequence_seconds", "sequence_seconds"),
-            "tokens_per_s": ("sequence_tokens", "sequence_seconds"),
-        }[quantity]
-    except KeyError:
+    if quantity not in TIMED:
         return None
+    columns = TIMED[quantity]
     both = {**document, **row}
     top, bottom = (_positive(both.get(name), f"{where}: {name}") for name in columns)
     if top.shape != bottom.shape:
@@ -222,7 +224,7 @@ def _positive(values: Any, where: str) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-def floor_percent(document: dict[str, Any], where: str) -> float:
+def floor_percent(document: Mapping[str, Any], where: str) -> float:
     """The noise floor of a validation."""
     floor: Any = document.get("noise_floor_percent")
     if not _is_number(floor) or floor < 0:
@@ -244,7 +246,7 @@ def _run(subject: RunSubject, home: Path) -> Measured:
     found = from_columns(columns, floor_percent=floor_percent(document, where))
     tokens = _positive(row.get("sequence_tokens"), f"{where}: sequence_tokens")
     seconds = _positive(row.get("sequence_seconds"), f"{where}: sequence_seconds"), tokens
-    return Measured(found.value, found.record, found.prompts, found.floor_percent, found.per_sequence, seconds)
+    return replace(found, seconds=seconds)
 
 
 def find_row(document: dict[str, Any], policy: str, where: str) -> dict[str, Any]:
@@ -263,6 +265,6 @@ def _finding(subject: FindingSubject) -> Measured:
     from specsim.papers import finding
 
     found = finding(subject.finding)
-    exact = Estimate(found.value, found.value, found.value)  # of the cells as they are printed
+    exact = Estimate.exact(found.value)  # of the cells as they are printed
     wide = exact if found.low is None or found.high is None else Estimate(found.value, found.low, found.high)
     return Measured(found.value, exact, wide)

@@ -13,6 +13,7 @@ from specsim.cli.options import (
     CostOption,
     DraftCostOption,
     JsonOption,
+    LearningShareOption,
     PolicyOption,
     SeedOption,
     SetOption,
@@ -29,9 +30,7 @@ def replay(
     draft_cost: DraftCostOption = None,
     batch: BatchOption = None,
     set_: SetOption = [],  # noqa: B006 (typer reads the default, it is never changed)
-    tuning_share: Annotated[
-        float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
-    ] = 0.5,
+    tuning_share: LearningShareOption = 0.5,
     expected: Annotated[
         bool,
         typer.Option(help="The exact expectation over what the policy draws (Thompson sampling), not one replay."),
