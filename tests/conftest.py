@@ -28,12 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _silence() -> Iterator[None]:
-    """Which command compiles first is another in every run, which takes half a minute is the machine's; both say so."""
-    never = partial(ProgressLines, interval_s=1e6)
-    with (
-        mock.patch("specsim.cli.console._listen_for_compiling"),
-        mock.patch("specsim.cli.console.ProgressLines", never),
-    ):
+    """What compiles first differs by run, what takes half a minute by machine; commands say both."""
+    never, console = partial(ProgressLines, interval_s=1e6), "specsim.cli.console"
+    with mock.patch(f"{console}._listen_for_compiling"), mock.patch(f"{console}.ProgressLines", never):
         yield
 
 
