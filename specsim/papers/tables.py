@@ -157,9 +157,15 @@ def parse_table(name: str, text: str) -> Table:
     return table
 
 
+@cache
+def _transcribed() -> dict[str, Any]:
+    """What `Table.digests` said of every table when it was transcribed."""
+    return dict(json.loads((DATA / "digests.json").read_text(encoding="utf-8")))
+
+
 def changed_cells(table: Table) -> list[str]:
     """The cells that are not those transcribed, by table, row and column; rows that were added or are missing."""
-    expected = json.loads((DATA / "digests.json").read_text(encoding="utf-8"))[table.name]
+    expected = _transcribed()[table.name]
     found = table.digests()
     gone = [f"table {table.name}, row {row} is missing" for row in expected["rows"] if row not in found["rows"]]
     new = [f"table {table.name}, row {row} is new" for row in found["rows"] if row not in expected["rows"]]
