@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -28,6 +29,14 @@ def _compile_in_silence() -> Iterator[None]:
     """Which command compiles first, and would say so, is another in every run of the tests."""
     with mock.patch("specsim.cli.console._listen_for_compiling"):
         yield
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
