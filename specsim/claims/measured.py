@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.arrays import Floats
+from specsim.arrays import Floats, IntArray
 from specsim.claims.claim import FindingSubject, ReplaySubject, RunSubject, Seconds, Subject, ValueSubject
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
@@ -17,7 +17,12 @@ from specsim.json_files import read_json
 from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Estimate, ratio_interval
 
+if TYPE_CHECKING:
+    from specsim.replaying.priced import PricedTrace
+
 VALIDATION_KIND = "specsim-validation"
+IDENTITY = "rounds_identical_percent"
+DEFAULT_SHARE = 0.5  # of the sequences, on which policies learn
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,15 @@ def from_columns(columns: PerSequence, *, average: str = "tokens", floor_percent
 
 
 def as_measured(value: Any, where: str) -> Measured:
-    """A plain number, or an estimate with its interval."""
+    """A plain number, an estimate with its interval, or the mean of a list, whose entries are sequences."""
     if isinstance(value, dict) and {"estimate", "low", "high"} <= set(value):
         numbers = [value[key] for key in ("estimate", "low", "high")]
         if all(_is_number(number) for number in numbers):
             estimate = float(numbers[0])
             return Measured(estimate, Estimate.exact(estimate), Estimate(*map(float, numbers)))
+    if isinstance(value, list) and value and all(_is_number(one) and one > 0 for one in value):
+        entries = np.asarray(value, dtype=np.float64)
+        return from_columns(PerSequence(entries, np.ones(entries.shape), ("list", where)))
     if not _is_number(value):
         raise InputError(f"{where}: what is claimed is no number but {str(value)[:40]!r}; name a number")
     exact = Estimate.exact(float(value))
@@ -151,33 +159,57 @@ def _replayed(subject: ReplaySubject, home: Path) -> Measured:
     from specsim.api.predict import fitted_part
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
+    from specsim.trace.split import split_sequences
 
     trace = read_trace(home / subject.trace)
     if subject.max_output_tokens is not None:
         trace = trace.shortened(subject.max_output_tokens)
     name = str(home / subject.policy) if ".py" in subject.policy else subject.policy
-    part, policy, _ = fitted_part(
-        PricedTrace(trace, _cost(subject, home)), name, subject.settings, subject.tuning_share, subject.seed
-    )
-    replayed = part.replay(policy, seed=subject.seed)
-    top, bottom = _columns(subject.quantity, replayed, part, subject.seed)
+    priced, share = PricedTrace(trace, _cost(subject, home)), subject.tuning_share
+    part, policy, learned_on = fitted_part(priced, name, subject.settings, share or DEFAULT_SHARE, subject.seed)
+    if share is not None and not learned_on:
+        part = priced.select(split_sequences(trace, tuning_share=share, seed=subject.seed)[1])
+    replayed = part.replay(policy, seed=subject.seed, log=subject.rounds is not None)
+    top, bottom = _columns(subject, replayed, part, home)
     key = (subject.trace, subject.max_output_tokens, tuple(part.trace.sequence_id.tolist()))
     found = from_columns(PerSequence(top, bottom, key), average=subject.average)
     return replace(found, seconds=(replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)))
 
 
-def _columns(quantity: str, replayed: Replay, part: Any, seed: int) -> tuple[Floats, Floats]:
-    """The two columns [S] whose sums' ratio is this quantity of a replay."""
+def _columns(subject: ReplaySubject, replayed: Replay, part: PricedTrace, home: Path) -> tuple[Floats, Floats]:
+    """The two columns [S] whose sums' ratio is the quantity of this replay."""
+    quantity = subject.quantity
+    if (subject.rounds is not None) != (quantity == IDENTITY):
+        raise InputError(f"quantity {IDENTITY!r} and rounds belong together; give both or neither")
+    if subject.rounds is not None:
+        return _identical(replayed, part.trace.sequence_id, home / subject.rounds)
     if quantity == "oracle_regret":
         from specsim.speedup.prediction import oracle_seconds, oracle_width
 
         policy = replayed.policy
-        least = oracle_seconds(part, [type(policy)], width=oracle_width(policy), seed=seed)
+        least = oracle_seconds(part, [type(policy)], width=oracle_width(policy), seed=subject.seed)
         return replayed.speculative_s - least, least
     if quantity not in RATIOS:
-        raise InputError(f"quantity {quantity!r} is none of a replay; it has {', '.join([*RATIOS, 'oracle_regret'])}")
+        known = ", ".join([*RATIOS, "oracle_regret", IDENTITY])
+        raise InputError(f"quantity {quantity!r} is none of a replay; it has {known}")
     top, bottom = (np.asarray(column, dtype=np.float64) for column in RATIOS[quantity](replayed))
     return top, bottom
+
+
+def _identical(replayed: Replay, sequence_id: IntArray, path: Path) -> tuple[Floats, Floats]:
+    """Of every sequence [S] 100 times the rounds that a real run of the policy did just so, and all replayed ones."""
+    from specsim.acceptance.sources import read_rounds
+
+    real, log = read_rounds(path, policy=str(replayed.policy)), replayed.rounds
+    if real.sequence_id is None or real.t is None:
+        raise InputError(f"{path} does not say where its rounds begin; give rounds.parquet of `realrun validate`")
+    assert log is not None
+    columns = real.sequence_id, real.t, real.drafted, real.accepted
+    own_columns = sequence_id[log.sequence], log.t, log.drafted, log.accepted
+    done = set(zip(*(column.tolist() for column in columns), strict=True))
+    same = [row in done for row in zip(*(column.tolist() for column in own_columns), strict=True)]
+    counts = [np.bincount(log.sequence, weights, len(sequence_id)) for weights in (same, None)]
+    return 100 * counts[0].astype(np.float64), counts[1].astype(np.float64)
 
 
 def _cost(subject: ReplaySubject, home: Path) -> CostModel:

@@ -10,7 +10,7 @@ from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
 from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
-from specsim.cli.info import data, example, info, policies
+from specsim.cli.info import data, example, explain, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
@@ -38,7 +38,7 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, policies, info, example):
+for _command in (replay, tune, leaderboard, policies, info, example, explain):
     app.command()(_command)
 
 

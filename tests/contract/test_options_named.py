@@ -53,6 +53,7 @@ RAISED_BY = {
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/claims.py": ("specsim claims record",),
     "realrun/validation/run.py": ("realrun validate",),
+    "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),

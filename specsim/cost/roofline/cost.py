@@ -17,6 +17,7 @@ from specsim.errors import InputError
 
 KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
 PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # that need no number
+NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # and what of the others is
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         A draft model as of `find_architecture`; "eagle", "edd" or "vdm", one layer of the target's shape and its head;
         "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
         after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
-        "medusa", "heads": K}``.
+        "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K".
     target : Architecture
 
     Returns
@@ -71,13 +72,17 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
     498085888
     """
-    if isinstance(drafter, str) and drafter not in KINDS:
-        return Drafter("model", find_architecture(drafter))
     given: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
+    if isinstance(drafter, str):
+        short, colon, text = drafter.partition(":")
+        if colon and short in NUMBERED:
+            given = {"kind": short, NUMBERED[short]: int(text) if text.isdecimal() else text}
+        elif drafter not in KINDS:
+            return Drafter("model", find_architecture(drafter))
     if "model_type" in given:
         return Drafter("model", find_architecture(given))
     kind = given.get("kind")
-    number = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}.get(str(kind))
+    number = NUMBERED.get(str(kind))
     if kind not in KINDS[1:] or set(given) - {"kind", number}:
         raise InputError(
             f"roofline: drafter {dict(given)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
@@ -142,8 +147,47 @@ class Covered:
     batches: tuple[int, ...]
 
 
+class PassCost(CostModel):
+    """Costs of a target and a drafter that follow from passes; says all but what verification takes."""
+
+    drafter: Drafter
+    draft_passes: Any  # a model's passes, or None where no pass drafts
+    batch: int
+    overheads: Overheads
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return MAX_TREE_TOKENS
+
+    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
+        """The draft step at this place of a round, from 0, in a round that starts at `context`."""
+        beside = np.full(np.shape(context), self.overheads.draft_step(place))
+        if self.draft_passes is None or (self.drafter.at_once and place):
+            return beside
+        found: Seconds = self.draft_passes.seconds(1, np.asarray(context, dtype=np.float64) + place, self.batch)
+        return found + beside
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self.wider(2, context)
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        if self.draft_passes is None or self.drafter.at_once:
+            return np.zeros(np.shape(context))
+        one, more = (self.draft_passes.seconds(nodes, context, self.batch) for nodes in (1, n_nodes))
+        return np.maximum(more - one, 0.0)  # as measured, a pass over more tokens may be a little faster
+
+    def policy_step(self) -> float:
+        return self.overheads.policy_step_s
+
+    def round_overhead(self) -> float:
+        return self.overheads.step_s + self.overheads.round_s
+
+
 @dataclass(frozen=True)
-class RooflineCost(CostModel):
+class RooflineCost(PassCost):
     """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
 
     Parameters
@@ -200,29 +244,6 @@ class RooflineCost(CostModel):
         weights = f", weights {of.weights}" if of.weights else ""
         return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{weights}"
 
-    @property
-    def max_tree_tokens(self) -> int:
-        return MAX_TREE_TOKENS
-
-    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
-        """The draft step at this place of a round, from 0, in a round that starts at `context`."""
-        beside = np.full(np.shape(context), self.overheads.draft_step(place))
-        if self.draft_passes is None or (self.drafter.at_once and place):
-            return beside
-        return self.draft_passes.seconds(1, np.asarray(context, dtype=np.float64) + place, self.batch) + beside
-
-    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
-
-    def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return self.wider(2, context)
-
-    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        if self.draft_passes is None or self.drafter.at_once:
-            return np.zeros(np.shape(context))
-        passes = self.draft_passes
-        return passes.seconds(n_nodes, context, self.batch) - passes.seconds(1, context, self.batch)
-
     def verify_operations(self, n_tokens: int, context: npt.ArrayLike) -> list[Operation]:
         """What the target does to verify n_tokens: but for the last one, drafting may have run its first layers."""
         shared, model = self.drafter.shared_layers, self.target.model
@@ -238,12 +259,6 @@ class RooflineCost(CostModel):
     def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """A pass, and where there is something to leave out of the cache, one more launch."""
         return self.verify(n_tokens, context) + (n_tokens > 1) * self.target.derating.launch_s
-
-    def policy_step(self) -> float:
-        return self.overheads.policy_step_s
-
-    def round_overhead(self) -> float:
-        return self.overheads.step_s + self.overheads.round_s
 
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
         return self.target.seconds(1, context, self.batch) + self.overheads.step_s
