@@ -42,8 +42,8 @@ def record_text(
     """Record what prompt lookup would propose, from prompts and outputs alone.
 
     The outputs may be any model's or engine's: what is looked up depends on the text alone, so
-    that the trace replays exactly, under any chain policy, and with --as as an engine would
-    run it. The rule of vLLM takes n-grams of 5 tokens unless told, as vLLM does.
+    that any chain policy replays exactly on the trace, as `specsim replay --as vllm` would
+    count it. The rule of vLLM takes n-grams of 5 tokens unless told, as vLLM does.
 
     Example: specsim record-text texts.jsonl lookup/ --rule vllm --min-ngram 2 --max-ngram 3
     """
