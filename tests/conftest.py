@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -32,6 +33,14 @@ def _silence() -> Iterator[None]:
     never, console = partial(ProgressLines, interval_s=1e6), "specsim.cli.console"
     with mock.patch(f"{console}._listen_for_compiling"), mock.patch(f"{console}.ProgressLines", never):
         yield
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

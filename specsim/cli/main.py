@@ -10,7 +10,9 @@ from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
 from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
-from specsim.cli.info import data, example, explain, info, policies
+from specsim.cli.engines.explain import explain
+from specsim.cli.engines.record_text import record_text
+from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
@@ -39,7 +41,7 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, sweep, policies, info, example, explain):
+for _command in (replay, tune, leaderboard, sweep, policies, info, example, explain, record_text):
     app.command()(_command)
 
 

@@ -134,7 +134,7 @@ def depths() -> Iterator[Finding]:
             yield finding(f"edd.alpha_off.{slug(method)}", off, "rows", off == 0, text, *tables, erratum="B1")
     rates = [(one.row.number("tau") - 1) / 5 for one in drafted() if one.row.table.name == "edd_1"]
     text = "mean of (tau - 1) / depth in table 1, the share of drafted tokens accepted; range over rows"
-    within = Interval(min(rates), max(rates))
+    within = Interval.over(rates)
     yield finding(
         "edd.accepted_share", float(np.mean(rates)), "", "cannot decide", text, "edd_1", within=within, erratum="B1"
     )
@@ -164,7 +164,7 @@ def overheads() -> Iterator[Finding]:
             for what, unit, scale in (("overhead_mean", "ms", 1.0), ("overhead_share", "%", 100 / target)):
                 scaled = [scale * value for value in values]
                 text = "mean over rows; range over rows" + ("" if unit == "ms" else ", of a target pass")
-                within = Interval(min(scaled), max(scaled))
+                within = Interval.over(scaled)
                 full = f"edd.{what}.{slug(method, size)}"
                 places = (rows[0].row.table.name, "edd_costs")
                 yield finding(
@@ -185,7 +185,7 @@ def without_overhead() -> Iterator[Finding]:
             "edd_1",
             "edd_2",
             "edd_costs",
-            within=Interval(min(errors), max(errors)),
+            within=Interval.over(errors),
             erratum="B13",
         )
 
@@ -297,7 +297,7 @@ def nodes_cost_time() -> Iterator[Finding]:
     )
     yield finding("edd.cape_against_vct", faster, "rows", verdict, text, "edd_2", erratum="B13")
     text = "a round of VCT takes longer than one of CAPE; range over rows"
-    within = Interval(min(extra), max(extra))
+    within = Interval.over(extra)
     yield finding(
         "edd.vct_extra_time",
         float(np.mean(extra)),
@@ -329,7 +329,7 @@ def text_claims() -> Iterator[Finding]:
         for other in drafted()
         if _same_but(one, other, "EDD", "VDM")
     ]
-    within = Interval(min(ratios), max(ratios))
+    within = Interval.over(ratios)
     text = "mean of EDD's tau over VDM's; range over rows"
     yield finding("edd.tau_over_vdm", float(np.mean(ratios)), "x", "supports", text, "edd_1", within=within)
     for (target, dataset), small in pct.items():

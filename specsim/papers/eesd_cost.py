@@ -63,7 +63,7 @@ def audit() -> Iterator[Finding]:
         "by so much Eq. 14 promises too much with the T_d / T_t that table 8 measures; range over rows",
         "eesd_8",
         "eesd_11",
-        within=Interval(min(too_much), max(too_much)),
+        within=Interval.over(too_much),
         erratum="A15",
     )
 
@@ -144,7 +144,7 @@ def one_ratio() -> Iterator[Finding]:
     for name, group in groups().items():
         places = [one.row.place() for one in group]
         implied = [implied_cost_ratio(one.v_d, one.r_d, one.speedup) for one in group]
-        over_rows = Interval(min(implied), max(implied))
+        over_rows = Interval.over(implied)
         fitted = errors(fit(group), group)
         left_out = [error for one in group for error in errors(fit([x for x in group if x is not one]), [one])]
         all_errors += fitted
@@ -159,7 +159,7 @@ def one_ratio() -> Iterator[Finding]:
                 float(np.mean(fitted)),
                 "%",
                 "mean error of speedup with one T_d / T_t; range over rows",
-                Interval(min(fitted), max(fitted)),
+                Interval.over(fitted),
             ),
             "one_ratio_left_out": (float(np.mean(left_out)), "%", "the same, fitted on the other data sets", None),
         }
@@ -188,7 +188,7 @@ def by_weights() -> Iterator[Finding]:
             "contradicts",
             "mean error of Eq. 14 with the share of weights as T_d / T_t: it promises too much; range over rows",
             *DETAILED,
-            within=Interval(min(signed), max(signed)),
+            within=Interval.over(signed),
             erratum="A15",
         )
 

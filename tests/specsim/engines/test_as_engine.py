@@ -23,6 +23,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 
 COST = ConstantCost(0.001, 0.010)
+# Of the lab's pair, greedy: by engine, K and prompt, tokens drafted and accepted in each round that it counted.
 COUNTED = json.loads((Path(__file__).parent / "rounds.json").read_text())
 
 
