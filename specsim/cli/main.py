@@ -19,6 +19,7 @@ from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
+from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
@@ -42,7 +43,8 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, policies, info, example, advise, diagnose, explain, record_text):
+COMMANDS = (replay, tune, leaderboard, sweep, policies, info, example, advise, diagnose, explain, record_text)
+for _command in COMMANDS:
     app.command()(_command)
 
 
