@@ -10,6 +10,8 @@ from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
 from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
+from specsim.cli.engines.advise import advise
+from specsim.cli.engines.diagnose import diagnose
 from specsim.cli.engines.explain import explain
 from specsim.cli.engines.record_text import record_text
 from specsim.cli.info import data, example, info, policies
@@ -41,7 +43,8 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, sweep, policies, info, example, explain, record_text):
+COMMANDS = (replay, tune, leaderboard, sweep, policies, info, example, advise, diagnose, explain, record_text)
+for _command in COMMANDS:
     app.command()(_command)
 
 
