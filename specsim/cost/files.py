@@ -63,10 +63,16 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     cost = _read(where)
     if batch is None:
         return cost
+    try:
+        return with_batch(cost, batch)
+    except InputError as error:
+        raise InputError(f"cost file {path}: {error}") from None
+
+
+def with_batch(cost: CostModel, batch: int) -> CostModel:
+    """The costs of so many sequences in lockstep; InputError where they know no batches."""
     if not isinstance(cost, LinearCost | RooflineCost):
-        raise InputError(
-            f"cost file {path} knows no batches; give linear or roofline costs, or grids with --draft-cost"
-        )
+        raise InputError("knows no batches; give linear or roofline costs, or grids with --draft-cost")
     return replace(cost, batch=batch)
 
 
