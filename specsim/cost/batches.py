@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Bools, Floats, Ints, Seconds
+from specsim.cost.model import CostModel
 
 
 class BatchTokens(NamedTuple):
@@ -58,3 +59,48 @@ class BatchCost(Protocol):
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         """One pass of the target over all pending and drafted tokens."""
+
+
+class BatchCostModel(CostModel):
+    """A cost model made of what batches cost: `batch` sequences in lockstep, all of the same context."""
+
+    @property
+    def batch(self) -> int:
+        return 1
+
+    @property
+    def step_s(self) -> float:
+        return 0.0
+
+    @property
+    def round_s(self) -> float:
+        return 0.0
+
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        raise NotImplementedError
+
+    def batch_verify(self, tokens: BatchTokens) -> Seconds:
+        raise NotImplementedError
+
+    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
+        """The draft step at this place of a round, from 0, in a round that starts at `context`."""
+        return self.batch_draft(place, BatchTokens.alike(self.batch, 1, np.asarray(context) + place))
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return self.wider(2, context)
+
+    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
+        wide, one = (self.batch_draft(0, BatchTokens.alike(self.batch, nodes, context)) for nodes in (n_nodes, 1))
+        return wide - one
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.batch_verify(BatchTokens.alike(self.batch, n_tokens, context))
+
+    def round_overhead(self) -> float:
+        return self.step_s + self.round_s
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.verify(1, context) + self.step_s

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Seconds
-from specsim.cost.batches import BatchTokens
-from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, MIN_SECONDS, CostModel
+from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, MIN_SECONDS
 from specsim.errors import InputError
 
 
@@ -58,7 +58,7 @@ class LinearPass:
 
 
 @dataclass(frozen=True)
-class LinearCost(CostModel):
+class LinearCost(BatchCostModel):
     """A target and a drafter with linear passes, and what a step costs beside them.
 
     Parameters
@@ -107,28 +107,8 @@ class LinearCost(CostModel):
     def max_tree_tokens(self) -> int:
         return MAX_TREE_TOKENS
 
-    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        first = np.asarray(context, dtype=np.float64)
-        steps = [self.drafter.seconds(1, first + step, self.batch) for step in range(n_tokens)]
-        return np.asarray(np.sum(steps, axis=0))
-
-    def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return self.wider(2, context)
-
-    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(n_tokens, context, self.batch)
-
-    def round_overhead(self) -> float:
-        return self.step_s + self.round_s
-
-    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(1, context, self.batch) + self.step_s
-
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         return self.drafter.batch_seconds(tokens)
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         return self.target.batch_seconds(tokens)
-
-    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        return self.drafter.seconds(n_nodes, context, self.batch) - self.drafter.seconds(1, context, self.batch)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Seconds
-from specsim.cost.batches import BatchTokens
-from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, CostModel
+from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.errors import InputError
@@ -144,7 +144,7 @@ class Covered:
 
 
 @dataclass(frozen=True)
-class RooflineCost(CostModel):
+class RooflineCost(BatchCostModel):
     """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
 
     Parameters
@@ -205,10 +205,6 @@ class RooflineCost(CostModel):
     def max_tree_tokens(self) -> int:
         return MAX_TREE_TOKENS
 
-    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
-        """The draft step at this place of a round, from 0, in a round that starts at `context`."""
-        return self.batch_draft(place, BatchTokens.alike(self.batch, 1, np.asarray(context) + place))
-
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         beside = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
         if self.draft_passes is None:
@@ -217,18 +213,6 @@ class RooflineCost(CostModel):
             last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
             return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + beside
         return self.draft_passes.batch_seconds(tokens) + beside
-
-    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
-
-    def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return self.wider(2, context)
-
-    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        if self.draft_passes is None or self.drafter.at_once:
-            return np.zeros(np.shape(context))
-        passes = self.draft_passes
-        return passes.seconds(n_nodes, context, self.batch) - passes.seconds(1, context, self.batch)
 
     def verify_operations(self, tokens: BatchTokens) -> list[Operation]:
         """What the target does to verify: but for each draft's last token, drafting may have run its first layers."""
@@ -241,9 +225,6 @@ class RooflineCost(CostModel):
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         return self.target.total(self.verify_operations(tokens))
-
-    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return self.batch_verify(BatchTokens.alike(self.batch, n_tokens, context))
 
     def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """A pass, and where there is something to leave out of the cache, one more launch."""
@@ -259,12 +240,6 @@ class RooflineCost(CostModel):
 
     def policy_step(self) -> float:
         return self.overheads.policy_step_s
-
-    def round_overhead(self) -> float:
-        return self.overheads.step_s + self.overheads.round_s
-
-    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(1, context, self.batch) + self.overheads.step_s
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered = self.covered

@@ -156,9 +156,6 @@ class _OneTokenBuckets(LinearCost):
     def draft(self, n_tokens: int, context: Any) -> Any:
         return super().draft(n_tokens, np.asarray(context) - 0.5)
 
-    def autoregressive_step(self, context: Any) -> Any:
-        return super().autoregressive_step(np.asarray(context) - 0.5)
-
 
 def exact_table(trace: Trace, cost: LinearCost) -> CostTable:
     """The cost table without rounding of contexts."""
