@@ -59,7 +59,7 @@ class BatchProber:
     ):
         if min(contexts) < 1 or min(lengths) < 1:
             raise InputError(f"contexts {list(contexts)}, draft lengths {list(lengths)}; give at least 1")
-        longest, vocab = max(contexts) + max(lengths) + 2, int(target.single.model.config.vocab_size)
+        longest, vocab = max(contexts) + max(lengths) + 3, int(target.single.model.config.vocab_size)
         self.texts = rng.integers(1, vocab, (batch, longest)).tolist()
         probes = [*product(contexts, (0, *lengths))]
         self.probes = [probes[i] for _ in range(sweeps) for i in rng.permutation(len(probes))]
