@@ -23,7 +23,7 @@ from realrun.validation.timing import TURN_ROUNDS, take_turns
 from specsim.arrays import Floats
 from specsim.cost.batch_profile import batch_profile_from_json
 from specsim.cost.contexts import context_range
-from specsim.files import write_json
+from specsim.files import write_json, write_text
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
 from specsim.serving.drafts import drafts_of
@@ -33,6 +33,7 @@ from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 from studies.common import Config, Document, middle_too
 
+DIGITS = 7  # of seconds in files
 NULL = -1  # the second baseline among the arms, by which noise is known
 
 
@@ -73,7 +74,8 @@ def measure(out: Path, pair: Pair, config: Config, seed: int, report: Progress) 
         report("real batches", number, len(cases))
         done = out / f"{batch}-{repeat}.json"
         if not done.is_file():
-            write_json(measure_batch(pair, texts, trace, batch, repeat, config, seed), done)
+            measured = measure_batch(pair, texts, trace, batch, repeat, config, seed)
+            write_text(done, json.dumps(measured, separators=(",", ":")))
     if not (out / "provenance.json").is_file():
         write_json(provenance(pair.device, pair.dtype), out / "provenance.json")
 
@@ -98,11 +100,11 @@ def measure_batch(
         prober = BatchProber(*models[-1], batch, middle_too(trace), config["lengths"], sweeps=sweeps, end=end, rng=rng)
         take_turns([*decodings, prober], rng, shift=repeat % TURN_ROUNDS)
         for k, decoding in zip(arms, decodings, strict=True):
-            rows = [[together[row.number], row.output, row.rounds] for row in decoding.rows]
-            rounds = [[[together[i] for i in numbers], *parts] for numbers, *parts in decoding.rounds]
-            found[str(k)].append({"rows": rows, "rounds": rounds})
+            rows = [[together[row.number], len(row.output), row.rounds] for row in decoding.rows]
+            parts = [(sum(one.step_s), one.verify_s, one.other_s) for one in decoding.rounds]
+            found[str(k)].append({"rows": rows, "seconds": np.round(parts, DIGITS).tolist()})
         for name, points in prober.found.items():
-            probed.setdefault(name, []).extend(points)
+            probed.setdefault(name, []).extend((context, round(seconds, DIGITS)) for context, seconds in points)
     return {"arms": found, "probes": probed, "ticks": list(load())}
 
 
@@ -146,12 +148,12 @@ def measured_columns(repeats: Sequence[Sequence[Document]], trace: Trace) -> tup
     """Tokens and seconds of every sequence [S]: each round at the median of its repeats, shared by those in it."""
     tokens, seconds = np.zeros(trace.sequences), np.zeros(trace.sequences)
     for same in zip(*repeats, strict=True):  # one group of sequences
-        for number, output, _ in same[0]["rows"]:
-            tokens[number] = len(output)
-        for rounds in zip(*(one["rounds"] for one in same), strict=True):
-            numbers = rounds[0][0]
-            median_s = float(np.median([sum(step_s) + verify_s + other_s for _, step_s, verify_s, other_s in rounds]))
-            seconds[numbers] += median_s / len(numbers)
+        rows = same[0]["rows"]
+        taken = np.array([len(rounds) for *_, rounds in rows])  # a sequence is in all rounds until it is over
+        round_s = np.median([np.sum(one["seconds"], axis=1) for one in same], axis=0)
+        shared_s = round_s / (taken[:, None] > np.arange(len(round_s))).sum(axis=0)
+        for (number, output_tokens, _), rounds in zip(rows, taken, strict=True):
+            tokens[number], seconds[number] = output_tokens, shared_s[:rounds].sum()
     return tokens, seconds
 
 
