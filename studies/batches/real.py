@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ from realrun.recording.reuse import recorded_trace
 from realrun.validation.timing import TURN_ROUNDS, take_turns
 from specsim.arrays import Floats
 from specsim.cost.batch_profile import batch_profile_from_json
-from specsim.cost.contexts import context_range
-from specsim.files import write_json, write_text
+from specsim.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
 from specsim.serving.drafts import drafts_of
@@ -34,6 +33,7 @@ from specsim.trace.trace import Trace
 from studies.common import Config, Document, middle_too
 
 DIGITS = 7  # of seconds in files
+MEASURED = "measured.json"  # all that was measured
 NULL = -1  # the second baseline among the arms, by which noise is known
 
 
@@ -76,8 +76,12 @@ def measure(out: Path, pair: Pair, config: Config, seed: int, report: Progress) 
         if not done.is_file():
             measured = measure_batch(pair, texts, trace, batch, repeat, config, seed)
             write_text(done, json.dumps(measured, separators=(",", ":")))
-    if not (out / "provenance.json").is_file():
-        write_json(provenance(pair.device, pair.dtype), out / "provenance.json")
+    batches = {}
+    for batch in config["batches"]:
+        files = [out / f"{batch}-{repeat}.json" for repeat in range(config["repeats"])]
+        batches[str(batch)] = gathered([json.loads(file.read_text()) for file in files])
+    document = {"batches": batches, "provenance": provenance(pair.device, pair.dtype)}
+    write_text(out / MEASURED, json.dumps(document, separators=(",", ":")))
 
 
 def measure_batch(
@@ -108,51 +112,50 @@ def measure_batch(
     return {"arms": found, "probes": probed, "ticks": list(load())}
 
 
+def gathered(repeats: Sequence[Document]) -> Document:
+    """One batch's repeats as one document: of every arm and group its rows, once, and the seconds of its rounds."""
+    first, *_ = repeats
+    arms: Document = {}
+    for k, groups_of_arm in first["arms"].items():
+        together = zip(*(one["arms"][k] for one in repeats), strict=True)
+        arms[k] = [
+            {"rows": group["rows"], "round_s": [np.sum(one["seconds"], axis=1).round(DIGITS).tolist() for one in same]}
+            for group, same in zip(groups_of_arm, together, strict=True)
+        ]
+    probes = {name: [point for one in repeats for point in one["probes"][name]] for name in first["probes"]}
+    return {"arms": arms, "probes": probes, "ticks": [one["ticks"] for one in repeats]}
+
+
 def results(out: Path, config: Config) -> tuple[list[Case], Document]:
     """Every arm at every batch, and what else is to be said of the run."""
-    trace = read_trace(out / "trace")
-    files = {
-        batch: [json.loads((out / f"{batch}-{repeat}.json").read_text()) for repeat in range(config["repeats"])]
-        for batch in config["batches"]
-    }
-    samples = {batch: joined([one["probes"] for one in repeats]) for batch, repeats in files.items()}
+    trace, document = read_trace(out / "trace"), json.loads((out / MEASURED).read_text())
+    batches = {int(batch): one for batch, one in document["batches"].items()}
+    samples = {batch: one["probes"] for batch, one in batches.items()}
     cost = batch_profile_from_json(batch_profile_document(samples, middle_too(trace), config["lengths"]), str(out))
     cases, differing = [], 0
-    for batch, repeats in files.items():
-        measured = {k: measured_columns([one["arms"][str(k)] for one in repeats], trace) for k in arms_of(config)}
+    for batch, one in batches.items():
+        measured = {k: measured_columns(one["arms"][str(k)], trace) for k in arms_of(config)}
         told = {k: lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), cost, batch) for k in arms_of(config)}
         for k in arms_of(config):
-            differing += sum(differences(one["arms"][str(k)], trace, told[k]) for one in repeats)
+            differing += differences(one["arms"][str(k)], trace, told[k])
             if k:
-                cases.append(
-                    Case(
-                        batch,
-                        k,
-                        ratio_of_ratios(*told[k].per_sequence(), *told[0].per_sequence()),
-                        ratio_of_ratios(*measured[k], *measured[0]),
-                        told[k].total_s,
-                        float(measured[k][1].sum()),
-                    )
+                speedups = (
+                    ratio_of_ratios(*told[k].per_sequence(), *told[0].per_sequence()),
+                    ratio_of_ratios(*measured[k], *measured[0]),
                 )
-    load = load_from(Ticks(*one["ticks"]) for repeats in files.values() for one in repeats)
-    made = json.loads((out / "provenance.json").read_text())
-    return cases, {"differing": differing, "load": load, "made": made, "contexts": context_range(trace)}
+                cases.append(Case(batch, k, *speedups, told[k].total_s, float(measured[k][1].sum())))
+    load = load_from(Ticks(*ticks) for one in batches.values() for ticks in one["ticks"])
+    return cases, {"differing": differing, "load": load, "made": document["provenance"]}
 
 
-def joined(parts: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, list[tuple[int, float]]]:
-    """Samples of all repeats."""
-    return {name: [(int(c), float(s)) for part in parts for c, s in part[name]] for name in parts[0]}
-
-
-def measured_columns(repeats: Sequence[Sequence[Document]], trace: Trace) -> tuple[Floats, Floats]:
+def measured_columns(arm: Sequence[Document], trace: Trace) -> tuple[Floats, Floats]:
     """Tokens and seconds of every sequence [S]: each round at the median of its repeats, shared by those in it."""
     tokens, seconds = np.zeros(trace.sequences), np.zeros(trace.sequences)
-    for same in zip(*repeats, strict=True):  # one group of sequences
-        rows = same[0]["rows"]
-        taken = np.array([len(rounds) for *_, rounds in rows])  # a sequence is in all rounds until it is over
-        round_s = np.median([np.sum(one["seconds"], axis=1) for one in same], axis=0)
+    for group in arm:
+        round_s = np.median(group["round_s"], axis=0)
+        taken = np.array([len(rounds) for *_, rounds in group["rows"]])  # who is over leaves, and none joins
         shared_s = round_s / (taken[:, None] > np.arange(len(round_s))).sum(axis=0)
-        for (number, output_tokens, _), rounds in zip(rows, taken, strict=True):
+        for (number, output_tokens, _), rounds in zip(group["rows"], taken, strict=True):
             tokens[number], seconds[number] = output_tokens, shared_s[:rounds].sum()
     return tokens, seconds
 

@@ -32,7 +32,7 @@ from studies.batches.real import NULL, Case
 from studies.batches.servers import MEMORY_SHARE, acceptance_rows, map_rows, schedule_rows, server_maps
 from studies.common import Config, Document, claim, run_study
 
-RECORDED = ("config.json", "traces/*/*", "real/trace/*", "real/*.json")
+RECORDED = ("config.json", "traces/*/*", "real/trace/*", f"real/{real.MEASURED}")
 GOAL_PERCENT = 7.0  # median error of the speedups of real batches
 
 
@@ -165,7 +165,7 @@ def main(out: Path, config: Config) -> None:
     asked, seed = config["real"], config["seed"]
     with progress_bar() as report:
         found = traces(out, config, seed, report)
-        if not (out / "real" / "provenance.json").is_file():
+        if not (out / "real" / real.MEASURED).is_file():
             pair = load_pair(asked["target"], dtype=config["dtype"], threads=config["threads"], drafter="model")
             real.measure(out / "real", pair, asked, seed, report)
         maps = server_maps(found, config["servers"], seed, report)
