@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from realrun.drafters.lookup import LookupKind
 from realrun.lm.batched_llama import BatchedLlama
-from realrun.profiling.batches import BatchProber, batch_profile_document
+from realrun.profiling.batches import BatchProber, batch_profile_document, profile_batches
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
+from specsim.trace.files import write_trace
 from tests.support.checks import refusal
+from tests.support.commands import assert_refused, call, json_of
 from tests.support.tiny import tiny_pair
 
 CONTEXTS, LENGTHS = [10, 30], [1, 3]
@@ -94,6 +100,57 @@ def test_a_negative_difference_is_no_time() -> None:
     assert document["catch_up_s"] == [[0.0, 0.0]] and document["round_s"] == 0.0
 
 
+def test_a_pair_is_profiled_at_several_batches(tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    document = profile_batches(
+        tiny_pair(), batches=[1, 3], contexts=CONTEXTS, depth=2, repeats=2, progress=lambda *at: done.append(at)
+    )
+    assert (document["batches"], document["contexts"], document["tokens"]) == ([1, 3], CONTEXTS, [1, 2, 3])
+    assert (document["target"], document["drafter"]) == ("tiny/target", "tiny/draft") and done == [(1, 2), (2, 2)]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
+    trace = generate(IID(0.8), sequences=6, output_tokens=12, depth=2, prompt_tokens=14)
+    priced = json_of(call("specsim", "cost", "show", path, "--batch", "3", "--tokens", "1,3", "--json"))
+    assert [row["context"] for row in priced["rows"]] == CONTEXTS
+    write_trace(trace, tmp_path / "trace")
+    args = ("serve", "schedule", tmp_path / "trace", "--cost", path, "--batch", "1,2,3", "--json")
+    assert len(json_of(call("specsim", *args))["cells"]) == 3
+    assert_refused(call("specsim", *args[:-2], "1,8"), "batch profile covers batches 1 to 3, asked for 4 to 8")
+
+
 def test_what_cannot_be_probed_is_refused() -> None:
     refusal(lambda: prober(contexts=[0, 10]), "at least 1")
     refusal(lambda: prober(lengths=[0]), "at least 1")
+    other = replace(tiny_pair(), drafter=LookupKind())
+    asked: dict[str, Any] = {"batches": [1, 2], "contexts": CONTEXTS, "depth": 2, "repeats": 2}
+    refusal(lambda: profile_batches(tiny_pair(), **{**asked, "batches": [2, 4]}), "begin with 1")
+    refusal(lambda: profile_batches(tiny_pair(), **{**asked, "contexts": [30, 10]}), "increasing")
+    refusal(lambda: profile_batches(tiny_pair(), **{**asked, "contexts": [10, 400]}), "160 positions")
+    refusal(lambda: profile_batches(other, **asked), "not with lookup", "draft model")
+
+
+def test_the_command_takes_contexts_and_depth_from_a_trace(tmp_path: Path) -> None:
+    pair, out = tiny_pair(), tmp_path / "batches.json"
+    for name, model in (("target", pair.target), ("draft", pair.drafter.model)):
+        model.save_pretrained(tmp_path / name)
+        pair.tokenizer.save_pretrained(tmp_path / name)
+    models = (
+        "--target",
+        tmp_path / "target",
+        "--draft-model",
+        tmp_path / "draft",
+        "--dtype",
+        "float64",
+        "--threads",
+        0,
+    )
+    write_trace(generate(IID(0.8), sequences=2, output_tokens=12, depth=2, prompt_tokens=14), tmp_path / "trace")
+    told = ("--batches", "1,2", "--repeats", 2, "--for", tmp_path / "trace")
+    document = json_of(call("realrun", "batch-profile", out, *models, *told, "--json"))
+    assert document["tokens"] == [1, 2, 3] and document["contexts"][0] == 13 and document["contexts"][-1] == 24
+    assert json.loads(out.read_text()) == document
+    assert_refused(call("realrun", "batch-profile", out, *models, *told), "--overwrite")
+    shown = call("realrun", "batch-profile", out, *models, *told, "--overwrite")
+    assert shown.code == 0 and "first draft step" in shown.out and "pass of 3" in shown.out
+    refused = call("realrun", "batch-profile", out, *models, *told, "--contexts", "8", "--overwrite")
+    assert_refused(refused, "--for says what --contexts says")
