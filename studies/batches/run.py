@@ -29,7 +29,7 @@ from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 from studies.batches import figures, real
 from studies.batches.real import NULL, Case
-from studies.batches.servers import MEMORY_SHARE, acceptance_rows, map_rows, schedule_rows, server_maps
+from studies.batches.servers import MEMORY_SHARE, acceptance_rows, cost_rows, map_rows, schedule_rows, server_maps
 from studies.common import Config, Document, claim, run_study
 
 RECORDED = ("config.json", "traces/*/*", "real/trace/*", f"real/{real.MEASURED}")
@@ -142,6 +142,10 @@ def report_text(
         "Tokens per round:",
         "",
         *markdown_table(["trace", "sequences", *lengths], acceptance_rows(found, asked)),
+        f"What passes cost at context {asked['contexts'][len(asked['contexts']) // 2]}; of a draft step and of a pass "
+        "over 5 tokens of every sequence, in steps without speculation:",
+        "",
+        *markdown_table(["costs", "batch", "step, ms", "draft step", "pass over 5"], cost_rows(asked)),
     ]
     for (trace, server), by_context in maps.items():
         if trace == first:

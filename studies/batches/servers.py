@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.cost.batches import BatchCost
+from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
@@ -22,6 +22,7 @@ from specsim.serving.speedup_map import Cell, SpeedupMap, speedup_map
 from specsim.trace.trace import Trace
 from studies.common import Config
 
+SHOWN_BATCHES = (1, 64)  # in the table of costs
 MEMORY_SHARE = 0.9  # of a device's memory that weights and caches may fill, as vLLM plans
 
 
@@ -49,6 +50,18 @@ def servers(config: Config) -> list[Server]:
         found.append(Server(f"roofline {hardware.upper()}", cost, cost))
     constants = batch_cost(read_cost(config["constants"]))
     return [Server("vLLM's constants, H100", constants, found[0].memory), *found]
+
+
+def cost_rows(config: Config) -> Iterator[list[str]]:
+    """Of every server at its middle context, milliseconds of a step without speculation, and what other passes take."""
+    context = config["contexts"][len(config["contexts"]) // 2]
+    for server in servers(config):
+        for batch in SHOWN_BATCHES:
+            one, five = (BatchTokens.alike(batch, tokens, context) for tokens in (1, 5))
+            cost = server.cost
+            step_s = float(cost.batch_verify(one)) + cost.step_s
+            ratios = (float(cost.batch_draft(0, one)) / step_s, float(cost.batch_verify(five)) / step_s)
+            yield [server.name, str(batch), f"{1e3 * step_s:.2f}", *(f"{ratio:.3f}" for ratio in ratios)]
 
 
 def server_map(trace: Trace, server: Server, config: Config, seed: int) -> dict[int, SpeedupMap]:
