@@ -142,10 +142,10 @@ def report_text(
         "Tokens per round:",
         "",
         *markdown_table(["trace", "sequences", *lengths], acceptance_rows(found, asked)),
-        f"What passes cost at context {asked['contexts'][len(asked['contexts']) // 2]}; of a draft step and of a pass "
-        "over 5 tokens of every sequence, in steps without speculation:",
+        f"What steps cost at context {asked['contexts'][len(asked['contexts']) // 2]}: one without speculation, and in "
+        "such steps a draft step, and one that verifies 5 tokens of every sequence:",
         "",
-        *markdown_table(["costs", "batch", "step, ms", "draft step", "pass over 5"], cost_rows(asked)),
+        *markdown_table(["costs", "batch", "step, ms", "draft step", "step of 5 tokens"], cost_rows(asked)),
     ]
     for (trace, server), by_context in maps.items():
         if trace == first:

@@ -53,14 +53,14 @@ def servers(config: Config) -> list[Server]:
 
 
 def cost_rows(config: Config) -> Iterator[list[str]]:
-    """Of every server at its middle context, milliseconds of a step without speculation, and what other passes take."""
+    """Of every server at its middle context, milliseconds of a step without speculation, and what others take."""
     context = config["contexts"][len(config["contexts"]) // 2]
     for server in servers(config):
         for batch in SHOWN_BATCHES:
             one, five = (BatchTokens.alike(batch, tokens, context) for tokens in (1, 5))
             cost = server.cost
-            step_s = float(cost.batch_verify(one)) + cost.step_s
-            ratios = (float(cost.batch_draft(0, one)) / step_s, float(cost.batch_verify(five)) / step_s)
+            step_s, wide_s = (float(cost.batch_verify(tokens)) + cost.step_s for tokens in (one, five))
+            ratios = (float(cost.batch_draft(0, one)) / step_s, wide_s / step_s)
             yield [server.name, str(batch), f"{1e3 * step_s:.2f}", *(f"{ratio:.3f}" for ratio in ratios)]
 
 
