@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import nox
 
@@ -39,10 +40,21 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The long tests that the default run leaves out, in two processes."""
-    install(session, "real", "dev")
+    install(session, "real", "dev", "silicon")
     session.run(
         "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD
     )
+
+
+@nox.session
+def claims(session: nox.Session) -> None:
+    """Our own claims that need a clock, on a machine with nothing else to do; the default tests check the others."""
+    install(session, "real", "dev")
+    speeds = ("tests/bench/test_replay_speed.py", "tests/bench/test_tree_replay_speed.py")
+    measured = "--benchmark-json=results/claims/speed.json"
+    Path("results", "claims").mkdir(parents=True, exist_ok=True)
+    session.run("pytest", "-m", "bench", "-s", "-k", "million_positions", *speeds, measured, env=ONE_THREAD)
+    session.run("specsim", "claims", "check", "claims/timed", *session.posargs)
 
 
 @nox.session

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
 TRIAL_BYTES = 4096  # written to see that a folder can be written to
+LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # unpacked: what any file may take, and how many times its own size
 
 
 @contextmanager
@@ -255,6 +256,11 @@ def digest(*parts: Any, length: int = 16) -> str:
 def nested_digest(*parts: Any) -> str:
     """A digest of the parts' digests, which depends on where one part ends and the next begins."""
     return digest(*(bytes.fromhex(digest(part, length=64)) for part in parts))
+
+
+def unpacked_limit_bytes(path: Path) -> int:
+    """What a compressed file may take unpacked; one that takes more is not what it should be."""
+    return max(LEAST_LIMIT_BYTES, MOST_TIMES * path.stat().st_size)
 
 
 def file_digest(path: Path) -> str:

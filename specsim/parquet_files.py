@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specsim.errors import InputError
+from specsim.files import unpacked_limit_bytes
 from specsim.parquet_footer import unpacked_bytes
-
-LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # in memory: what any file may take, and how many times its own size
 
 INTEGERS = "whole numbers"
 FLOATS = "numbers"
@@ -37,7 +36,7 @@ def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] =
             footer = file.metadata
         texts = [name for name in here if columns[name] == TEXT]
         with pq.ParquetFile(path, metadata=footer, read_dictionary=texts) as file:
-            limit = max(LEAST_LIMIT_BYTES, MOST_TIMES * path.stat().st_size)
+            limit = unpacked_limit_bytes(path)
             if (size := unpacked_bytes(path, here)) > limit:
                 raise InputError(f"{path} would take {size >> 20} MiB, at most {limit >> 20} were expected; {invalid}")
             table = file.read(columns=here)

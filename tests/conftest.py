@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 from hypothesis import settings
+
+from specsim.progress import ProgressLines
 
 # The first example of a policy compiles its kernel, so a deadline per example means nothing.
 settings.register_profile("specsim", deadline=None, print_blob=True)
@@ -24,10 +28,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_in_silence() -> Iterator[None]:
-    """Which command compiles first, and would say so, is another in every run of the tests."""
-    with mock.patch("specsim.cli.console._listen_for_compiling"):
+def _silence() -> Iterator[None]:
+    """What compiles first differs by run, what takes half a minute by machine; commands say both."""
+    never, console = partial(ProgressLines, interval_s=1e6), "specsim.cli.console"
+    with mock.patch(f"{console}._listen_for_compiling"), mock.patch(f"{console}.ProgressLines", never):
         yield
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

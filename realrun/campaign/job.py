@@ -10,8 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from specsim.errors import InputError
-from specsim.json_files import read_json
+from realrun.own_files import read_kept
 from specsim.progress import Progress
 
 KIND = "specsim-campaign"
@@ -69,7 +68,4 @@ class Job:
 
 def read_result(path: Path) -> dict[str, Any] | None:
     """A stage's result file, or None where there is none that can be read."""
-    try:
-        return dict(read_json(path, str(path), Result, missing="run the stage", invalid="run the stage again"))
-    except InputError:
-        return None
+    return read_kept(path, Result)

@@ -26,9 +26,9 @@ from realrun.lab.tokenizer import train_tokenizer
 from realrun.pairs.library_text import Split, library_files
 from realrun.training.common.folder import CHECKPOINT, add_row, save_checkpoint
 from realrun.training.common.folder import checkpoint as read_checkpoint
-from realrun.training.common.interrupt import stop_asked
+from realrun.training.common.interrupt import interrupted, stop_asked
 from realrun.training.common.text import encode, read_tokens, save_tokens
-from specsim.errors import InputError, Interrupted
+from specsim.errors import InputError
 
 DECAY_SHARE = 0.3
 LONG_SHARE = 0.15  # the last part trains on windows twice as long
@@ -226,8 +226,7 @@ class Trainer:
                 progress.update(task, completed=self.step, status=f"{smooth:.3f} nats")
                 if stopping():
                     self.checkpoint()
-                    kept = f"step {self.step} of {settings.steps} is kept in {self.folder}"
-                    raise Interrupted(f"{kept}; the same command goes on")
+                    raise interrupted(self.step, settings.steps, self.folder)
                 if time.monotonic() - last_save > settings.checkpoint_s or self.step == settings.steps or ended:
                     self.checkpoint()
                     last_save = time.monotonic()

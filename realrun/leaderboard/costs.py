@@ -11,38 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
-from realrun.profiling.stream import STATISTICS, Stream
+from realrun.profiling.stream import STATISTICS, Samples, Stream
 from realrun.validation.profile_slices import TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
-from specsim.json_files import read_json
 from specsim.progress import Counter
 
 SLICE_REPEATS = 5  # of every round
 PROFILE = "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
-MAX_OWN_BYTES = 2**30  # of a file that a board wrote for itself
+ANEW = "delete it to measure it again, or give another --out"
 
 
-class Samples(TypedDict):
-    """Slices so far, and all samples of them (`Stream.as_dict`)."""
+class Slices(Samples):
+    """Slices so far, and all samples of them."""
 
     slices: int
-    points: list[list[list[Any]]]
-    each: dict[str, list[float]]
-
-
-def read_own(path: Path, shape: Any) -> Any:
-    """What an earlier start of a board left in its folder."""
-    again = "delete it to measure it again, or give another --out"
-    return read_json(path, str(path), shape, missing=again, invalid=again, max_bytes=MAX_OWN_BYTES)
 
 
 class Costs:
@@ -73,7 +65,7 @@ class Costs:
             path = folder / key / "samples.json"
             self.slices[key], self.streams[key] = 0, Stream()
             if path.is_file():
-                kept = read_own(path, Samples)
+                kept = read_own(path, Slices, again=ANEW)
                 self.slices[key] = kept["slices"]
                 self.streams[key].merge(kept)
 
@@ -124,7 +116,7 @@ class Costs:
         return {name: on_scale_of(self._profile(name), plains[name], baseline) for name in self.pairs}
 
     def _profile(self, key: str) -> dict[str, Any]:
-        return dict(read_own(self.folder / key / PROFILE, dict[str, Any]))
+        return read_own(self.folder / key / PROFILE, again=ANEW)
 
 
 def beside(drafter: str) -> str:

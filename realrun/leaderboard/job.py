@@ -8,7 +8,6 @@ part at once, ranked by that, and predicted from what those rounds cost (`realru
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.leaderboard.costs import PLAIN, Costs, models, read_own
+from realrun.leaderboard.costs import ANEW, PLAIN, Costs, models
 from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
 from realrun.leaderboard.rows import (
     ADAPTIVE,
@@ -37,6 +36,7 @@ from realrun.leaderboard.rows import (
     trigram_shares,
 )
 from realrun.machine_load import Load
+from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.profiling.profile import contexts_between
@@ -267,20 +267,15 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
     """Make the folder this job's, or find that it is; InputError if it is another's."""
     path = out / SETTINGS
     if path.is_file() and overwrite:
-        for name in (DECODED, *names, *read_own(path, Identity)["drafters"]):
+        for name in (DECODED, *names, *read_own(path, Identity, again=ANEW)["drafters"]):
             remove_folder(out / name)
         write_json(identity, path)
     if not path.is_file():
         if out.is_dir() and any(out.iterdir()):
             raise InputError(f"{out} holds other files than a leaderboard's; give another --out")
         write_json(identity, path)
-    found = read_own(path, Identity)
-    for key, value in identity.items():
-        if found.get(key) != value:
-            raise InputError(
-                f"{out} was made with {key}={json.dumps(found.get(key))}, asked for {json.dumps(value)}; pass "
-                "--overwrite or another --out"
-            )
+    found = read_own(path, Identity, again=ANEW)
+    refuse_other(f"{out} was made", found, identity, "pass --overwrite or another --out")
 
 
 def _tuned(
@@ -309,7 +304,7 @@ def _tuned(
             progress=progress,
         )
         write_json(board.as_dict(), path)
-    document, kinds = read_own(path, Tuned), {kind.name: kind for kind in settings.kinds}
+    document, kinds = read_own(path, Tuned, again=ANEW), {kind.name: kind for kind in settings.kinds}
     best: dict[str, Entry] = {}
     for row in sorted(document["rows"], key=lambda row: -float(row["train_speedup"])):
         kind = kinds[row["policy"]]

@@ -201,7 +201,7 @@ class CachedLM:
             self.slot_positions = torch.cat([self.slot_positions[: self.cache.get_seq_length()], rows])
             if "attention_mask" in inputs:
                 mask = inputs["attention_mask"]
-                inputs["attention_mask"] = masks_of(self.model.config, mask, rows, self.slot_positions)
+                inputs["attention_mask"] = masks_of(self.model.config, self.window, mask, rows, self.slot_positions)
         if not self.keep_hidden:
             return self._of_known(self.model(**inputs).logits[0])
         head = self.model.get_output_embeddings()

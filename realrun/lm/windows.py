@@ -46,24 +46,21 @@ def make_cache(config: Any) -> Any:
     return cache
 
 
-def within_window(mask: torch.Tensor | None, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
+def within_window(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
     """Bool or additive mask [..., n, k] that also hides slots `window` positions or more before a row.
 
-    mask : None where every row sees every slot; the result is then bool, True where seen
     rows, slots : positions [..., n] and [..., k]
     """
     near = rows[..., :, None] - slots[..., None, :] < window
-    if mask is None:
-        return near
     return mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, torch.finfo(mask.dtype).min)
 
 
-def masks_of(config: Any, mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> Any:
+def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> Any:
     """What a model of this configuration takes as attention mask, from an additive one [B, 1, n, k] without windows.
 
+    window : its `window_of`, which takes a millisecond, as long as some passes
     rows, slots : positions [n] and [k], or with a batch in front, [B, n] and [B, k]
     """
-    window = window_of(config)
     if window is None:
         return mask
     if rows.ndim == 2:

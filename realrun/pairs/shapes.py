@@ -1,14 +1,14 @@
 """True shapes of public models, for runs without their weights.
 
-Time does not depend on what a dense model has learned, only on its shape. These
-configurations have the published shapes; `random_model` fills one with noise.
+Time does not depend on what a dense model has learned, only on its shape. The shapes are those that
+`specsim.cost.roofline` prices; `random_model` fills one with noise.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,86 +16,62 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from realrun.pairs.pair import find_device
+from specsim.cost.roofline.architecture import public_shapes
 from specsim.errors import InputError
 
 INIT_STD = 0.02  # of every weight matrix; with norms of 1 the largest shapes stay far below float16's limit
 REDUCED_LAYERS, REDUCED_HEADS, REDUCED_HEAD_DIM, REDUCED_VOCAB = 2, 4, 16, 384
 
 
-def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **other: Any) -> LlamaConfig:
-    """Llama 2's vocabulary and rotary base unless `other` says so."""
-    values: dict[str, Any] = {
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        **other,
-    }
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        **values,
-    )
+# What a config.json says beside the shape that `public_shapes` has.
+LLAMA: dict[str, Any] = {
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+SHORT = {"max_position_embeddings": 2048}
+OLD = {**SHORT, "rms_norm_eps": 1e-6}  # of LLaMA, before Llama 2
+QWEN3: dict[str, Any] = {
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+}
 
 
-def _llama3(*shape: int, factor: float, **other: Any) -> LlamaConfig:
+def _llama3(factor: float) -> dict[str, Any]:
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    return _llama(*shape, vocab_size=128256, max_position_embeddings=131072, rope_parameters=rope, **other)
+    return {**LLAMA, "max_position_embeddings": 131072, "rope_parameters": rope}
 
 
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=151936,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-    )
-
-
-# Targets. Shapes as in each model's published config.json.
-TARGETS: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama-2-7b": lambda: _llama(4096, 11008, 32, 32, 32),  # Touvron et al. 2023; Vicuna-7B v1.5 too
-    "llama-2-13b": lambda: _llama(5120, 13824, 40, 40, 40),  # Vicuna-13B v1.5 too
-    "llama-2-70b": lambda: _llama(8192, 28672, 80, 64, 8),
-    "llama-3.1-8b": lambda: _llama3(4096, 14336, 32, 32, 8, factor=8.0),
-    "qwen3-8b": lambda: _qwen3(4096, 12288, 36, 32, 8, tied=False),
-    # LLaMA-33B, MEDUSA Table 1's largest model.
-    "vicuna-33b": lambda: _llama(6656, 17920, 60, 52, 52, max_position_embeddings=2048, rms_norm_eps=1e-6),
+TARGETS: dict[str, dict[str, Any]] = {
+    "llama-2-7b": LLAMA,  # Touvron et al. 2023; Vicuna-7B v1.5 too
+    "llama-2-13b": LLAMA,  # Vicuna-13B v1.5 too
+    "llama-2-70b": LLAMA,
+    "llama-3.1-8b": _llama3(8.0),
+    "qwen3-8b": QWEN3,
+    "vicuna-33b": LLAMA | OLD,  # LLaMA-33B, MEDUSA Table 1's largest model
 }
 
 # Drafters, each with the vocabulary of its targets.
-DRAFTERS: dict[str, Callable[[], PretrainedConfig]] = {
-    # AdaEDL section 4.1's 115M drafter, made by direct alignment: 4 layers, hidden 1024, 8 heads,
-    # intermediate 2816 (Goel et al. 2024, arXiv:2403.00858, appendix).
-    "llama-2-drafter-115m": lambda: _llama(1024, 2816, 4, 8, 8),
+ONE_LAYER = {"one-layer-7b": "llama-2-7b", "one-layer-13b": "llama-2-13b"}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "llama-2-drafter-115m": LLAMA,  # AdaEDL section 4.1's, made by direct alignment
     # One decoder layer of the target's shape with the target's embedding and head: EDD (section 3.1) and
     # its baselines VDM and EAGLE. EDD's cross-attention and EAGLE's input projection (2 hidden x hidden)
     # are left out.
-    "one-layer-7b": lambda: _llama(4096, 11008, 1, 32, 32),
-    "one-layer-13b": lambda: _llama(5120, 13824, 1, 40, 40),
-    # Vanilla SD in EESD's Tables 1 to 3: Vicuna-68M, of LLaMA-68M's shape (Miao et al. 2023, SpecInfer),
-    # and TinyLLaMA-1.1B (Zhang et al. 2024), also the drafter of AdaEDL's Figure 4.
-    "llama-68m": lambda: _llama(768, 3072, 2, 12, 12, max_position_embeddings=2048, rms_norm_eps=1e-6),
-    "tinyllama-1.1b": lambda: _llama(2048, 5632, 22, 32, 4, max_position_embeddings=2048),
-    # LLaMA-160M (Miao et al. 2023, SpecInfer), a usual drafter of Llama 2 in later work.
-    "llama-160m": lambda: _llama(768, 3072, 12, 12, 12, max_position_embeddings=2048, rms_norm_eps=1e-6),
+    **{name: {**LLAMA, "num_hidden_layers": 1} for name in ONE_LAYER},
+    # Vanilla SD in EESD's Tables 1 to 3: Vicuna-68M, of LLaMA-68M's shape, and TinyLLaMA-1.1B (Zhang et al.
+    # 2024), also the drafter of AdaEDL's Figure 4.
+    "llama-68m": LLAMA | OLD,
+    "tinyllama-1.1b": LLAMA | SHORT,
+    "llama-160m": LLAMA | OLD,  # a usual drafter of Llama 2 in later work
     # The smallest sisters of the newer targets.
-    "llama-3.2-1b": lambda: _llama3(2048, 8192, 16, 32, 8, factor=32.0, tie_word_embeddings=True),
-    "qwen3-0.6b": lambda: _qwen3(1024, 3072, 28, 16, 8, tied=True),
+    "llama-3.2-1b": _llama3(32.0),
+    "qwen3-0.6b": QWEN3,
 }
 SHAPES = {**TARGETS, **DRAFTERS}
+CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
 def shape_config(name: str, *, positions: int | None = None, smoke: bool = False) -> PretrainedConfig:
@@ -107,7 +83,8 @@ def shape_config(name: str, *, positions: int | None = None, smoke: bool = False
     """
     if name not in SHAPES:
         raise InputError(f"shape {name!r} is unknown; known: {', '.join(SHAPES)}")
-    config = SHAPES[name]()
+    values = deepcopy({**public_shapes()[ONE_LAYER.get(name, name)], **SHAPES[name]})
+    config = CONFIGS[values.pop("model_type")](**values)
     if positions is not None:
         config.max_position_embeddings = max(positions, config.max_position_embeddings)
     return reduced(config) if smoke else config

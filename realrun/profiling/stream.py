@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -22,6 +22,13 @@ from specsim.policy.tree.base import TreePolicy
 
 # Of a profile's tables, by their names: which share of the samples lies below, None for the mean.
 STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
+
+
+class Samples(TypedDict):
+    """As `Stream.as_dict` gives them."""
+
+    points: list[list[list[Any]]]
+    each: dict[str, list[float]]
 
 
 class Stream:

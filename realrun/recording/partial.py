@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from realrun.own_files import read_kept
 from realrun.proposals.recorder import Columns
 from specsim.arrays import Ints
-from specsim.errors import InputError
 from specsim.files import remove_folder, replacing, write_text
-from specsim.json_files import read_json
 
 IDENTITY = "recording.json"
 
@@ -27,11 +26,7 @@ def partial_of(trace: Path) -> Path:
 
 def partial_identity(trace: Path) -> dict[str, Any] | None:
     """What the sequences kept beside a trace depend on, None where there are none."""
-    path = partial_of(trace) / IDENTITY
-    try:
-        return dict(read_json(path, str(path), dict[str, Any], missing="record", invalid="record anew"))
-    except InputError:
-        return None
+    return read_kept(partial_of(trace) / IDENTITY)
 
 
 class Recorded(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from realrun.own_files import refuse_file, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.recording.partial import Partial, partial_identity, partial_of
@@ -23,8 +23,7 @@ MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profile
 
 def check_job(out: Path, prompts: Sequence[Prompt]) -> None:
     """InputError if a job that records and profiles cannot write there, or not with these prompts."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a folder as --out")
+    refuse_file(out)
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if shortest < MIN_PROMPT_TOKENS:
         raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
@@ -60,13 +59,10 @@ def recorded_trace(
     if folder.exists() and not overwrite:
         clear_finished(folder)
         trace = read_trace(folder)
-        for key, value in wanted.items():
-            if (there := _made_with(trace, key)) != value:
-                raise InputError(
-                    f"{folder} was recorded with {key}={json.dumps(there)}, asked for {json.dumps(value)} "
-                    f"({trace.meta.get('target')} and {trace.meta.get('drafter')} there, {pair.target_name} and "
-                    f"{pair.draft_name} here); give --overwrite or another folder"
-                )
+        found = {key: _made_with(trace, key) for key in wanted}
+        there = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
+        instead = f"give --overwrite or another folder ({there} there, {pair.target_name} and {pair.draft_name} here)"
+        refuse_other(f"{folder} was recorded", found, wanted, instead)
         return trace
     partial = Partial(folder, wanted)
     try:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from realrun.drafters.space import MAX_MASKS, SpaceKind
 from realrun.lm.variants.tuned_weights import TUNED
-from realrun.lm.windows import masks_of
+from realrun.lm.windows import masks_of, window_of
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors
 from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats
@@ -209,11 +209,11 @@ class MaskTraining(TunedTargetJob):
         asked = asked.expand(len(tokens), groups * masks, -1)
         at = (cuts[..., None] + torch.arange(masks, device=cuts.device)).flatten(1)
         positions = torch.cat([torch.arange(total, device=cuts.device).expand(len(tokens), -1), at], dim=1)
-        seen = group_mask(cuts, masks, total, embedded.dtype)
+        seen, window = group_mask(cuts, masks, total, embedded.dtype), window_of(self.model.config)
         logits = self.model(
             inputs_embeds=torch.cat([embedded, asked], dim=1),
             position_ids=positions,
-            attention_mask=masks_of(self.model.config, seen, positions, positions),
+            attention_mask=masks_of(self.model.config, window, seen, positions, positions),
             use_cache=False,
         ).logits
         return logits[:, :total], logits[:, total:].unflatten(1, (groups, masks))

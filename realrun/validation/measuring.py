@@ -12,25 +12,16 @@ import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.machine_load import Load, Ticks, load_from, watch
+from realrun.own_files import read_kept
 from realrun.pairs.prompts import Prompt
-from realrun.profiling.stream import Stream
+from realrun.profiling.stream import Samples, Stream
 from realrun.validation.measured_costs import MeasuredCosts
 from realrun.validation.timing import TURN_ROUNDS, Arm, Timings, decode_sequence, warm_up
-from specsim.errors import InputError
 from specsim.files import write_json
-from specsim.json_files import read_json
 from specsim.progress import Counter
 from specsim.trace.trace import Trace
 
 PROBES = "probes.json"  # those that were still missing at the end
-MAX_BYTES = 2**30  # of a file that a measurement wrote for itself
-
-
-class SamplesFile(TypedDict):
-    """As `Stream.as_dict` gives them."""
-
-    points: list[list[list[Any]]]
-    each: dict[str, list[float]]
 
 
 class RunFile(TypedDict):
@@ -46,7 +37,7 @@ class KeptFile(TypedDict):
 
     arms: list[list[Any]]
     runs: list[RunFile]
-    probes: SamplesFile
+    probes: Samples
     ticks: list[float]
 
 
@@ -91,7 +82,7 @@ def measure_in_turns(
     """
     timings, ticks, warm = Timings(), list[Ticks](), False
     samplers, names = [arm.decoder.sampler for arm in arms], list(costs)
-    missing = _read(folder and folder / PROBES, dict[str, SamplesFile]) or {}
+    missing = (folder and read_kept(folder / PROBES, dict[str, Samples])) or {}
     for name, samples in missing.items():
         costs[name].measured.resume(samples, texts=0)
     for repeat in range(repeats):
@@ -103,7 +94,8 @@ def measure_in_turns(
             number = repeat * len(prompts) + index
             measured = costs[names[number % len(names)]].measured
             path = None if folder is None else folder / f"{repeat}-{index}.json"
-            kept = _kept(_read(path, KeptFile), arms) if going_on else None  # later ones would go on from other states
+            # Behind one that is measured anew, others would go on from other states.
+            kept = _kept(read_kept(path, KeptFile), arms) if path and going_on else None
             if kept is None:
                 going_on = False
                 if not warm:
@@ -134,16 +126,6 @@ def measure_in_turns(
     if folder is not None:
         write_json(missing, folder / PROBES)
     return timings, load_from(ticks)
-
-
-def _read(path: Path | None, shape: Any) -> Any:
-    """The JSON document of a file; None where there is none, or a damaged one."""
-    if path is None:
-        return None
-    try:
-        return read_json(path, str(path), shape, missing="measure", invalid="measure again", max_bytes=MAX_BYTES)
-    except InputError:
-        return None
 
 
 def _names(arms: Sequence[Arm]) -> list[list[Any]]:

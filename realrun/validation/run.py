@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.profiling.profile import profile
@@ -22,9 +22,7 @@ from realrun.validation.validate import predict_and_measure
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import profile_from_json
-from specsim.errors import InputError
 from specsim.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
-from specsim.json_files import read_json
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
@@ -33,6 +31,7 @@ from specsim.tuning.journal import source_digest
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
 IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
+ANEW = "pass --overwrite"
 TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under; predictions have costs of their own
 
 
@@ -132,7 +131,7 @@ def validate(
         pair,
         trace,
         prompts,
-        profile_from_json(_own(work / PROFILE), "just measured"),
+        profile_from_json(read_own(work / PROFILE, again=ANEW), "just measured"),
         kinds=settings.kinds,
         trials=settings.trials,
         repeats=settings.repeats,
@@ -173,21 +172,10 @@ def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str
     }
 
 
-def _own(path: Path) -> dict[str, Any]:
-    """An object that an earlier start left."""
-    again = "pass --overwrite"
-    return dict(read_json(path, str(path), dict[str, Any], missing=again, invalid=again))
-
-
 def _claim(work: Path, identity: dict[str, Any]) -> None:
     """Make the folder this validation's, or find that it is; InputError if it is another's."""
     path = work / IDENTITY
     if not path.is_file():
         write_json(identity, path)
-    found = _own(path)
-    for key, value in identity.items():
-        if found.get(key) != value:
-            raise InputError(
-                f"{work} holds an unfinished validation with {key}={json.dumps(found.get(key))}, asked for "
-                f"{json.dumps(value)}; pass --overwrite or another --out"
-            )
+    found = read_own(path, again=ANEW)
+    refuse_other(f"{work} holds an unfinished validation", found, identity, f"{ANEW} or another --out")

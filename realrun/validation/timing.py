@@ -7,7 +7,7 @@ arms that take turns by round are not (`studies/measurement`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,6 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.arrays import Floats
 from specsim.policy.base import Policy
-from specsim.progress import Counter
 from specsim.trace.trace import Trace
 
 WARM_UP_TOKENS = 24
@@ -116,9 +115,7 @@ def decode_in_turns(
     *,
     seed: int,
     order: np.random.Generator,
-    beside: Callable[[int], Runner] | None = None,
     turn_rounds: int = TURN_ROUNDS,
-    progress: Counter = lambda done, total: None,
 ) -> None:
     """One repeat: every sequence by all arms at once.
 
@@ -130,29 +127,16 @@ def decode_in_turns(
     ----------
     prompts : of the trace's sequences, whose budgets and numbers they take
     timings : where the runs are added
-    beside : what else takes turns on a sequence, such as probes of costs
-    progress : called with the sequences done and their number
     """
     states: list[Any] = [None] * len(arms)
     for index, prompt in enumerate(prompts):
         shift = len(timings.runs[0, index]) % turn_rounds  # by the repeats so far
-        runner = None if beside is None else beside(index)
         runs = decode_sequence(
-            arms,
-            prompt,
-            trace,
-            index,
-            states,
-            seed=seed,
-            order=order,
-            beside=runner,
-            turn_rounds=turn_rounds,
-            shift=shift,
+            arms, prompt, trace, index, states, seed=seed, order=order, turn_rounds=turn_rounds, shift=shift
         )
         for arm, run in enumerate(runs):
             timings.add(arm, index, run)
         states = [run.state for run in runs]
-        progress(index + 1, len(prompts))
 
 
 def decode_sequence(
@@ -168,7 +152,10 @@ def decode_sequence(
     turn_rounds: int = TURN_ROUNDS,
     shift: int = 0,
 ) -> list[Decoded]:
-    """The trace's sequence of this index by all arms at once, whose policies start from these states."""
+    """The trace's sequence of this index by all arms at once, whose policies start from these states.
+
+    beside : what else takes turns on it, such as probes of costs
+    """
     budget, number = int(trace.budget_tokens[index]), int(trace.sequence_id[index])
     decodings = [
         Decoding(arm.decoder, prompt.tokens, budget, arm.policy, number, seed, state)

@@ -12,6 +12,7 @@ import numpy as np
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.machine_load import Load
+from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
@@ -25,7 +26,6 @@ from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.fitting.fit import needs_fitting
-from specsim.json_files import read_json
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
@@ -161,8 +161,7 @@ def candidates(
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
     tuned: dict[str, Any] = {}
     if kept is not None and kept.is_file():
-        again = "delete it to tune again"
-        tuned = read_json(kept, str(kept), dict[str, TunedFile], missing=again, invalid=again)
+        tuned = read_own(kept, dict[str, TunedFile], again="delete it to tune again")
     for done, (kind, variant) in enumerate(served):
         name = label(kind, variant)
         if name not in tuned:

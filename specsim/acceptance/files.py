@@ -46,9 +46,10 @@ def load_model(path: Path | str) -> AcceptanceModel:
     name = document.get("model")
     if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path}: unknown acceptance model {name!r}; known: {', '.join(MODELS)}")
-    known = TypedDict("known", get_type_hints(MODELS[name]))  # type: ignore[misc]
+    hints = get_type_hints(MODELS[name])
+    known = TypedDict("known", hints)  # type: ignore[misc]
     parameters = checked(document.get("parameters"), f"{path}: parameters of the model {name}", known, invalid=AGAIN)
-    model: AcceptanceModel = MODELS[name](**_tuples({key: parameters[key] for key in get_type_hints(MODELS[name])}))
+    model: AcceptanceModel = MODELS[name](**_tuples({key: parameters[key] for key in hints}))
     return model
 
 

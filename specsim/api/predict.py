@@ -149,6 +149,13 @@ def predict_with(
 ) -> PolicyPrediction:
     """`predict`, with the settings as one mapping."""
     part, chosen, learned_on = fitted_part(priced, policy, settings, tuning_share, seed)
+    return predict_fitted(part, chosen, learned_on, expected=expected, seed=seed)
+
+
+def predict_fitted(
+    part: PricedTrace, chosen: Policy, learned_on: int, *, expected: bool = False, seed: int = 0
+) -> PolicyPrediction:
+    """The prediction of what `fitted_part` gives."""
     if not expected:
         found = predict_policy(part, chosen, seed=seed)
     elif isinstance(chosen, ChainPolicy):

@@ -9,10 +9,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 VERSION = 1
-Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+def _printable(text: str) -> str:
+    """Text that fits on one line of a terminal, and into XML."""
+    if not text.isprintable():
+        raise ValueError(f"{text[:60]!r} holds characters that cannot be printed; write one line of plain text")
+    return text
+
+
+Printable: TypeAlias = Annotated[str, AfterValidator(_printable)]
+Text: TypeAlias = Annotated[Printable, Field(min_length=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Setting: TypeAlias = bool | int | FiniteFloat | Text | list[FiniteFloat]
@@ -37,6 +56,9 @@ class ReplaySubject(Strict):
 
     average : "tokens" weighs every token alike (sum over sum), "sequences" every sequence (mean of their ratios)
     max_output_tokens : every sequence as if it had been decoded with this limit
+    tuning_share : share of the sequences on which policies that learn do so; given, every policy is reported on the
+        others alone. Unless given, a half, and policies that do not learn are reported on all
+    rounds : of quantity "rounds_identical_percent", the rounds.parquet of a real run of these sequences
     """
 
     trace: Text
@@ -48,7 +70,8 @@ class ReplaySubject(Strict):
     quantity: Text = "speedup"
     average: Literal["tokens", "sequences"] = "tokens"
     max_output_tokens: PositiveInt | None = None
-    tuning_share: Share = 0.5
+    tuning_share: Share | None = None
+    rounds: Text | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
@@ -64,13 +87,15 @@ class RunSubject(Strict):
 
 
 class ValueSubject(Strict):
-    """A number in a JSON document, or a value with keys estimate, low, high.
+    """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list of positive numbers.
 
     at : the way to it: keys, positions from 0, and {key = value, ...} for the one entry of a list that has these
     """
 
     document: Text
-    at: Annotated[list[Text | Annotated[int, Field(ge=0)] | dict[str, str | int | float | bool]], Field(min_length=1)]
+    at: Annotated[
+        list[Text | Annotated[int, Field(ge=0)] | dict[str, Printable | int | float | bool]], Field(min_length=1)
+    ]
 
 
 class FindingSubject(Strict):
@@ -99,7 +124,7 @@ class Statement(Strict):
     """
 
     name: Text
-    source: str = ""
+    source: Printable = ""
     expected: FiniteFloat | None = None
     tolerance: NotNegative | None = None
     tolerance_percent: NotNegative | None = None

@@ -22,10 +22,11 @@ from specsim.arrays import Floats
 from specsim.claims.measured import VALIDATION_KIND, floor_percent, run_columns
 from specsim.errors import InputError
 from specsim.json_files import read_json
+from specsim.results import BENCH_KIND
 from specsim.speedup.intervals import Estimate, log_ratio_error
 
 Change = Literal["slower", "faster", "no change", "not comparable"]
-KERNELS_KIND = "speckernels-bench"
+KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # of a benchmark's row, which name it
 SIGNIFICANCE = 0.05
 KERNEL_FLOOR_PERCENT = 5.0  # of times without a null arm
 BETWEEN_RUNS_PERCENT = 1.0  # standard deviation of a speedup between runs of one commit
@@ -82,7 +83,7 @@ def read_diff(old: Path, new: Path, *, between_runs_percent: float | None = None
         between = BETWEEN_RUNS_PERCENT if between_runs_percent is None else between_runs_percent
         return diff_validations(before, after, str(old), str(new), between_runs_percent=between)
     floor = KERNEL_FLOOR_PERCENT if between_runs_percent is None else between_runs_percent
-    read = _kernel_times if kinds[0] == KERNELS_KIND else _benchmark_times
+    read = _kernel_times if kinds[0] == BENCH_KIND else _benchmark_times
     return _diff_times(read(before, str(old)), read(after, str(new)), floor)
 
 
@@ -95,7 +96,7 @@ def diff_validations(
     between_runs_percent: float = BETWEEN_RUNS_PERCENT,
 ) -> Diff:
     """Compare the measured speedups of two validations of the same prompts, row by row with the same settings."""
-    floors = [floor_percent(dict(one), where) for one, where in ((before, old), (after, new))]
+    floors = [floor_percent(one, where) for one, where in ((before, old), (after, new))]
     floor = math.hypot(*floors)
     rows = [_rows(document, where) for document, where in ((before, old), (after, new))]
     compared: list[tuple[str, float, float, Estimate, float]] = []
@@ -110,7 +111,7 @@ def diff_validations(
             others.append(Line(name, old_value, new_value, None, "not comparable", f"only in the {which} run"))
             continue
         pair = [
-            run_columns(dict(document), row, "speedup", where)
+            run_columns(document, row, "speedup", where)
             for document, row, where in ((before, first, old), (after, second, new))
         ]
         assert pair[0] is not None and pair[1] is not None
@@ -126,7 +127,7 @@ def diff_validations(
     significant = holm([p for *_, p in compared])
     lines = []
     for (name, was, now, ratio, _), changed in zip(compared, significant, strict=True):
-        beyond = 100 * abs(math.log(ratio.estimate)) > 100 * math.log1p(floor / 100)
+        beyond = abs(math.log(ratio.estimate)) > math.log1p(floor / 100)
         verdict: Change = "no change" if not (changed and beyond) else "slower" if ratio.estimate < 1 else "faster"
         lines.append(Line(name, was, now, ratio, verdict, "" if beyond or not changed else "within the noise floor"))
     return Diff("speedup", floor, (*lines, *others))
@@ -160,7 +161,7 @@ def change(
     if not math.isfinite(error):
         return Estimate(value, 0.0, math.inf), 1.0
     if error == 0:
-        return Estimate(value, value, value), float(value == 1)
+        return Estimate.exact(value), float(value == 1)
     freedom = (a_top.size - 1) * (error / over_sequences) ** 4 if over_sequences else math.inf
     freedom = min(freedom, 1e9)
     factor = math.exp(float(stdtrit(freedom, 0.975)) * error)
@@ -208,7 +209,7 @@ def _diff_times(before: Times, after: Times, floor: float) -> Diff:
 def _kernel_times(document: Mapping[str, Any], where: str) -> Times:
     found: Times = {}
     for row in document["rows"]:
-        name = " ".join(str(row.get(key)) for key in ("op", "label", "dtype", "backend", "mode"))
+        name = " ".join(str(row.get(key)) for key in KERNEL_KEYS)
         if row.get("median_us") is not None:
             found[name] = _spread([row.get(key) for key in ("median_us", "p20_us", "p80_us")], 1e-6, f"{where}: {name}")
     return found
@@ -242,7 +243,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _kind(document: Mapping[str, Any], path: Path) -> str:
     kind = document.get("kind")
-    if kind in (VALIDATION_KIND, KERNELS_KIND):
+    if kind in (VALIDATION_KIND, BENCH_KIND):
         rows = document.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(f"{path} has no rows; make it again")

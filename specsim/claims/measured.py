@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.arrays import Floats
+from specsim.arrays import Floats, IntArray
 from specsim.claims.claim import FindingSubject, ReplaySubject, RunSubject, Seconds, Subject, ValueSubject
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
@@ -16,7 +17,12 @@ from specsim.json_files import read_json
 from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Estimate, ratio_interval
 
+if TYPE_CHECKING:
+    from specsim.replaying.priced import PricedTrace
+
 VALIDATION_KIND = "specsim-validation"
+IDENTITY = "rounds_identical_percent"
+DEFAULT_SHARE = 0.5  # of the sequences, on which policies learn
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,10 @@ RATIOS: dict[str, Any] = {
     "tokens_per_s": lambda one: (one.output_tokens, one.speculative_s),
     "autoregressive_tokens_per_s": lambda one: (one.output_tokens, one.autoregressive_s),
 }
+TIMED = {  # the same of a real run, by columns of its row and document
+    "speedup": ("autoregressive_sequence_seconds", "sequence_seconds"),
+    "tokens_per_s": ("sequence_tokens", "sequence_seconds"),
+}
 
 
 def measure(subject: Subject, home: Path) -> Measured:
@@ -95,16 +105,19 @@ def from_columns(columns: PerSequence, *, average: str = "tokens", floor_percent
 
 
 def as_measured(value: Any, where: str) -> Measured:
-    """A plain number, or an estimate with its interval."""
+    """A plain number, an estimate with its interval, or the mean of a list, whose entries are sequences."""
     if isinstance(value, dict) and {"estimate", "low", "high"} <= set(value):
         numbers = [value[key] for key in ("estimate", "low", "high")]
         if all(_is_number(number) for number in numbers):
             estimate = float(numbers[0])
-            return Measured(estimate, Estimate(estimate, estimate, estimate), Estimate(*map(float, numbers)))
+            return Measured(estimate, Estimate.exact(estimate), Estimate(*map(float, numbers)))
+    if isinstance(value, list) and value and all(_is_number(one) and one > 0 for one in value):
+        entries = np.asarray(value, dtype=np.float64)
+        return from_columns(PerSequence(entries, np.ones(entries.shape), ("list", where)))
     if not _is_number(value):
         raise InputError(f"{where}: what is claimed is no number but {str(value)[:40]!r}; name a number")
-    exact = Estimate(float(value), float(value), float(value))
-    return Measured(float(value), exact, exact)
+    exact = Estimate.exact(float(value))
+    return Measured(exact.estimate, exact, exact)
 
 
 def found_at(document: Any, at: list[Any], where: str) -> Any:
@@ -146,34 +159,57 @@ def _replayed(subject: ReplaySubject, home: Path) -> Measured:
     from specsim.api.predict import fitted_part
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
+    from specsim.trace.split import split_sequences
 
     trace = read_trace(home / subject.trace)
     if subject.max_output_tokens is not None:
         trace = trace.shortened(subject.max_output_tokens)
     name = str(home / subject.policy) if ".py" in subject.policy else subject.policy
-    part, policy, _ = fitted_part(
-        PricedTrace(trace, _cost(subject, home)), name, subject.settings, subject.tuning_share, subject.seed
-    )
-    replayed = part.replay(policy, seed=subject.seed)
-    top, bottom = _columns(subject.quantity, replayed, part, subject.seed)
+    priced, share = PricedTrace(trace, _cost(subject, home)), subject.tuning_share
+    part, policy, learned_on = fitted_part(priced, name, subject.settings, share or DEFAULT_SHARE, subject.seed)
+    if share is not None and not learned_on:
+        part = priced.select(split_sequences(trace, tuning_share=share, seed=subject.seed)[1])
+    replayed = part.replay(policy, seed=subject.seed, log=subject.rounds is not None)
+    top, bottom = _columns(subject, replayed, part, home)
     key = (subject.trace, subject.max_output_tokens, tuple(part.trace.sequence_id.tolist()))
     found = from_columns(PerSequence(top, bottom, key), average=subject.average)
-    seconds = replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)
-    return Measured(found.value, found.record, found.prompts, 0.0, found.per_sequence, seconds)
+    return replace(found, seconds=(replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)))
 
 
-def _columns(quantity: str, replayed: Replay, part: Any, seed: int) -> tuple[Floats, Floats]:
-    """The two columns [S] whose sums' ratio is this quantity of a replay."""
+def _columns(subject: ReplaySubject, replayed: Replay, part: PricedTrace, home: Path) -> tuple[Floats, Floats]:
+    """The two columns [S] whose sums' ratio is the quantity of this replay."""
+    quantity = subject.quantity
+    if (subject.rounds is not None) != (quantity == IDENTITY):
+        raise InputError(f"quantity {IDENTITY!r} and rounds belong together; give both or neither")
+    if subject.rounds is not None:
+        return _identical(replayed, part.trace.sequence_id, home / subject.rounds)
     if quantity == "oracle_regret":
         from specsim.speedup.prediction import oracle_seconds, oracle_width
 
         policy = replayed.policy
-        least = oracle_seconds(part, [type(policy)], width=oracle_width(policy), seed=seed)
+        least = oracle_seconds(part, [type(policy)], width=oracle_width(policy), seed=subject.seed)
         return replayed.speculative_s - least, least
     if quantity not in RATIOS:
-        raise InputError(f"quantity {quantity!r} is none of a replay; it has {', '.join([*RATIOS, 'oracle_regret'])}")
+        known = ", ".join([*RATIOS, "oracle_regret", IDENTITY])
+        raise InputError(f"quantity {quantity!r} is none of a replay; it has {known}")
     top, bottom = (np.asarray(column, dtype=np.float64) for column in RATIOS[quantity](replayed))
     return top, bottom
+
+
+def _identical(replayed: Replay, sequence_id: IntArray, path: Path) -> tuple[Floats, Floats]:
+    """Of every sequence [S] 100 times the rounds that a real run of the policy did just so, and all replayed ones."""
+    from specsim.acceptance.sources import read_rounds
+
+    real, log = read_rounds(path, policy=str(replayed.policy)), replayed.rounds
+    if real.sequence_id is None or real.t is None:
+        raise InputError(f"{path} does not say where its rounds begin; give rounds.parquet of `realrun validate`")
+    assert log is not None
+    columns = real.sequence_id, real.t, real.drafted, real.accepted
+    own_columns = sequence_id[log.sequence], log.t, log.drafted, log.accepted
+    done = set(zip(*(column.tolist() for column in columns), strict=True))
+    same = [row in done for row in zip(*(column.tolist() for column in own_columns), strict=True)]
+    counts = [np.bincount(log.sequence, weights, len(sequence_id)) for weights in (same, None)]
+    return 100 * counts[0].astype(np.float64), counts[1].astype(np.float64)
 
 
 def _cost(subject: ReplaySubject, home: Path) -> CostModel:
@@ -182,7 +218,9 @@ def _cost(subject: ReplaySubject, home: Path) -> CostModel:
 
     if isinstance(subject.cost, Seconds):
         if subject.draft_cost is not None or subject.batch is not None:
-            raise InputError("draft_cost and batch belong to cost grids; give cost as the target's grid")
+            raise InputError(
+                "draft_cost and batch belong to other costs than s_d and s_t; name their file, or leave them out"
+            )
         return ConstantCost(subject.cost.s_d, subject.cost.s_t)
     if subject.draft_cost is not None:
         return read_grid_pair(home / subject.cost, home / subject.draft_cost, batch=subject.batch or 1)
@@ -199,15 +237,11 @@ def read_validation(path: Path) -> dict[str, Any]:
     return document
 
 
-def run_columns(document: dict[str, Any], row: dict[str, Any], quantity: str, where: str) -> PerSequence | None:
+def run_columns(document: Mapping[str, Any], row: Mapping[str, Any], quantity: str, where: str) -> PerSequence | None:
     """The columns of a measured quantity of a row; None of one that is not timed."""
-    try:
-        columns = {
-            "speedup": ("autoregressive_sequence_seconds", "sequence_seconds"),
-            "tokens_per_s": ("sequence_tokens", "sequence_seconds"),
-        }[quantity]
-    except KeyError:
+    if quantity not in TIMED:
         return None
+    columns = TIMED[quantity]
     both = {**document, **row}
     top, bottom = (_positive(both.get(name), f"{where}: {name}") for name in columns)
     if top.shape != bottom.shape:
@@ -222,7 +256,7 @@ def _positive(values: Any, where: str) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-def floor_percent(document: dict[str, Any], where: str) -> float:
+def floor_percent(document: Mapping[str, Any], where: str) -> float:
     """The noise floor of a validation."""
     floor: Any = document.get("noise_floor_percent")
     if not _is_number(floor) or floor < 0:
@@ -244,7 +278,7 @@ def _run(subject: RunSubject, home: Path) -> Measured:
     found = from_columns(columns, floor_percent=floor_percent(document, where))
     tokens = _positive(row.get("sequence_tokens"), f"{where}: sequence_tokens")
     seconds = _positive(row.get("sequence_seconds"), f"{where}: sequence_seconds"), tokens
-    return Measured(found.value, found.record, found.prompts, found.floor_percent, found.per_sequence, seconds)
+    return replace(found, seconds=seconds)
 
 
 def find_row(document: dict[str, Any], policy: str, where: str) -> dict[str, Any]:
@@ -263,6 +297,6 @@ def _finding(subject: FindingSubject) -> Measured:
     from specsim.papers import finding
 
     found = finding(subject.finding)
-    exact = Estimate(found.value, found.value, found.value)  # of the cells as they are printed
+    exact = Estimate.exact(found.value)  # of the cells as they are printed
     wide = exact if found.low is None or found.high is None else Estimate(found.value, found.low, found.high)
     return Measured(found.value, exact, wide)

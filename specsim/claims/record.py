@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specsim.claims.claim import ReplaySubject
-from specsim.claims.diff import KERNELS_KIND
+from specsim.claims.diff import KERNEL_KEYS
 from specsim.claims.files import rounded
 from specsim.claims.measured import VALIDATION_KIND, measure
 from specsim.errors import InputError
 from specsim.json_files import read_json
+from specsim.results import BENCH_KIND
 
 REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give the same to far more digits
 MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run
@@ -22,12 +23,30 @@ LARGEST_ERROR_PERCENT = 3.0  # median, of a validation's predictions
 Entry = dict[str, Any]
 
 
-def replay_claim(subject: Mapping[str, Any], home: Path, *, tolerance_percent: float | None = None) -> Entry:
-    """The claim that a replay gives what it gives now. subject : the keys of `ReplaySubject`; paths relative to home"""
-    checked = ReplaySubject(**subject)
+def replay_claim(
+    trace: Path,
+    cost: Path,
+    policy: str,
+    settings: Mapping[str, Any],
+    quantity: str,
+    home: Path,
+    *,
+    tolerance_percent: float | None = None,
+) -> Entry:
+    """The claim that a replay gives what it gives now, its paths relative to `home`.
+
+    cost : a file, or the name of one that ships; policy : a name, or a FILE.py
+    """
+    subject = {
+        "trace": os.path.relpath(trace, home),
+        "cost": os.path.relpath(cost, home) if cost.exists() else str(cost),
+        "policy": os.path.relpath(policy, home) if ".py" in policy else policy,
+        "settings": dict(settings),
+        "quantity": quantity,
+    }
     percent = REPLAYED_PERCENT if tolerance_percent is None else tolerance_percent
-    found = measure(checked, home).value
-    return {"name": f"{checked.quantity} of {checked.policy}", **subject, **_expected(found, percent)}
+    found = measure(ReplaySubject(**subject), home).value  # type: ignore[arg-type]
+    return {"name": f"{quantity} of {subject['policy']}", **subject, **_expected(found, percent)}
 
 
 def document_claims(path: Path, home: Path, *, tolerance_percent: float | None = None) -> list[Entry]:
@@ -58,13 +77,12 @@ def _claims_of(document: Mapping[str, Any], path: Path, file: str, tolerance_per
             for row in board["rows"]
         ]
     percent = TIMED_PERCENT if tolerance_percent is None else tolerance_percent
-    if document.get("kind") == KERNELS_KIND:
-        keys = ("op", "label", "dtype", "backend", "mode")
+    if document.get("kind") == BENCH_KIND:
         return [
             {
-                "name": " ".join(str(row[key]) for key in keys),
+                "name": " ".join(str(row[key]) for key in KERNEL_KEYS),
                 "document": file,
-                "at": ["rows", {key: row[key] for key in keys}, "median_us"],
+                "at": ["rows", {key: row[key] for key in KERNEL_KEYS}, "median_us"],
                 **_expected(row["median_us"], percent),
             }
             for row in document["rows"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import numpy as np
 
 from specsim.claims.check import Checked
-
-VERDICTS = ("holds", "drifted", "contradicted", "not decidable")
+from specsim.claims.claim import Verdict
 
 
 def as_document(checked: Sequence[Checked]) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def as_document(checked: Sequence[Checked]) -> dict[str, Any]:
         "kind": "specsim-claims",
         "version": 1,
         "passed": all(one.passed for one in checked),
-        "verdicts": {verdict: sum(one.verdict == verdict for one in checked) for verdict in VERDICTS},
+        "verdicts": {verdict: sum(one.verdict == verdict for one in checked) for verdict in get_args(Verdict)},
         "claims": [one.as_dict() for one in checked],
     }
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.console import parse_settings, print_json, print_table, progress_bar
+from specsim.cli.console import OverwriteFileOption, check_new, parse_settings, print_json, print_table, progress_bar
 from specsim.cli.options import JsonOption
 
 claims = typer.Typer(
@@ -81,7 +81,9 @@ def record(
             show_default=False,
         ),
     ],
-    cost: Annotated[Path | None, typer.Option(help="Of a trace: its cost file.", show_default=False)] = None,
+    cost: Annotated[
+        Path | None, typer.Option(help="Of a trace: its cost file, or a name that ships.", show_default=False)
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="Of a trace: the policy.", show_default=False)] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
@@ -91,7 +93,7 @@ def record(
         float | None,
         typer.Option(help="Default: 0.1 of replays, 3 of measured speedups, 20 of single times.", min=0),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a file that is there.")] = False,
+    overwrite: OverwriteFileOption = False,
 ) -> None:
     """Write claims from what was found: every speedup of a validation, row of a board, time of a benchmark.
 
@@ -105,22 +107,13 @@ def record(
 
     if not out.name.endswith(SUFFIX):
         raise InputError(f"{out}: a claim file is called NAME{SUFFIX}; rename it")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists; give another name, or --overwrite")
+    check_new(out, overwrite=overwrite)
     home = out.parent
     if (source / "meta.json").is_file() or source.suffix == ".zip":
-        import os
-
         if cost is None or policy is None:
             raise InputError("a claim of a trace needs --cost and --policy; give both")
-        subject: dict[str, Any] = {
-            "trace": os.path.relpath(source, home),
-            "cost": os.path.relpath(cost, home),
-            "policy": os.path.relpath(policy, home) if ".py" in policy else policy,
-            "settings": parse_settings(set_),
-            "quantity": quantity,
-        }
-        entries = [replay_claim(subject, home, tolerance_percent=tolerance_percent)]
+        settings = parse_settings(set_)
+        entries = [replay_claim(source, cost, policy, settings, quantity, home, tolerance_percent=tolerance_percent)]
     else:
         if cost is not None or policy is not None or set_:
             raise InputError(f"--cost, --policy and --set belong to a trace, {source} is none; leave them out")

@@ -10,6 +10,9 @@ from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
 from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
+from specsim.cli.engines.advise import advise
+from specsim.cli.engines.explain import explain
+from specsim.cli.engines.record_text import record_text
 from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
@@ -38,7 +41,7 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, policies, info, example):
+for _command in (replay, tune, leaderboard, policies, info, example, advise, explain, record_text):
     app.command()(_command)
 
 

@@ -44,6 +44,9 @@ DraftCostOption = Annotated[
 ]
 BatchOption = Annotated[int | None, typer.Option(help="Batch size, of cost grids and linear costs; default 1.", min=1)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+LearningShareOption = Annotated[
+    float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
 
 

@@ -16,6 +16,7 @@ from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
 from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.silicon.cost import SiliconCost
 from specsim.cost.written import KIND, check_written, shipped_costs, written_cost
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
@@ -37,7 +38,7 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
         A profile made by `realrun profile`; a file that you wrote (see `specsim.cost.written`), such as
         {"s_d": seconds, "s_t": seconds}; or the name of one that ships, see `specsim cost list`.
     batch : int, optional
-        Sequences in lockstep, of linear and roofline costs.
+        Sequences in lockstep, of linear, roofline and silicon costs.
 
     Returns
     -------
@@ -77,8 +78,8 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
 
 def with_batch(cost: CostModel, batch: int) -> CostModel:
     """The costs of so many sequences in lockstep; InputError where they know no batches."""
-    if not isinstance(cost, LinearCost | RooflineCost | BatchProfileCost):
-        raise InputError("knows no batches; give linear or roofline costs, or grids with --draft-cost")
+    if not isinstance(cost, LinearCost | RooflineCost | SiliconCost | BatchProfileCost):
+        raise InputError("knows no batches; give linear, roofline or silicon costs, or grids with --draft-cost")
     return replace(cost, batch=batch)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Floats, Ints, Seconds
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, CostModel
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, CostModel, check_seconds
 from specsim.cost.profile import GRID_KIND, MAX_CONTEXT
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
@@ -157,10 +157,7 @@ class GridPairCost(CostModel):
                 f"cost grids of {self.target.model} ({', '.join(ours)}) and {self.drafter.model} "
                 f"({', '.join(others)}) were measured differently; measure both on one device in one dtype"
             )
-        for name in ("policy_step_s", "round_overhead_s", "autoregressive_overhead_s"):
-            value = getattr(self, name)
-            if not 0 <= value <= MAX_SECONDS:
-                raise InputError(f"cost: {name}={value} seconds is no time; give 0 or more")
+        check_seconds(self, "policy_step_s", "round_overhead_s", "autoregressive_overhead_s")
 
     @property
     def max_tree_tokens(self) -> int:

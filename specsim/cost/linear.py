@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from specsim.arrays import Seconds
 from specsim.cost.batches import BatchCostModel, BatchTokens
-from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, MIN_SECONDS
+from specsim.cost.model import MAX_TREE_TOKENS, MIN_SECONDS, check_seconds
 from specsim.errors import InputError
 
 
@@ -41,12 +41,8 @@ class LinearPass:
     cached_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("fixed_s", MIN_SECONDS), ("token_s", 0.0), ("cached_token_s", 0.0)):
-            value = getattr(self, name)
-            if not least <= value <= MAX_SECONDS:  # also catches NaN
-                raise InputError(
-                    f"cost: {name}={value} seconds is no time; give {'more than' if least else 'at least'} 0"
-                )
+        check_seconds(self, "fixed_s", least=MIN_SECONDS)
+        check_seconds(self, "token_s", "cached_token_s")
 
     def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int) -> Seconds:
         """A pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones each."""
@@ -97,9 +93,7 @@ class LinearCost(BatchCostModel):
     batch: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("step_s", "round_s"):
-            if not 0 <= getattr(self, name) <= MAX_SECONDS:
-                raise InputError(f"cost: {name}={getattr(self, name)} seconds is no time; give at least 0")
+        check_seconds(self, "step_s", "round_s")
         if self.batch < 1:
             raise InputError(f"cost: batch={self.batch}; give at least 1")
 

@@ -19,6 +19,17 @@ MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a call can take: what lies outside
 SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
 
 
+def check_seconds(costs: object, *names: str, least: float = 0.0) -> None:
+    """InputError unless these fields are times that a call can take."""
+    for name in names:
+        value = getattr(costs, name)
+        if not least <= value <= MAX_SECONDS:  # also catches NaN
+            wanted = "positive" if least else "0 or more"
+            raise InputError(
+                f"cost: {name}={value} seconds is not {wanted} and finite; give {least:g} to {MAX_SECONDS:g}"
+            )
+
+
 class CostModel:
     """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden."""
 
@@ -142,13 +153,7 @@ class ConstantCost(CostModel):
     s_t: float
 
     def __post_init__(self) -> None:
-        for name in ("s_d", "s_t"):
-            value = getattr(self, name)
-            if not MIN_SECONDS <= value <= MAX_SECONDS:  # also catches NaN
-                raise InputError(
-                    f"cost: {name}={value} seconds is not positive and finite, from {MIN_SECONDS:g} to "
-                    f"{MAX_SECONDS:g}; give such a time"
-                )
+        check_seconds(self, "s_d", "s_t", least=MIN_SECONDS)
 
     @property
     def max_tree_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Cost files: a profile measured by `realrun profile`, or the papers' two numbers."""
+"""A profile measured by `realrun profile`, as a cost model."""
 
 from __future__ import annotations
 
@@ -181,7 +181,6 @@ def with_scores(model: CostModel) -> CostModel:
 
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     """The cost model of a parsed profile document; InputError where it is malformed."""
-
     name = f"cost profile {where}"
     document = checked(data, name, ProfileDocument, invalid=AGAIN)
     mean = document.get("mean_s") or document.get("median_s")
@@ -220,19 +219,19 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     if tree is not None:
         sizes = tree.sizes
         if not sizes.size or sizes[0] != 1 or sizes[-1] >= MAX_CONTEXT or (np.diff(sizes) <= 0).any():
-            raise InputError(f"cost profile {where}: sizes of trees are not an increasing list from 1; profile again")
+            raise InputError(f"{name}: sizes of trees are not an increasing list from 1; profile again")
         if {tree.wider_s.shape, tree.verify_s.shape} != {(sizes.size, count)}:
-            raise InputError(f"cost profile {where}: an array of trees does not fit sizes x contexts; profile again")
+            raise InputError(f"{name}: an array of trees does not fit sizes x contexts; profile again")
         grids += [tree.wider_s, tree.verify_s]
         numbers += [tree.policy_step_s, tree.round_overhead_s]
     if not count or not 0 <= contexts[0] <= contexts[-1] < MAX_CONTEXT or (np.diff(contexts) <= 0).any():
-        raise InputError(f"cost profile {where}: contexts are not an increasing list; profile again")
+        raise InputError(f"{name}: contexts are not an increasing list; profile again")
     if any(a.ndim != 2 or not len(a) or a.shape[1] != count for a in grids) or any(
         a.shape != (count,) for a in vectors
     ):
-        raise InputError(f"cost profile {where}: an array does not fit contexts; profile again")
+        raise InputError(f"{name}: an array does not fit contexts; profile again")
     if not all(((a >= 0) & (a <= MAX_SECONDS)).all() for a in (*grids, *vectors, np.array(numbers))):
-        raise InputError(f"cost profile {where}: a time is negative or not finite; profile again")
+        raise InputError(f"{name}: a time is negative or not finite; profile again")
     if not (profile.autoregressive_s >= MIN_SECONDS).all():
-        raise InputError(f"cost profile {where}: a token without speculation takes no time; profile again")
+        raise InputError(f"{name}: a token without speculation takes no time; profile again")
     return profile

@@ -6,6 +6,7 @@ constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round tak
     a verified token takes beside the pending one
 linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
+silicon : the same by operators that NVIDIA measured, see `specsim.cost.silicon.cost`
 
 All in seconds. What is left out is 0. ``{"s_d": ..., "s_t": ...}`` alone is read, too.
 """
@@ -19,6 +20,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.roofline.document import NESTED, RooflineDocument, roofline_from_document
+from specsim.cost.silicon.cost import SiliconDocument, silicon_from_document
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
 
@@ -31,7 +33,7 @@ class Written(TypedDict):
     """What every form has."""
 
     kind: Literal["specsim-cost"]
-    form: Literal["constant", "linear", "roofline"]
+    form: Literal["constant", "linear", "roofline", "silicon"]
     source: str
     date: str
 
@@ -62,7 +64,8 @@ class Linear(TypedDict):
     round_s: NotRequired[float]
 
 
-FORMS: dict[str, Any] = {"constant": Constant, "linear": Linear, "roofline": RooflineDocument}
+FORMS: dict[str, Any] = {"constant": Constant, "linear": Linear, "roofline": RooflineDocument,
+                         "silicon": SiliconDocument}  # fmt: skip
 
 
 def shipped_costs() -> dict[str, Path]:
@@ -107,6 +110,8 @@ def written_cost(document: Mapping[str, Any], where: str) -> CostModel:
     try:
         if document["form"] == "roofline":
             return roofline_from_document(document)
+        if document["form"] == "silicon":
+            return silicon_from_document(document)
         if document["form"] == "linear":
             target, drafter = (LinearPass(**document[part]) for part in ("target", "drafter"))
             return LinearCost(target, drafter, document.get("step_s", 0.0), document.get("round_s", 0.0))

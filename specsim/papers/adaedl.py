@@ -165,14 +165,14 @@ def headroom(own: Mapping[str, Model], shared: Mapping[str, Model]) -> Iterator[
                 oracle,
                 "tokens/s",
                 "an oracle that drafts what is accepted; range over three fits",
-                Interval(min(oracles), max(oracles)),
+                Interval.over(oracles),
             ),
             (
                 "share",
                 share,
                 "%",
                 "of the way from the best Base-SPD to the oracle is AdaEDL's; range over three fits",
-                Interval(min(shares), max(shares)),
+                Interval.over(shares),
             ),
         )
         for what, value, unit, text, within in figures:
@@ -215,7 +215,7 @@ def gains() -> Iterator[Finding]:
         text,
         "adaedl_1",
         most.place(),
-        within=Interval(min(values), max(values)),
+        within=Interval.over(values),
     )
 
 

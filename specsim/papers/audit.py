@@ -19,7 +19,7 @@ AUDITS: dict[str, tuple[Callable[[], Iterator[Finding]], ...]] = {
     "adaedl": (adaedl.audit,),
     "medusa": (medusa.audit,),
 }
-VERDICTS = DATA / "verdicts.json"
+RECORDED = DATA / "verdicts.json"
 
 
 @cache
@@ -83,7 +83,7 @@ def verdicts_of(found: Sequence[Finding]) -> dict[str, dict[str, Any]]:
 
 def recorded_verdicts() -> dict[str, dict[str, Any]]:
     """What `verdicts_of` said of all findings when they were last looked at."""
-    return dict(json.loads(VERDICTS.read_text(encoding="utf-8")))
+    return dict(json.loads(RECORDED.read_text(encoding="utf-8")))
 
 
 def changed_verdicts(found: Sequence[Finding]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from specsim.papers.record import Finding, finding, slug
+from specsim.papers.record import Finding, Verdict, finding, slug
 from specsim.papers.tables import Interval, Row, image, read_table, stated
 
 METHODS = ("VDM", "MEDUSA-1", "EAGLE", "EDD", "VCT", "CAPE", "EAGLE-2", "PCT")
@@ -62,6 +62,13 @@ class Drafted(NamedTuple):
             return 1.0
         return self.depth or self.row.number("tau") / self.row.number("alpha")
 
+    def alpha_allowed(self, depth: float) -> Interval:
+        """What tau over this depth can be."""
+        return image(lambda tau: tau / depth, self.row.interval("tau"))
+
+    def alpha_agrees(self, depth: float) -> bool:
+        return self.alpha_allowed(depth).meets(self.row.interval("alpha"))
+
     def overhead(self, tau: float, speedup: float, passes: float | None = None) -> float:
         """Milliseconds of a round that neither draft passes nor the target pass explain."""
         draft, target = self.costs
@@ -107,8 +114,7 @@ def depths() -> Iterator[Finding]:
             allowed = image(lambda t, a: t / a, row.interval("tau"), row.interval("alpha"))
             yield finding(full, one.passes, "tokens", "supports", text, row.place(), within=allowed, erratum="B1")
             continue
-        allowed = image(lambda t, d=depth: t / d, row.interval("tau"))
-        agrees = allowed.meets(row.interval("alpha"))
+        allowed, agrees = one.alpha_allowed(depth), one.alpha_agrees(depth)
         yield finding(
             f"edd.alpha.{one.slug}",
             tau / depth,
@@ -120,22 +126,18 @@ def depths() -> Iterator[Finding]:
             erratum="B1" if agrees else "F13",
         )
     for method in METHODS:
-        rows = [one for one in drafted() if one.method == method and one.depth is not None]
-        if rows:
-            off = sum(not _alpha_agrees(one) for one in rows)
-            text = f"rows of {len(rows)} whose alpha is not tau / depth"
+        agree = [one.alpha_agrees(depth) for one in drafted() if one.method == method and (depth := one.depth)]
+        if agree:
+            off = agree.count(False)
+            text = f"rows of {len(agree)} whose alpha is not tau / depth"
             tables = ("edd_1", "edd_2")
             yield finding(f"edd.alpha_off.{slug(method)}", off, "rows", off == 0, text, *tables, erratum="B1")
     rates = [(one.row.number("tau") - 1) / 5 for one in drafted() if one.row.table.name == "edd_1"]
     text = "mean of (tau - 1) / depth in table 1, the share of drafted tokens accepted; range over rows"
-    within = Interval(min(rates), max(rates))
+    within = Interval.over(rates)
     yield finding(
         "edd.accepted_share", float(np.mean(rates)), "", "cannot decide", text, "edd_1", within=within, erratum="B1"
     )
-
-
-def _alpha_agrees(one: Drafted) -> bool:
-    return image(lambda t: t / (one.depth or 1), one.row.interval("tau")).meets(one.row.interval("alpha"))
 
 
 def overheads() -> Iterator[Finding]:
@@ -162,7 +164,7 @@ def overheads() -> Iterator[Finding]:
             for what, unit, scale in (("overhead_mean", "ms", 1.0), ("overhead_share", "%", 100 / target)):
                 scaled = [scale * value for value in values]
                 text = "mean over rows; range over rows" + ("" if unit == "ms" else ", of a target pass")
-                within = Interval(min(scaled), max(scaled))
+                within = Interval.over(scaled)
                 full = f"edd.{what}.{slug(method, size)}"
                 places = (rows[0].row.table.name, "edd_costs")
                 yield finding(
@@ -183,7 +185,7 @@ def without_overhead() -> Iterator[Finding]:
             "edd_1",
             "edd_2",
             "edd_costs",
-            within=Interval(min(errors), max(errors)),
+            within=Interval.over(errors),
             erratum="B13",
         )
 
@@ -273,9 +275,9 @@ def full_tree() -> Iterator[Finding]:
                 ("matmul", least_ms, "ms", "that its multiplications take at 155 TFLOP/s"),
                 ("peak_share", 100 * least_ms / left, "%", "of the peak rate that it would need: not credible"),
             ):
-                verdict = "contradicts" if what == "peak_share" else "cannot decide"
+                verdict: Verdict = "contradicts" if what == "peak_share" else "cannot decide"
                 full = f"edd.full_tree.{slug(one.target)}.{what}"
-                yield finding(full, value, unit, verdict, text, one.row.place(), "edd_costs", erratum="B11")  # type: ignore[arg-type]
+                yield finding(full, value, unit, verdict, text, one.row.place(), "edd_costs", erratum="B11")
 
 
 def nodes_cost_time() -> Iterator[Finding]:
@@ -289,13 +291,13 @@ def nodes_cost_time() -> Iterator[Finding]:
         )
         times = [one.row.number("tau") * one.costs[1] / one.row.number("speedup") for one in (vct, cape)]
         extra.append(times[0] - times[1])
-    verdict = "supports" if fewer == len(pairs) and faster > len(pairs) / 2 else "cannot decide"
+    verdict: Verdict = "supports" if fewer == len(pairs) and faster > len(pairs) / 2 else "cannot decide"
     text = (
         f"of {len(pairs)} pairs CAPE accepts less than VCT at the same depth and is as fast or faster: nodes cost time"
     )
-    yield finding("edd.cape_against_vct", faster, "rows", verdict, text, "edd_2", erratum="B13")  # type: ignore[arg-type]
+    yield finding("edd.cape_against_vct", faster, "rows", verdict, text, "edd_2", erratum="B13")
     text = "a round of VCT takes longer than one of CAPE; range over rows"
-    within = Interval(min(extra), max(extra))
+    within = Interval.over(extra)
     yield finding(
         "edd.vct_extra_time",
         float(np.mean(extra)),
@@ -327,7 +329,7 @@ def text_claims() -> Iterator[Finding]:
         for other in drafted()
         if _same_but(one, other, "EDD", "VDM")
     ]
-    within = Interval(min(ratios), max(ratios))
+    within = Interval.over(ratios)
     text = "mean of EDD's tau over VDM's; range over rows"
     yield finding("edd.tau_over_vdm", float(np.mean(ratios)), "x", "supports", text, "edd_1", within=within)
     for (target, dataset), small in pct.items():

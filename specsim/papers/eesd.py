@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specsim.papers.eesd_runs import (
-    DETAILED,
-    Run,
-    implied_cost_ratio,
-    output_tokens,
-    run,
-    runs,
-)
+from specsim.cost.roofline.architecture import Architecture, find_architecture
+from specsim.papers.eesd_runs import DETAILED, Run, implied_cost_ratio, output_tokens, run, runs
 from specsim.papers.record import Finding, finding, slug
 from specsim.papers.tables import Interval, Row, image, read_table, rounded_to, stated
 from specsim.speedup.formulas import harmonic_mean
@@ -19,9 +13,8 @@ from specsim.speedup.formulas import harmonic_mean
 SUMMARIES = {"gsm8k": "eesd_1", "xsum": "eesd_1", "humaneval": "eesd_2", "mt_bench": "eesd_3"}
 VICUNA_XSUM = ("xsum", "Vicuna-13B")
 MIRRORED = ("xsum", "LLaMA-2-70B-chat", "Vanilla SD")  # its v_d and r_d are those of the row below, exchanged
-LAYER_70B = (8192, 28672, 1024)  # LLaMA-2's shapes: hidden, intermediate, keys and values
-LAYER_13B = (5120, 13824, 5120)
-VOCABULARY, CODE_VOCABULARY = 32000, 32016
+TARGETS = {"70B": "llama-2-70b", "13B": "llama-2-13b"}  # of whose shapes all targets are
+CODE_VOCABULARY = 32016  # of CodeLLaMA
 
 
 def audit() -> Iterator[Finding]:
@@ -212,21 +205,18 @@ def mirrored_row() -> Iterator[Finding]:
         yield finding(f"eesd.mirrored.{name}", value, "", "cannot decide", text, one.row.place(), erratum="F3")
 
 
-def layer_weights(hidden: int, intermediate: int, keys: int) -> float:
-    """Weights of one transformer layer: queries and output, keys and values, the three matrices of the MLP."""
-    return 2.0 * hidden * hidden + 2 * hidden * keys + 3 * hidden * intermediate
+def head_weights(model: Architecture) -> int:
+    return model.hidden_size * model.vocab_size
 
 
 def weights() -> Iterator[Finding]:
     """Parameter counts from LLaMA-2's shapes, in billions, beside the printed ones."""
     table1, table3, table6 = read_table("eesd_1"), read_table("eesd_3"), read_table("eesd_6")
     printed: list[tuple[str, float, Row, str, str]] = []
-    for size, shape, target, layers in (
-        ("70B", LAYER_70B, "LLaMA-2-70B", stated("eesd", "first_layers_70b")),
-        ("13B", LAYER_13B, "LLaMA-2-13B", stated("eesd", "first_layers_13b")),
-    ):
-        hidden, head = shape[0], float(shape[0] * VOCABULARY)
-        layer, square = layer_weights(*shape), float(hidden * hidden)
+    for size, shape in TARGETS.items():
+        target, layers = f"LLaMA-2-{size}", stated("eesd", f"first_layers_{size.lower()}")
+        model = find_architecture(shape)
+        head, layer, square = head_weights(model), model.first(1).stack_parameters, model.hidden_size**2
         cali = table1.row(target, "EESD (+Cali-TS)", "self", "gsm8k")
         exits, matrices = cali["trainable_params"].split("+")
         loaded = (layers.number("value") + 1) * layer + 2 * head
@@ -238,12 +228,12 @@ def weights() -> Iterator[Finding]:
             (f"{size}.medusa_heads", 4 * (square + head), medusa, "trainable_params", medusa["trainable_params"]),
             (f"{size}.predictor", 10 * square, cali, "trainable_params", matrices),
         ]
-    hidden = LAYER_13B[0]
+    model = find_architecture(TARGETS["13B"])
     for target, words, row in (
-        ("Vicuna-13B", VOCABULARY, table3.row("Vicuna-13B", "Medusa")),
+        ("Vicuna-13B", model.vocab_size, table3.row("Vicuna-13B", "Medusa")),
         ("CodeLLaMA-2-13B", CODE_VOCABULARY, read_table("eesd_2").row("CodeLLaMA-2-13B", "Medusa")),
     ):
-        heads = 4.0 * (hidden * hidden + hidden * words)
+        heads = 4 * model.hidden_size * (model.hidden_size + words)
         printed.append((f"{slug(target)}.medusa_heads", heads, row, "trainable_params", row["trainable_params"]))
     for name, count, row, column, text in printed:
         scale = {"B": 1e9, "M": 1e6}[text[-1]]

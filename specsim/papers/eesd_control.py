@@ -77,7 +77,7 @@ def lengths() -> Iterator[Finding]:
             "contradicts" if method == "Self SD" else "supports",
             "mean draft length over rows; range over rows" + ("; its stop was active" if method == "Self SD" else ""),
             *DETAILED,
-            within=Interval(min(values), max(values)),
+            within=Interval.over(values),
             erratum="A17" if method == "Self SD" else "",
         )
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from specsim.papers.eesd import LAYER_13B, LAYER_70B, VOCABULARY, layer_weights
+from specsim.cost.roofline.architecture import find_architecture
+from specsim.papers.eesd import TARGETS, head_weights
 from specsim.papers.eesd_runs import (
     BETA,
     CALI,
@@ -25,13 +26,8 @@ from specsim.speedup.formulas import eq14_speedup
 
 RATIOS = (-0.2, 1.5)  # where a fit looks
 SELF_SD_BAND = Interval(0.3, 0.9)  # the paper does not say which sublayers are skipped
-TARGETS = {"70B": (80, LAYER_70B), "13B": (40, LAYER_13B)}
 EXITS = {"70B": 6, "13B": 4}  # layers of the early exit, its own included
-DRAFT_MODELS = {  # by the end of their names: layers, hidden, intermediate, keys and values
-    "68M": (2, 768, 3072, 768),
-    "1.1B": (22, 2048, 5632, 256),
-    "7B": (32, 4096, 11008, 4096),
-}
+DRAFT_MODELS = {"68M": "llama-68m", "1.1B": "tinyllama-1.1b", "7B": "llama-2-7b"}  # shapes, by the end of their names
 TWO_PARAMETER_TARGETS = ("LLaMA-2-70B", "LLaMA-2-70B-chat", "LLaMA-2-13B", "Vicuna-13B")
 
 
@@ -67,26 +63,24 @@ def audit() -> Iterator[Finding]:
         "by so much Eq. 14 promises too much with the T_d / T_t that table 8 measures; range over rows",
         "eesd_8",
         "eesd_11",
-        within=Interval(min(too_much), max(too_much)),
+        within=Interval.over(too_much),
         erratum="A15",
     )
 
 
 def draft_share(one: Run) -> tuple[float, float] | None:
     """What a drafted token reads of the target's weights, and runs of its layers; None where it is not said."""
-    layers, shape = TARGETS[one.size]
-    head = shape[0] * VOCABULARY
-    total = layers * layer_weights(*shape) + head
     if one.method == "Self SD":
         return None
+    target = find_architecture(TARGETS[one.size])
+    total = target.stack_parameters + head_weights(target)
     if one.method == "Medusa":  # four heads in one pass draft four tokens
-        return (shape[0] ** 2 + head) / total, 1 / layers
+        return (target.hidden_size**2 + head_weights(target)) / total, 1 / target.num_layers
     if one.method in (BETA, CALI):
-        count = EXITS[one.size]
-        return (count * layer_weights(*shape) + head) / total, count / layers
-    name = one.row["drafter"].removesuffix("-chat").rpartition("-")[2]
-    count, *own = DRAFT_MODELS[name]
-    return (count * layer_weights(*own) + own[0] * VOCABULARY) / total, count / layers
+        drafter = target.first(EXITS[one.size])
+    else:
+        drafter = find_architecture(DRAFT_MODELS[one.row["drafter"].removesuffix("-chat").rpartition("-")[2]])
+    return (drafter.stack_parameters + head_weights(drafter)) / total, drafter.num_layers / target.num_layers
 
 
 def band(one: Run) -> Interval:
@@ -150,7 +144,7 @@ def one_ratio() -> Iterator[Finding]:
     for name, group in groups().items():
         places = [one.row.place() for one in group]
         implied = [implied_cost_ratio(one.v_d, one.r_d, one.speedup) for one in group]
-        over_rows = Interval(min(implied), max(implied))
+        over_rows = Interval.over(implied)
         fitted = errors(fit(group), group)
         left_out = [error for one in group for error in errors(fit([x for x in group if x is not one]), [one])]
         all_errors += fitted
@@ -165,7 +159,7 @@ def one_ratio() -> Iterator[Finding]:
                 float(np.mean(fitted)),
                 "%",
                 "mean error of speedup with one T_d / T_t; range over rows",
-                Interval(min(fitted), max(fitted)),
+                Interval.over(fitted),
             ),
             "one_ratio_left_out": (float(np.mean(left_out)), "%", "the same, fitted on the other data sets", None),
         }
@@ -194,7 +188,7 @@ def by_weights() -> Iterator[Finding]:
             "contradicts",
             "mean error of Eq. 14 with the share of weights as T_d / T_t: it promises too much; range over rows",
             *DETAILED,
-            within=Interval(min(signed), max(signed)),
+            within=Interval.over(signed),
             erratum="A15",
         )
 
@@ -243,7 +237,7 @@ def breakdown(target: str, method: str) -> Iterator[Finding]:
 
     error_range = image(too_much, *one.intervals("v_d", "r_d", "speedup"))
     agrees = abs(total_s - one.time_s) <= 0.006  # four roundings of half a millisecond and one of 5 ms
-    sums = finding(
+    yield finding(
         f"eesd.breakdown.{slug(target, SHORT[method])}.sum",
         total_s,
         "s",
@@ -252,7 +246,6 @@ def breakdown(target: str, method: str) -> Iterator[Finding]:
         row.place(),
         one.row.place("time_s"),
     )
-    yield sums
     figures: dict[str, tuple[float, str, Verdict, str]] = {
         "drafts": (drafts, "tokens", "supports", "tokens drafted, by v_d and r_d"),
         "rounds": (rounds, "rounds", "supports", "target passes, by r_d"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from specsim.papers.tables import Interval
 
 Verdict = Literal["supports", "contradicts", "cannot decide"]
-VERDICTS: tuple[Verdict, ...] = ("supports", "contradicts", "cannot decide")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Finding:
     name : str
         paper.what, or paper.what.which for one of a series; stable.
     paper : str
-        Key of `specsim.papers.PAPERS`.
+        Key of `specsim.papers.tables.PAPERS`.
     tables : tuple of str
         Tables, rows and cells that it rests on, "table: row: column".
     value : float
@@ -30,7 +30,7 @@ class Finding:
         Its unit; "" for plain numbers and shares.
     low, high : float or None
         What the rounding of the printed cells allows, the range over rows or the 95 % interval of a simulation;
-        `text` says which of the last two.
+        `text` says where it is one of the last two.
     verdict : {"supports", "contradicts", "cannot decide"}
         Whether it agrees with what the paper prints beside it.
     text : str

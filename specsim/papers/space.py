@@ -53,7 +53,7 @@ def step_costs() -> Iterator[Finding]:
     for (sampling, dataset), costs in by_group.items():
         table = next(name for name, word in SAMPLING.items() if word == sampling)
         text = "mean cost of a step over models; range over rows"
-        within = Interval(min(costs), max(costs))
+        within = Interval.over(costs)
         yield finding(
             f"space.step_cost_mean.{slug(sampling, dataset)}",
             float(np.mean(costs)),

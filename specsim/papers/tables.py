@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from specsim.errors import InputError
 from specsim.files import nested_digest
@@ -33,6 +33,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Self:
+        """From the least of these to the largest."""
+        return cls(min(values), max(values))
+
     def meets(self, other: Interval) -> bool:
         return self.low <= other.high + SLACK and other.low <= self.high + SLACK
 
@@ -46,8 +51,7 @@ def rounded_to(text: str) -> Interval:
 
 def image(function: Callable[..., float], *intervals: Interval) -> Interval:
     """What a function makes of all values inside, if it is monotone in each argument."""
-    values = [float(function(*corner)) for corner in product(*intervals)]
-    return Interval(min(values), max(values))
+    return Interval.over([float(function(*corner)) for corner in product(*intervals)])
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,15 @@ def parse_table(name: str, text: str) -> Table:
     return table
 
 
+@cache
+def _transcribed() -> dict[str, Any]:
+    """What `Table.digests` said of every table when it was transcribed."""
+    return dict(json.loads((DATA / "digests.json").read_text(encoding="utf-8")))
+
+
 def changed_cells(table: Table) -> list[str]:
     """The cells that are not those transcribed, by table, row and column; rows that were added or are missing."""
-    expected = json.loads((DATA / "digests.json").read_text(encoding="utf-8"))[table.name]
+    expected = _transcribed()[table.name]
     found = table.digests()
     gone = [f"table {table.name}, row {row} is missing" for row in expected["rows"] if row not in found["rows"]]
     new = [f"table {table.name}, row {row} is new" for row in found["rows"] if row not in expected["rows"]]

@@ -39,6 +39,8 @@ class ServingSummary:
         Of the policy or rule.
     requests, measured : int
         Served, and among them those that latencies are of.
+    seconds : float
+        Of the steady state.
     tokens_per_s, requests_per_s : float
         Output tokens, and finished requests, per second.
     mean_batch : float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,11 @@ class Estimate:
     estimate: float
     low: float
     high: float
+
+    @classmethod
+    def exact(cls, value: float) -> Self:
+        """A value without doubt."""
+        return cls(value, value, value)
 
     def __str__(self) -> str:
         return interval_text(self.as_dict())
@@ -162,8 +168,6 @@ def ratio_of_ratios(
     The interval is Student's t on the linear part of the logarithm, in pairs: what makes a sequence easy for both
     cancels. Of one sequence it says nothing but the value. Raises InputError when there is no sequence or a sum is 0.
     """
-    from scipy.special import stdtrit
-
     columns = _columns(a_top, a_bottom, b_top, b_bottom)
     sums = [float(column.sum()) for column in columns]
     if not all(total > 0 for total in sums):
@@ -171,9 +175,9 @@ def ratio_of_ratios(
     value = sums[0] / sums[1] / (sums[2] / sums[3])
     sequences = columns[0].size
     if sequences == 1:
-        return Estimate(value, value, value)
+        return Estimate.exact(value)
     error = log_ratio_error(*columns)
-    factor = math.exp(min(float(stdtrit(sequences - 1, (1 + confidence) / 2)) * error, LARGEST_EXPONENT))
+    factor = math.exp(min(student_quantile(sequences - 1, (1 + confidence) / 2) * error, LARGEST_EXPONENT))
     return Estimate(value, value / factor, value * factor)
 
 

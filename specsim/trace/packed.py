@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specsim.errors import InputError
-from specsim.files import replacing
+from specsim.files import replacing, unpacked_limit_bytes
 from specsim.trace.meta import META, SEQUENCES, STEPS, TREES
 
 NAMES = (META, SEQUENCES, STEPS, TREES)
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # unpacked: what any file may take, and how many times its own size
 ENCRYPTED = 1  # a member's flag
 
 
@@ -34,8 +33,7 @@ def unpacked(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with zipfile.ZipFile(path) as archive:
-                limit = max(LEAST_LIMIT_BYTES, MOST_TIMES * path.stat().st_size)
-                for member in _members(archive, limit):
+                for member in _members(archive, unpacked_limit_bytes(path)):
                     with archive.open(member) as packed, Path(folder, member.filename).open("wb") as file:
                         shutil.copyfileobj(packed, file)
         except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:

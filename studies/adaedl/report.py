@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ from specsim.report.markdown import markdown_table, verdict
 from specsim.speedup.formulas import adaedl_score
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.trace.outcomes import DRAWS
-from specsim.trace.trace import Trace
 from studies.adaedl.bound import Signals, bounding_gamma, correlations, fitted_gamma, gap, paper_ratio, violated
 from studies.common import Config, Document, about_machine, about_prompts
 from studies.words import REPLAYED_ORDERS, about_target, order_of
@@ -31,16 +30,18 @@ COLORS = ("#0072b2", "#007a5a", "#e69f00", "#d55e00")  # by temperature, rising
 
 @dataclass(frozen=True)
 class Found:
-    """One draft model at one temperature: what was recorded, the signals of both parts, and a board by cost."""
+    """One draft model at one temperature.
 
-    trace: Trace
+    drafted : mean acceptance probability of drafted tokens, as recorded on the prompts reported on
+    tuning, held : the signals of the prompts tuned on and of those reported on
+    boards : by cost
+    """
+
+    temperature: float
+    drafted: float
     tuning: Signals
     held: Signals
     boards: Mapping[str, Document]
-
-    @property
-    def temperature(self) -> float:
-        return float(self.trace.meta["decoding"]["temperature"])
 
     def gammas(self, config: Config) -> dict[str, float]:
         """The paper's gamma, and two that are fitted on the tuning prompts."""
@@ -64,15 +65,13 @@ def signal_table(found: All) -> list[str]:
     rows = []
     for (draft, _), one in found.items():
         score, sure, less = correlations(one.held)
-        assert one.trace.accept_prob is not None
-        drafted = one.trace.accept_prob[np.isin(sequence_of(one.trace), np.unique(one.held.sequence)), 0]
         rows.append(
             [
                 draft,
                 f"{one.temperature:g}",
                 f"{one.held.entropy_nats.mean():.2f}",
                 f"{one.held.acceptance.mean():.3f}",
-                f"{drafted.mean():.3f}",
+                f"{one.drafted:.3f}",
                 text(score),
                 text(sure),
                 verdict(as_comparison(less)),
@@ -80,11 +79,6 @@ def signal_table(found: All) -> list[str]:
         )
     columns = ["draft model", "T", "H, nats", "1 - TVD", "drafted tokens, as recorded", "correlation of the score"]
     return markdown_table([*columns, "of the confidence", "score less confidence"], rows)
-
-
-def sequence_of(trace: Trace) -> np.ndarray:
-    """Of every position the prompt's index."""
-    return np.repeat(np.arange(trace.sequences), trace.output_tokens)
 
 
 def as_comparison(difference: Estimate) -> Comparison:
@@ -248,20 +242,16 @@ def against_entropy(found: All, config: Config) -> str:
     return svg(figure, "entropy", "Acceptance probability and AdaEDL's score against the entropy of the draft")
 
 
-def report_text(
-    config: Config, found: All, parameters: Mapping[str, int], prices: Mapping[str, Sequence[float]]
-) -> str:
+def report_text(config: Config, document: Document, found: All) -> str:
     """The whole report as Markdown.
 
-    parameters : of each draft model; prices : of target passes over 1, 2, ... tokens, of a token's without speculation
+    document : where it ran, each draft model's parameters, and prices of its target's passes over 1, 2, ... tokens, of
+    a token's without speculation
     """
+    parameters, prices = document["parameters"], document["prices"]
     first = next(iter(found.values()))
     sizes = (len(np.unique(part.sequence)) for part in (first.tuning, first.held))
-    ran = {
-        "environment": first.trace.meta["provenance"],
-        "dtype": first.trace.meta["dtype"],
-        "sequences": dict(zip(("tuning", "holdout"), sizes, strict=True)),
-    }
+    ran = {**document, "sequences": dict(zip(("tuning", "holdout"), sizes, strict=True))}
     priced = "; ".join(f"{', '.join(f'{price:.2f}' for price in of)} ({draft})" for draft, of in prices.items())
     ratio, acceptance = paper_ratio(**config["table1"])
     small, explained = config["small"], ", ".join(f"{value:.2f}" for value in acceptance)

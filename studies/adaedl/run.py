@@ -32,7 +32,6 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -56,7 +55,8 @@ from studies.adaedl.report import (
 from studies.common import Config, Document, claim, middle_too, named, parts, profiled, recorded, run_study
 
 FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
-RECORDED = ("config.json", "small/draft/*", "*/profile.json", "*/*/trace/*")
+FOUND, SIGNALS = "found.json", "signals.npz"
+RECORDED = ("config.json", FOUND, f"*/*/{SIGNALS}")
 
 
 def small_draft(out: Path, config: Config) -> Path:
@@ -98,14 +98,24 @@ def signals_of(pair: Pair, trace: Trace, prompts: list[Prompt]) -> Signals:
     return Signals(sequence, *torch.cat(columns, dim=1).numpy())
 
 
-def saved_signals(done: Path, pair: Pair, trace: Trace, config: Config) -> Signals:
-    """The signals of this trace; read where they are there."""
+def save_signals(done: Path, pair: Pair, trace: Trace, config: Config) -> None:
+    """The signals of this trace into this file, unless they are there."""
     if not done.is_file():
         found = signals_of(pair, trace, study_prompts(pair.tokenizer, config["prompts"]))
         with replacing(done) as file, file.open("wb") as handle:
-            np.savez(handle, **{field.name: getattr(found, field.name) for field in fields(found)})
+            np.savez_compressed(handle, **{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def read_signals(done: Path) -> Signals:
+    """The signals in this file."""
     with np.load(done) as columns:
         return Signals(**columns)
+
+
+def drafted_acceptance(trace: Trace) -> float:
+    """Mean acceptance probability, as recorded, of the first token of every draft."""
+    assert trace.accept_prob is not None
+    return float(trace.accept_prob[:, 0].mean())
 
 
 def policies(train: PricedTrace, config: Config) -> Iterator[tuple[str, Policy]]:
@@ -145,45 +155,59 @@ def pass_prices(cost: CostModel, trace: Trace) -> list[float]:
     return [float(cost.verify(tokens, middle) / alone) for tokens in range(1, trace.depth + 2)]
 
 
-def find(
-    out: Path, pairs: dict[str, Pair], config: Config, report: Progress
-) -> tuple[dict[tuple[str, str], Found], dict[str, list[float]]]:
-    """What the report needs, by draft model and run, and by draft model the prices of target passes."""
-    found = {}
+def find(out: Path, config: Config) -> Document:
+    """All that the report is made of, but for the signals, which lie in files of their own."""
+    pairs = load_pairs(out, config)
+    rows: Document = {}
     profile: dict[str, CostModel] = {}
     prices: dict[str, list[float]] = {}
     ratio, _ = paper_ratio(**config["table1"])
-    for (name, pair), run in product(pairs.items(), config["runs"]):
-        home = out / FOLDERS[name]
-        folder = home / run["name"]
-        progress = named(report, run["name"])
-        trace = recorded(folder / "trace", pair, run, config, progress)
-        if name not in profile:  # one for all temperatures, so that they are compared at the same costs
-            made = home / "profile.json"
-            profile[name] = profiled(made, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
-            prices[name] = pass_prices(profile[name], trace)
-        costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
-        boards = {
-            cost: speedups(folder / f"{cost.replace(' ', '-')}.json", trace, model, config)
-            for cost, model in costs.items()
-        }
-        signals = saved_signals(folder / "signals.npz", pair, trace, config)
-        tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
-        found[name, run["name"]] = Found(trace, signals.of(tuning), signals.of(held), boards)
-    return found, prices
-
-
-def main(out: Path, config: Config) -> None:
-    """Run everything and write the report."""
-    claim(out, config)
-    pairs = load_pairs(out, config)
     with progress_bar() as report:
-        found, prices = find(out, pairs, config, report)
+        for (name, pair), run in product(pairs.items(), config["runs"]):
+            home = out / FOLDERS[name]
+            folder = home / run["name"]
+            progress = named(report, run["name"])
+            trace = recorded(folder / "trace", pair, run, config, progress)
+            if name not in profile:  # one for all temperatures, so that they are compared at the same costs
+                made = home / "profile.json"
+                profile[name] = profiled(made, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
+                prices[name] = pass_prices(profile[name], trace)
+            save_signals(folder / SIGNALS, pair, trace, config)
+            costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
+            boards = {
+                cost: speedups(folder / f"{cost.replace(' ', '-')}.json", trace, model, config)
+                for cost, model in costs.items()
+            }
+            tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+            rows.setdefault(name, {})[run["name"]] = {
+                "temperature": trace.meta["decoding"]["temperature"],
+                "tuning": tuning.tolist(),
+                "held": held.tolist(),
+                "drafted": drafted_acceptance(trace.select(held)),
+                "boards": boards,
+            }
     parameters = {
         name: sum(p.numel() for p in pair.drafter.weights(pair.target)[0].parameters()) for name, pair in pairs.items()
     }
+    ran = {"environment": trace.meta["provenance"], "dtype": trace.meta["dtype"]}
+    return {**ran, "parameters": parameters, "prices": prices, "rows": rows}
+
+
+def main(out: Path, config: Config) -> None:
+    """Run what is not there yet and write the report."""
+    claim(out, config)
+    done = out / FOUND
+    if not done.is_file():
+        write_json(find(out, config), done)
+    document = json.loads(done.read_text())
+    found = {}
+    for name, runs in document["rows"].items():
+        for run, row in runs.items():
+            signals = read_signals(out / FOLDERS[name] / run / SIGNALS)
+            parts = (signals.of(np.array(row[part])) for part in ("tuning", "held"))
+            found[name, run] = Found(row["temperature"], row["drafted"], *parts, row["boards"])
     write_text(out / "figures" / "entropy.svg", against_entropy(found, config))
-    write_text(out / "report.md", report_text(config, found, parameters, prices))
+    write_text(out / "report.md", report_text(config, document, found))
 
 
 if __name__ == "__main__":

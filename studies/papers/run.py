@@ -20,8 +20,6 @@ from studies.papers import figures
 
 RECORDED = ()  # no real run
 SENTENCES = Path(__file__).parent / "sentences.toml"  # by paper what its tables support, contradict, cannot decide
-
-
 FIELD = re.compile(r"{([\w.]+):(?:(low|high):)?([^}]+)}")
 
 
@@ -33,10 +31,9 @@ def filled(text: str, found: Iterable[Finding]) -> str:
 
 def counts_table(found: list[Finding]) -> list[str]:
     """Findings by paper and verdict, and the printed cells that they rest on."""
-    rows = []
+    rows, tables = [], [read_table(name) for name in table_names()]
     for paper, (title, _) in PAPERS.items():
         verdicts = [one.verdict for one in found if one.paper == paper]
-        tables = [read_table(name) for name in table_names()]
         cells = [
             row[column] for table in tables if table.paper == paper for row in table.rows for column in table.units
         ]

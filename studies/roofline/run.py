@@ -3,7 +3,7 @@
 Profiles the lab's target at several depths and with several drafters, calibrates a roofline on every other cell of each
 profile, and compares it with the cells that it has not seen. A second start goes on with what is there.
 
-Writes OUT/report.md, in which every number comes from the profiles.
+Writes OUT/report.md, in which every number comes from the profiles, or from what `experts.py` measured.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.files import write_json, write_text
 from specsim.report.markdown import markdown_table
 from studies.common import Config, Document, claim, run_study
+from studies.roofline import experts
 
 RECORDED = ("config.json", "*/profile.json")
 GOAL = 0.08  # median error on cells that a calibration has not seen
@@ -182,6 +183,7 @@ def report_text(documents: Mapping[tuple[str, str], Document], config: Config) -
         "these six.",
         "",
         *markdown_table(["tokens", "measured", "not calibrated", "calibrated"], expert_rows()),
+        *experts.section(experts.read()),
     ]  # fmt: skip
     return "\n".join(lines)
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from specsim.report.drawing import ADAPTIVE, DOT, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
 from specsim.report.markdown import markdown_table
 from specsim.speedup.intervals import Estimate, ratio_interval
-from specsim.trace.trace import Trace
 from studies.common import Config, Document, about_machine, about_prompts
 from studies.thompson import gains
 from studies.thompson.gains import DRAWN, DRAWN_EACH, FIXED, FIXED_EACH
@@ -139,18 +138,16 @@ def against_spread(documents: Synthetic, recorded_spread: Mapping[str, float]) -
 
 def report_text(
     config: Config,
-    traces: Mapping[tuple[str, str], Trace],
+    found: Document,
     pools: Pools,
     synthetic: Synthetic,
-    recorded_spread: Mapping[str, float],
 ) -> str:
-    """The whole report as Markdown. recorded_spread : of acceptance over recorded prompts, by drafter"""
-    first = next(iter(traces.values()))
+    """The whole report as Markdown. found : where it ran, and the spread of acceptance over prompts by drafter"""
     measured = next(iter(pools.values()))
     sequences = next(iter(measured.values()))[ALL]["prompts"]
-    ran = {"environment": first.meta["provenance"], "dtype": first.meta["dtype"], "sequences": sequences}
+    ran = {**found, "sequences": sequences}
     wanted = config["synthetic"]
-    own = ", ".join(f"{spread:.2f} ({DRAFTERS[drafter]})" for drafter, spread in recorded_spread.items())
+    own = ", ".join(f"{spread:.2f} ({DRAFTERS[drafter]})" for drafter, spread in found["spreads"].items())
     percent = f"{100 * config['extreme_share']:g} %"
     lines = [
         "# Thompson sampling of draft lengths against a fixed K",
@@ -194,14 +191,14 @@ def report_text(
         "![Against spread](figures/spread.svg)",
         "",
     ]
-    for cost, found in synthetic.items():
+    for cost, by_drafter in synthetic.items():
         lines += [
             f"### {cost}, synthetic",
             "",
             "From which spread on each is significantly faster than the best fixed K, and what the best K of each "
             "prompt in hindsight gains at that spread, in percent:",
             "",
-            *crossing_table(found),
-            *spread_table(found),
+            *crossing_table(by_drafter),
+            *spread_table(by_drafter),
         ]
     return "\n".join(lines)

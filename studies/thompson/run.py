@@ -28,7 +28,8 @@ from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, against_spread, report_text
 
-RECORDED = ("config.json", "*/*/profile.json", "*/*/trace/*")
+FOUND = "found.json"  # all comparisons, of which the report is made
+RECORDED = ("config.json", FOUND)
 
 
 def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
@@ -92,17 +93,16 @@ def on_synthetic(
         report(done, len(cells))
 
 
-def main(out: Path, config: Config) -> None:
-    """Run everything and write the report."""
-    claim(out, config)
-    pools: dict[str, dict[tuple[str, str], dict[str, Document]]] = {}
-    synthetic: dict[str, dict[str, dict[float, Document]]] = {}
+def find(out: Path, config: Config) -> Document:
+    """All that the report is made of: comparisons by cost, run, drafter and pool; and by cost, drafter and spread."""
+    pools: Document = {}
+    synthetic: Document = {}
     spreads = {}
     with progress_bar() as report:
         recorded_in = recordings(out, config, report)
-        for key, (folder, trace) in recorded_in.items():
+        for (run, drafter), (folder, trace) in recorded_in.items():
             for cost, pool, document in on_records(folder, trace, config):
-                pools.setdefault(cost, {}).setdefault(key, {})[pool] = document
+                pools.setdefault(cost, {}).setdefault(run, {}).setdefault(drafter, {})[pool] = document
         for drafter in config["drafters"]:
             folder, trace = recorded_in[config["synthetic"]["run"], drafter]
             recorded_prompts = PerPrompt.fit(trace)
@@ -112,10 +112,34 @@ def main(out: Path, config: Config) -> None:
                 report(f"synthetic, {name}", now, total)
 
             for cost, spread, document in on_synthetic(folder, recorded_prompts.mean, config, done):
-                synthetic.setdefault(cost, {}).setdefault(drafter, {})[spread] = document
-    traces = {key: trace for key, (_, trace) in recorded_in.items()}
-    write_text(out / "figures" / "spread.svg", against_spread(synthetic, spreads))
-    write_text(out / "report.md", report_text(config, traces, pools, synthetic, spreads))
+                synthetic.setdefault(cost, {}).setdefault(drafter, {})[f"{spread:g}"] = document
+    (_, first), *_ = recorded_in.values()
+    ran = {"environment": first.meta["provenance"], "dtype": first.meta["dtype"]}
+    return {**ran, "spreads": spreads, "pools": pools, "synthetic": synthetic}
+
+
+def main(out: Path, config: Config) -> None:
+    """Run what is not there yet and write the report."""
+    claim(out, config)
+    done = out / FOUND
+    if not done.is_file():
+        write_json(find(out, config), done)
+    found = json.loads(done.read_text())
+    pools = {
+        cost: {
+            (run, drafter): documents for run, by_drafter in runs.items() for drafter, documents in by_drafter.items()
+        }
+        for cost, runs in found["pools"].items()
+    }
+    synthetic = {
+        cost: {
+            drafter: {float(spread): document for spread, document in documents.items()}
+            for drafter, documents in drafters.items()
+        }
+        for cost, drafters in found["synthetic"].items()
+    }
+    write_text(out / "figures" / "spread.svg", against_spread(synthetic, found["spreads"]))
+    write_text(out / "report.md", report_text(config, found, pools, synthetic))
 
 
 if __name__ == "__main__":

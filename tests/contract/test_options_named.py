@@ -20,6 +20,7 @@ APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speck
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
+RAISING = ("InputError", "BenchError", "read_own", "refuse_other")  # what errors' texts are given to
 # Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
 TRACES = ("realrun record", "realrun validate", "realrun leaderboard")
 TRAININGS = ("realrun train eesd", "realrun train medusa", "realrun train edd", "realrun train eagle")
@@ -30,6 +31,7 @@ RAISED_BY = {
     "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
     "realrun/leaderboard/job.py": ("realrun leaderboard",),
     "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
+    "realrun/own_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),
     "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
     "realrun/pairs/vocabulary.py": (*TRACES, "realrun profile"),
     "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),
@@ -41,11 +43,17 @@ RAISED_BY = {
     "realrun/training/medusa2.py": ("realrun train medusa",),
     "specsim/acceptance/sources.py": ("specsim acceptance fit",),
     "specsim/api/predict.py": ("specsim replay",),
-    "specsim/cli/console.py:check_new": ("realrun profile", "realrun cost-grid", "specsim acceptance fit"),
+    "specsim/cli/console.py:check_new": (
+        "realrun profile",
+        "realrun cost-grid",
+        "specsim acceptance fit",
+        "specsim claims record",
+    ),
     "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/claims.py": ("specsim claims record",),
     "realrun/validation/run.py": ("realrun validate",),
+    "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
@@ -99,10 +107,10 @@ def test_a_help_recommends_what_there_is(name: str) -> None:
 
 
 def errors(source: str) -> Iterator[tuple[str, str]]:
-    """All errors that a file raises: the function or class, and the text without what is put in."""
+    """All errors that a file raises or has raised: the function or class, and the text without what is put in."""
     for part in ast.parse(source).body:
         for node in ast.walk(part):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("InputError", "BenchError"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISING:
                 texts = [one for one in ast.walk(node) if isinstance(one, ast.Constant) and type(one.value) is str]
                 texts.sort(key=lambda one: (one.lineno, one.col_offset))
                 yield getattr(part, "name", ""), "".join(str(one.value) for one in texts)

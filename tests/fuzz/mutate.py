@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -24,6 +24,10 @@ TOKENS = [
     b"4294967296", b"2147483648", b"1" + b"0" * 400, b"null", b"true", b"false", b"{}", b"[]", b"[[]]", b'""',
     b'"\\ud800"', b'"\\u0000"', b'"\\n"', b'"' + b"x" * 3000 + b'"', b"[" * 2000, b"[" * 200 + b"]" * 200,
     b'{"a":' * 300, b"\xff", b"\xef\xbb\xbf", b",", b":", b"]", b"}", b'"', b"",
+]  # fmt: skip
+TOML_TOKENS = [
+    *TOKENS, b"nan", b"inf", b"-inf", b"1979-05-27T07:32:00Z", b"0x1F", b"[[claim]]", b"[defaults]", b'"""', b"'''",
+    b"=", b"= 1", b"{ a = 1 }", b"{" + b"a = {" * 300, b"[" * 3000 + b"]" * 3000, b"# ", b"\n", b"\x00", b"\xc3\xa9",
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 0.5, 1.0, -0.5, 1e308, 1e-310, 2**31, 2**32, 2**63 - 1, -(2**63), 2**63, 10**30, "",
@@ -60,14 +64,14 @@ def of_bytes(content: bytes, rng: Random) -> bytes:
     return bytes(data)
 
 
-def of_tokens(content: bytes, rng: Random) -> bytes:
+def of_tokens(content: bytes, rng: Random, others: Sequence[bytes] = TOKENS) -> bytes:
     """One or two changes of tokens of a text of JSON."""
     tokens = TOKEN.findall(content)
     for _ in range(rng.choice((1, 1, 2))):
         place, other = rng.randrange(len(tokens)), rng.randrange(len(tokens))
         kind = rng.randrange(6)
         if kind <= 2:
-            tokens[place] = rng.choice(TOKENS)
+            tokens[place] = rng.choice(others)
         elif kind == 3:
             tokens[place] = tokens[other]
         elif kind == 4:
@@ -117,6 +121,11 @@ def _places(document: Any) -> Any:
 def of_json(content: bytes, rng: Random) -> bytes:
     """Bytes, tokens or structure."""
     return rng.choice((of_bytes, of_tokens, of_structure, of_structure))(content, rng)
+
+
+def of_toml(content: bytes, rng: Random) -> bytes:
+    """Bytes or tokens of a text of TOML."""
+    return of_bytes(content, rng) if rng.random() < 0.4 else of_tokens(content, rng, TOML_TOKENS)
 
 
 def of_json_lines(content: bytes, rng: Random) -> bytes:

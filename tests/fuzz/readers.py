@@ -15,6 +15,8 @@ from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
+from specsim.acceptance.synthetic import generate
+from specsim.claims.check import check_files
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
@@ -29,6 +31,7 @@ from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_
 from specsim.trace.packed import pack_trace
 from specsim.tuning.journal import Journal, trace_digest
 from tests.fuzz import mutate
+from tests.specsim.claims.conftest import CLAIMS
 from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
 
@@ -246,6 +249,17 @@ def use_predictor(path: Path) -> None:
     load_predictor(path).after(None)
 
 
+def write_claims(path: Path) -> None:
+    write_trace(generate(IID(0.8), sequences=8, output_tokens=20, depth=8), path.with_name("trace"))
+    path.write_text(CLAIMS)
+
+
+def use_claims(path: Path) -> None:
+    """Reads the claims and evaluates them."""
+    for one in check_files([path]):
+        assert one.message and "\n" not in one.message
+
+
 def write_with_trees(path: Path) -> None:
     write_trace(tree_trace(1, sequences=2, tokens=12, depth=3, width=3, nodes=8), path)
 
@@ -342,6 +356,7 @@ READERS: dict[str, Reader] = {
     "text rows": Reader(JSON, write_text_folder, use_text, mutate.of_json_lines, files=("a.jsonl",)),
     "drafter": Reader(JSON, write_drafter, use_drafter, mutate.of_json_header, files=("drafter.safetensors",)),
     "predictor": Reader(JSON, write_predictor, use_predictor, mutate.of_json_header),
+    "claims": Reader(OTHER, write_claims, use_claims, mutate.of_toml),
     "rates": Reader(
         OTHER, lambda path: path.write_text("depth,top1,top2\n1,0.6,0.1\n2,0.5,0.1\n"), read_rates, mutate.of_tokens
     ),

@@ -116,7 +116,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused_unread(
     same = pa.repeat(pa.scalar(2, pa.int64()), rows)
     pq.write_table(pa.table({"drafted": same, "accepted": same, "t": same}), path, compression="zstd")
     assert path.stat().st_size < 50_000
-    monkeypatch.setattr("specsim.parquet_files.LEAST_LIMIT_BYTES", 2**26)
+    monkeypatch.setattr("specsim.files.LEAST_LIMIT_BYTES", 2**26)
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *args, **how: pytest.fail("it was read"))
     with pytest.raises(InputError, match="would take 68 MiB, at most 64 were expected"):
         read_rounds(path)

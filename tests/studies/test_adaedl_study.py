@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,15 @@ def test_signals_are_those_of_the_recording(recorded: tuple[Any, Any, Any]) -> N
     assert abs((drafted - found.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
 
 
-def test_the_report_is_whole(recorded: tuple[Any, Any, Any]) -> None:
-    _, _, trace = recorded
+def test_signals_read_again_are_the_same(recorded: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    pair, prompts, trace = recorded
+    run.save_signals(tmp_path / "signals.npz", pair, trace, CONFIG)
+    found, again = run.signals_of(pair, trace, prompts), run.read_signals(tmp_path / "signals.npz")
+    assert np.array_equal(again.sequence, found.sequence)
+    assert again.acceptance == pytest.approx(found.acceptance, abs=1e-6)
+
+
+def test_the_report_is_whole() -> None:
     rng = np.random.default_rng(1)
     settings = {"k": 3, "lambda0": 0.4, "gamma": 0.2}
     rows = [
@@ -115,13 +123,16 @@ def test_the_report_is_whole(recorded: tuple[Any, Any, Any]) -> None:
     board = {"rows": rows, "baseline_s": [1.5] * 20, "step_ratio": 0.1, "draws": 16}
     boards = {report.MEASURED: board, report.PAPER: board}
     found = {
-        (draft, "T13"): report.Found(trace, signals(), signals(), boards) for draft in (report.LAB_DRAFT, report.SMALL)
+        (draft, "T13"): report.Found(1.3, 0.5, signals(), signals(), boards)
+        for draft in (report.LAB_DRAFT, report.SMALL)
     }
-    sizes, prices = (
-        {report.LAB_DRAFT: 1000, report.SMALL: 100},
-        {report.LAB_DRAFT: [1.0, 1.25], report.SMALL: [1.0, 1.5]},
-    )
-    text = report.report_text(CONFIG, found, sizes, prices)
+    document = {
+        "environment": {"device": "a machine", "threads": 1, "date": "2026-01-01"},
+        "dtype": "float32",
+        "parameters": {report.LAB_DRAFT: 1000, report.SMALL: 100},
+        "prices": {report.LAB_DRAFT: [1.0, 1.25], report.SMALL: [1.0, 1.5]},
+    }
+    text = report.report_text(CONFIG, document, found)
     share = bound.violated(signals(), 0.2).estimate
     assert f"in percent: T = 1.3: {share:.1f} and {share:.1f}." in text
     assert "takes 1.00, 1.25 (lab's draft model); 1.00, 1.50 (small draft model) of one token's" in text

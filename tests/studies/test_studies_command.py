@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_a_real_run_is_recorded_and_its_report_written_from_that_ever_after(toy:
     assert toy.real_runs == 1
     assert (home / "report.md").read_text() == "of 3, run 1"
     assert [path.name for path in (home / "figures").iterdir()] == ["one.svg"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [path.parent.name for path in sorted(command.HOME.glob("*/recorded"))])
+def test_a_shipped_report_is_written_again_from_what_was_recorded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(command.HOME / name, tmp_path / "studies" / name)
+    shipped = (tmp_path / "studies" / name / "report.md").read_text()
+    (tmp_path / "studies" / name / "report.md").unlink()
+    monkeypatch.setattr(command, "HOME", tmp_path / "studies")
+    command.main([name], out=tmp_path / "out")
+    assert (tmp_path / "studies" / name / "report.md").read_text() == shipped
 
 
 def test_every_study_says_what_it_needs_of_a_real_run() -> None:

@@ -87,11 +87,11 @@ def test_a_spread_is_passed_only_if_all_larger_ones_are() -> None:
 
 
 def test_the_report_counts_what_its_tables_hold(document: Document) -> None:
-    trace = generate(PerPrompt(0.7, 0.3), 12, 80, 6)
-    trace.meta["provenance"] = {"device": "a machine", "threads": 1, "date": "2026-01-01"}
+    environment = {"device": "a machine", "threads": 1, "date": "2026-01-01"}
+    found = {"environment": environment, "dtype": "float32", "spreads": {"model": 0.123}}
     pools = {cost: {("T08", "model"): {report.ALL: document, report.EXTREME: document}} for cost in ("a", "b")}
     synthetic = {"a": {"model": {0.0: document, 0.3: document}}}
-    text = report.report_text(CONFIG, {("T08", "model"): trace}, pools, synthetic, {"model": 0.123})
+    text = report.report_text(CONFIG, found, pools, synthetic)
     drawn = gains.gain(document, gains.DRAWN_EACH)
     assert drawn is not None
     lost = 2 * (drawn.high < 0)

@@ -13,12 +13,13 @@ from specsim.errors import InputError
 from specsim.trace.meta import META, meta_digest
 
 
-def refusal(run: Callable[[], object], *names: str) -> None:
-    """An InputError of one line that has all of this in it."""
+def refusal(run: Callable[[], object], *names: str) -> str:
+    """The text of an InputError, of one line that has all of this in it."""
     with pytest.raises(InputError) as caught:
         run()
     text = str(caught.value)
     assert "\n" not in text and all(name in text for name in names), text
+    return text
 
 
 def edit_meta(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from realrun import tensor_files
+from realrun.own_files import read_own, refuse_file, refuse_other
 from realrun.pairs.drafter_files import without_name
 from specsim.errors import InputError
 from specsim.files import write_json
-from specsim.json_files import parse_json, read_json
+from specsim.json_files import parse_json
 
 PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
 ANEW = "delete the folder to train anew, or give another --out"
@@ -37,26 +38,16 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     path = folder / PLAN
     if not path.exists():
         return
-    there = _of_weights(read_json(path, str(path), dict[str, Any], missing=ANEW, invalid=ANEW))
+    there = _of_weights(read_own(path, again=ANEW))
     plan = _of_weights(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
-    for key in dict.fromkeys([*plan, *there] if whole else plan):
-        if there.get(key) != plan.get(key):
-            raise InputError(
-                f"{folder} holds a training with {key}={json.dumps(there.get(key))}, asked for "
-                f"{json.dumps(plan.get(key))}; give another --out"
-            )
+    others = {key: None for key in there if whole and key not in plan}
+    refuse_other(f"{folder} holds a training", there, plan | others, "give another --out")
 
 
 def _of_weights(plan: dict[str, Any]) -> dict[str, Any]:
     """A plan whose target is known by its weights, whatever path they were loaded from."""
     target = plan.get("target")
     return {**plan, "target": without_name(target)} if isinstance(target, dict) else plan
-
-
-def refuse_file(folder: Path) -> None:
-    """InputError if a file is in the folder's place."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a folder as --out")
 
 
 def add_row(folder: Path, row: Mapping[str, Any]) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from specsim.errors import Interrupted
+
+
+def interrupted(step: int, steps: int, folder: Path) -> Interrupted:
+    """What to raise behind the checkpoint that is written then."""
+    return Interrupted(f"step {step} of {steps} is kept in {folder}; the same command goes on")
 
 
 @contextmanager

@@ -30,9 +30,9 @@ from realrun.training.common.folder import (
     read_facts,
     save_checkpoint,
 )
-from realrun.training.common.interrupt import stop_asked
+from realrun.training.common.interrupt import interrupted, stop_asked
 from realrun.training.common.settings import Settings, setting
-from specsim.errors import InputError, Interrupted
+from specsim.errors import InputError
 from specsim.files import digest
 from specsim.progress import Progress
 
@@ -228,8 +228,7 @@ class _Run:
                     saved = time.monotonic()
                 self.progress("train", self.step, settings.steps)
                 if stop:
-                    kept = f"step {self.step} of {settings.steps} is kept in {self.folder}"
-                    raise Interrupted(f"{kept}; the same command goes on")
+                    raise interrupted(self.step, settings.steps, self.folder)
         return self.history
 
     def _train_step(self) -> None:

@@ -26,12 +26,12 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.own_files import refuse_file
 from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.proposals.target_cache import target_cache_columns
 from realrun.provenance import provenance
-from realrun.training.common.folder import refuse_file
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import PromptOptions, Summary, Training, sampler_at
 from realrun.training.self_sd.costs import measure_costs

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 BatchCostOption = Annotated[
     Path,
     typer.Option(
-        help="Costs that know batches: a linear or roofline cost file, or a name of `specsim cost list`.",
+        help="Costs that know batches: a linear, roofline or silicon cost file, a batch profile, or a name of "
+        "`specsim cost list`.",
         metavar="COST",
     ),
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
-from specsim.cli.options import JsonOption, SeedOption, TraceArgument
+from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, TraceArgument
 from specsim.cli.serve.arms import GOODPUT, BatchCostOption, choose_arms, cost_notes
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ def schedule(
         list[str],
         typer.Option(help="A chain policy to rank beside, at its defaults; repeat for more.", show_default=False),
     ] = [],  # noqa: B006 (typer reads the default, it is never changed)
-    tuning_share: Annotated[
-        float, typer.Option(help="Share of the sequences that policies which learn from data learn from.")
-    ] = 0.5,
+    tuning_share: LearningShareOption = 0.5,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:

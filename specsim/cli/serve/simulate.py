@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table
-from specsim.cli.options import JsonOption, SeedOption, SetOption, TraceArgument
+from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, SetOption, TraceArgument
 from specsim.cli.serve.arms import BatchCostOption, choose_arms, cost_notes, parse_schedule
 from specsim.errors import InputError
 
@@ -50,9 +50,7 @@ def simulate(
         float | None, typer.Option(help="Goodput: most milliseconds per output token of a good request.", min=0)
     ] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Goodput: most milliseconds to its first token.", min=0)] = None,
-    tuning_share: Annotated[
-        float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
-    ] = 0.5,
+    tuning_share: LearningShareOption = 0.5,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:

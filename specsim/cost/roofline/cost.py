@@ -18,6 +18,7 @@ from specsim.errors import InputError
 
 KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
 PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # that need no number
+NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # and what of the others is
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         A draft model as of `find_architecture`; "eagle", "edd" or "vdm", one layer of the target's shape and its head;
         "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
         after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
-        "medusa", "heads": K}``.
+        "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K".
     target : Architecture
 
     Returns
@@ -72,13 +73,17 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
     498085888
     """
-    if isinstance(drafter, str) and drafter not in KINDS:
-        return Drafter("model", find_architecture(drafter))
     given: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
+    if isinstance(drafter, str):
+        short, colon, text = drafter.partition(":")
+        if colon and short in NUMBERED:
+            given = {"kind": short, NUMBERED[short]: int(text) if text.isdecimal() else text}
+        elif drafter not in KINDS:
+            return Drafter("model", find_architecture(drafter))
     if "model_type" in given:
         return Drafter("model", find_architecture(given))
     kind = given.get("kind")
-    number = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}.get(str(kind))
+    number = NUMBERED.get(str(kind))
     if kind not in KINDS[1:] or set(given) - {"kind", number}:
         raise InputError(
             f"roofline: drafter {dict(given)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
@@ -143,8 +148,42 @@ class Covered:
     batches: tuple[int, ...]
 
 
+class PassCost(BatchCostModel):
+    """Costs of a target and a drafter that follow from passes; says all but what verification takes."""
+
+    drafter: Drafter
+    draft_passes: Any  # a model's passes, or None where no pass drafts
+    batch: int
+    overheads: Overheads
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return MAX_TREE_TOKENS
+
+    @property
+    def step_s(self) -> float:
+        return self.overheads.step_s
+
+    @property
+    def round_s(self) -> float:
+        return self.overheads.round_s
+
+    def policy_step(self) -> float:
+        return self.overheads.policy_step_s
+
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        beside = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
+        if self.draft_passes is None:
+            return beside
+        if self.drafter.at_once:  # by the first step, on every sequence's last state
+            last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
+            return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + beside
+        found: Seconds = self.draft_passes.batch_seconds(tokens)
+        return found + beside
+
+
 @dataclass(frozen=True)
-class RooflineCost(BatchCostModel):
+class RooflineCost(PassCost):
     """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
 
     Parameters
@@ -201,19 +240,6 @@ class RooflineCost(BatchCostModel):
         weights = f", weights {of.weights}" if of.weights else ""
         return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{weights}"
 
-    @property
-    def max_tree_tokens(self) -> int:
-        return MAX_TREE_TOKENS
-
-    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
-        beside = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
-        if self.draft_passes is None:
-            return beside
-        if self.drafter.at_once:  # by the first step, on every sequence's last state
-            last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
-            return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + beside
-        return self.draft_passes.batch_seconds(tokens) + beside
-
     def verify_operations(self, tokens: BatchTokens) -> list[Operation]:
         """What the target does to verify: but for each draft's last token, drafting may have run its first layers."""
         shared, model = self.drafter.shared_layers, self.target.model
@@ -229,17 +255,6 @@ class RooflineCost(BatchCostModel):
     def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """A pass, and where there is something to leave out of the cache, one more launch."""
         return self.verify(n_tokens, context) + (n_tokens > 1) * self.target.derating.launch_s
-
-    @property
-    def step_s(self) -> float:
-        return self.overheads.step_s
-
-    @property
-    def round_s(self) -> float:
-        return self.overheads.round_s
-
-    def policy_step(self) -> float:
-        return self.overheads.policy_step_s
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered = self.covered

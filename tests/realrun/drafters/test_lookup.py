@@ -7,19 +7,19 @@ import json
 import math
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.lookup import MAX_NGRAM, LookupDrafter, LookupKind, NgramIndex
+from realrun.drafters.lookup import RULE, LookupDrafter, LookupKind
 from realrun.pairs.pair import LOOKUP, Pair, load_pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.profile import profile
@@ -34,16 +34,18 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.trace.files import read_trace, write_trace
+from specsim.trace.from_text import TokenText, lookup_trace
+from specsim.trace.ngram import RULES
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.cli.test_drafter_commands import home as home
+from tests.specsim.trace.test_ngram import foretold
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
 
 DEPTH, TOKENS = 6, 48
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.25, seed=4)}
 choices = pytest.mark.parametrize("mode", CHOICES)
 FIXED = make_policy("fixed_k", {"k": DEPTH})
-texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 @cache
@@ -58,54 +60,6 @@ def recorded(mode: str) -> tuple[Pair, list[Prompt], Trace]:
     return pair, prompts, record(pair, prompts, RecordSettings(DEPTH, TOKENS, CHOICES[mode]))
 
 
-def matched(text: list[int]) -> tuple[int, int]:
-    """By brute force: the longest n-gram at the end that occurs before, and the place after its last occurrence."""
-    for n in range(MAX_NGRAM, 0, -1):
-        ends = [end for end in range(n, len(text)) if text[end - n : end] == text[len(text) - n :]]
-        if ends:
-            return n, ends[-1]
-    return 0, 0
-
-
-def foretold(text: list[int], depth: int) -> list[int]:
-    n, start = matched(text)
-    drafted: list[int] = []
-    while n and len(drafted) < depth:
-        drafted.append((text + drafted)[start + len(drafted)])
-    return drafted
-
-
-@given(texts, st.integers(1, 12))
-def test_the_index_finds_what_a_search_finds(text: list[int], depth: int) -> None:
-    index = NgramIndex(VOCAB)
-    index.extend(text)
-    length, start = matched(text)
-    assert index.matched == length and (not length or index.start == start)
-    if length:
-        assert [index.token(i) for i in range(1, depth + 1)] == foretold(text, depth)
-
-
-@given(texts, st.integers(1, 5))
-def test_its_confidence_is_how_often_matches_of_this_length_came_true(text: list[int], depth: int) -> None:
-    index = NgramIndex(VOCAB)
-    index.extend(text)
-    length = min(index.matched + depth - 1, MAX_NGRAM)
-    before = [(matched(text[:t]), text[t]) for t in range(len(text))]
-    outcomes = [text[start] == came for (n, start), came in before if n == length and n]
-    prob = (sum(outcomes) + 1) / (len(outcomes) + 2) if length else 0.5
-    step = index.step(depth)
-    assert step.prob == step.confidence == np.float32(prob)
-    spread = [prob] + [(1 - prob) / (VOCAB - 1)] * (VOCAB - 1)
-    assert step.entropy_nats == pytest.approx(-sum(p * math.log(p) for p in spread), rel=1e-6)
-
-
-def test_it_is_quick_however_long_the_text() -> None:
-    """Its work per token does not grow with the text: the index keeps places, it does not search."""
-    index = NgramIndex(VOCAB)
-    index.extend([*range(50)] * 400)
-    assert len(index._after) <= 50 * MAX_NGRAM
-
-
 @choices
 def test_a_trace_holds_what_it_proposes_at_every_position(mode: str) -> None:
     _, prompts, trace = recorded(mode)
@@ -114,7 +68,7 @@ def test_a_trace_holds_what_it_proposes_at_every_position(mode: str) -> None:
         rows = range(int(trace.offsets[s]), int(trace.offsets[s + 1]))
         output = trace.token[rows.start : rows.stop].tolist()
         for t, row in enumerate(rows):
-            drafted = foretold(prompt.tokens + output[:t], DEPTH)
+            drafted = foretold(prompt.tokens + output[:t], DEPTH, RULE)
             assert trace.draft_token[row].tolist() == (drafted or [NO_TOKEN] * DEPTH)
             assert trace.draft_limit[row] == (min(DEPTH, TOKENS - t - 1) if drafted else 0)
             right = np.cumprod([a == b for a, b in zip(drafted, output[t:], strict=False)]).sum()
@@ -243,7 +197,7 @@ def test_a_profile_prices_the_look_and_no_trees() -> None:
     pair = lookup_pair()
     document = profile(pair, contexts=[2, 40], depth=DEPTH, repeats=4, tree_tokens=9)
     median = document["median_s"]
-    assert "tree" not in median and document["drafter_facts"] == {"longest_ngram": MAX_NGRAM}
+    assert "tree" not in median and document["drafter_facts"] == {"longest_ngram": RULE.max_ngram}
     assert np.shape(median["draft_step"]) == (DEPTH, 2) and median["catch_up"] == [0.0, 0.0]
     assert np.max(median["draft_step"]) < 0.2 * np.min(median["autoregressive"])
     assert profile_from_json(document, "here").max_tree_tokens == 0
@@ -279,3 +233,32 @@ def test_drafters_share_one_target_in_memory(home: Path) -> None:
         and isinstance(beside.drafter, IndependentKind)
         and beside.drafter.model is not plain.target
     )
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4])
+def test_by_its_rule_it_drafts_what_transformers_does(repeats: int) -> None:
+    """Rounds of `generate` with prompt lookup; its last drafts count as far as the limit lets them be accepted."""
+    prompt = [7, 8, 9, 5] * repeats
+    lengths: list[int] = []
+    taken: list[int] = []
+
+    class Watched(PromptLookupCandidateGenerator):
+        def get_candidates(self, input_ids, **options):  # type: ignore[no-untyped-def]
+            found = super().get_candidates(input_ids, **options)
+            lengths.append(found[0].shape[1] - input_ids.shape[1])
+            return found
+
+        def update_candidate_strategy(self, input_ids, scores, num_matches):  # type: ignore[no-untyped-def]
+            taken.append(int(num_matches))
+
+    with mock.patch("transformers.generation.utils.PromptLookupCandidateGenerator", Watched):
+        text = lookup_pair().target.generate(
+            torch.tensor([prompt]), max_new_tokens=TOKENS, prompt_lookup_num_tokens=DEPTH, do_sample=False
+        )
+    output = text[0, len(prompt) :].tolist()
+    assert len(output) == TOKENS
+    trace = lookup_trace([TokenText(prompt, output, "all", TOKENS)], RULES["transformers"], DEPTH)
+    rounds = replay(trace, FIXED, cost_table(trace, ConstantCost(1.0, 10.0)), log=True).rounds
+    assert rounds is not None and rounds.accepted.tolist() == taken
+    left = (TOKENS - rounds.t - 1).tolist()
+    assert rounds.drafted.tolist() == [min(pair) for pair in zip(lengths, left, strict=True)]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import speckernels
+from realrun.lm import windows
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
@@ -351,6 +352,16 @@ def test_trees_and_rollbacks_across_a_window(kind: str, seed: int) -> None:
     kept = text_of(path)[:-9]  # back by more than the window
     lm.truncate(len(kept))
     torch.testing.assert_close(lm.forward(following), alone([*kept, *following], 4), **FLOAT64)
+
+
+@torch.inference_mode()
+def test_a_tree_pass_does_not_look_for_windows_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is timed, and the look takes a millisecond."""
+    lm = CachedLM(mistral(8))
+    lm.prefill([1, 2, 3])
+    monkeypatch.setattr(windows, "layer_types", lambda config: pytest.fail("looked for"))
+    append(lm, random_tree(4, 0))
+    assert lm.nodes == 4
 
 
 @pytest.mark.parametrize("kind", SLIDING)

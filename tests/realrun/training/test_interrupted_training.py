@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,8 @@ from realrun.training.common.loop import run_loop
 from specsim.errors import Interrupted
 from tests.realrun.training.test_training_loop import HELD, LOOP, TEXT, Noisy, quiet
 
+pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 NEVER = LOOP.__class__(24, 4, 32, warmup_steps=3, dtype="float64", log_every=4, checkpoint_s=1e9)
-
-
-@pytest.fixture(autouse=True)
-def _ctrl_c_is_heard() -> Iterator[None]:
-    """Also where the tests were started in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 class Interrupting(Noisy):

@@ -19,6 +19,7 @@ from realrun.validation.timing import (
     Arm,
     Timings,
     decode_in_turns,
+    decode_sequence,
     make_arm,
     take_turns,
     typical_rounds,
@@ -186,31 +187,16 @@ def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
                 ]
 
 
-def test_what_else_takes_turns_is_made_for_every_sequence_and_ends() -> None:
+def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:
     pair, prompts = tiny_pair(), tiny_prompts(3)
     trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER))
-    made: list[Stepper] = []
     log: list[int] = []
-
-    def beside(index: int) -> Stepper:
-        made.append(Stepper(index, [4, 4, 4], log))
-        return made[-1]
-
-    timings, told = Timings(), list[tuple[int, int]]()
-    arms = [make_arm("plain", None, pair, SAMPLER)]
-    decode_in_turns(
-        arms,
-        prompts,
-        trace,
-        timings,
-        seed=0,
-        order=np.random.default_rng(0),
-        beside=beside,
-        progress=lambda *step: told.append(step),
-    )
-    assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2] and all(one.done for one in made)
-    assert told == [(1, 3), (2, 3), (3, 3)]
-    assert [len(timings.runs[0, index]) for index in range(3)] == [1, 1, 1]
+    arms, order = [make_arm("plain", None, pair, SAMPLER)], np.random.default_rng(0)
+    for index, prompt in enumerate(prompts):
+        beside = Stepper(index, [4, 4, 4], log)
+        (run,) = decode_sequence(arms, prompt, trace, index, [None], seed=0, order=order, beside=beside)
+        assert beside.done and len(run.tokens) == trace.output_tokens[index]
+    assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_what_begins_a_turn_in_one_repeat_does_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

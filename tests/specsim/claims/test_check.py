@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import specsim
 from specsim.claims.check import Checked, check_files, judge, judge_order
 from specsim.claims.measured import RATIOS
 from specsim.errors import InputError
+from specsim.files import write_table
+from specsim.replaying.priced import PricedTrace
 from specsim.speedup.intervals import Estimate
+from specsim.trace.split import split_sequences
 from tests.specsim.claims.test_files import beside
 
 HEAD = 'version = 1\n[defaults]\ntrace = "trace"\ncost = { s_d = 0.001, s_t = 0.010 }\npolicy = "fixed_k"\n'
@@ -123,6 +127,46 @@ def test_a_policy_that_learns_is_reported_on_the_rest(recorded: Path, tmp_path: 
     assert len(found.seconds[0]) == 18
 
 
+def test_with_a_tuning_share_every_policy_is_reported_on_the_rest(recorded: Path, tmp_path: Path) -> None:
+    """So that one that learns and one that does not are compared on the same sequences."""
+    order = 'order = [{ policy = "fixed_k", settings = { k = 4 } }, { policy = "renewal_stop" }]'
+    for number, share in enumerate(["", "tuning_share = 0.5\n"]):
+        (tmp_path / str(number)).mkdir()
+        found = checked(recorded, tmp_path / str(number), share + order)
+        assert found.seconds is not None and len(found.seconds[0]) == (12 if share else 24)
+    priced = PricedTrace(specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010))
+    part = priced.select(split_sequences(priced.trace, tuning_share=0.5)[1])
+    both = [
+        specsim.predict(part.trace, part.cost, "fixed_k", k=4),
+        specsim.predict(priced.trace, part.cost, "renewal_stop"),
+    ]
+    lead = both[0].speedup.estimate / both[1].speedup.estimate - 1
+    assert found.steps[0].estimate == pytest.approx(lead, rel=1e-9)
+
+
+def with_rounds(recorded: Path, folder: Path, changes: int = 0) -> Checked:
+    """Identity of the rounds of K = 3 with those that a real run left, of which so many did something else."""
+    trace, cost = specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010)
+    rounds = specsim.replay(trace, cost, "fixed_k", k=3).rounds.to_frame().drop(columns=["verified", "last"])
+    rounds["sequence_id"] = trace.sequence_id[rounds.pop("sequence")]
+    rounds.loc[: changes - 1, "drafted"] += 1
+    columns = {"policy": ["fixed_k(k=3)"] * len(rounds), **{name: rounds[name].to_list() for name in rounds}}
+    write_table(pa.table(columns), folder / "rounds.parquet")
+    claim = 'settings = { k = 3 }\nquantity = "rounds_identical_percent"\nrounds = "rounds.parquet"\nat_least = 100'
+    return checked(recorded, folder, claim)
+
+
+def test_rounds_are_compared_with_those_of_a_real_run(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    same, other = with_rounds(recorded, tmp_path), with_rounds(recorded, tmp_path / "b", changes=7)
+    assert same.verdict == "holds" and same.found == Estimate(100, 100, 100)
+    rounds = specsim.replay(
+        specsim.read_trace(recorded / "trace"), specsim.ConstantCost(1, 1), "fixed_k", k=3
+    ).num_rounds
+    assert other.found is not None and other.found.estimate == pytest.approx(100 * (1 - 7 / rounds.sum()))
+    assert not other.passed
+
+
 def validation(folder: Path, **changes: Any) -> Path:
     """A folder with a validation of two policies over three sequences."""
     row = {
@@ -217,6 +261,27 @@ def test_any_number_of_a_document(tmp_path: Path) -> None:
             f'version = 1\n[[claim]]\nname = "it"\ndocument = "run/validation.json"\nat = {at}\nat_least = 1'
         )
         with pytest.raises(InputError, match="validation.json"):
+            check_files([path])
+
+
+def test_a_list_of_a_document_is_its_mean_over_sequences(tmp_path: Path) -> None:
+    """Two lists of one document are compared in pairs."""
+    a, b = [2.0, 4.0, 9.0], [1.1, 1.9, 4.5]
+    (tmp_path / "it.json").write_text(json.dumps({"a": a, "b": b, "c": [1.0, 0.0], "d": []}))
+    path = tmp_path / "it.claims.toml"
+    claims = {
+        "mean": 'at = ["a"]\nexpected = 5\ntolerance = 0',
+        "ratio": 'ratio = [{ at = ["a"] }, { at = ["b"] }]\nexpected = 2\ntolerance = 1e-9',
+        "paired": 'ratio = [{ at = ["a"] }, { at = ["b"] }]\nat_least = 1.7\nat_most = 2.3',
+        "wide": 'at = ["a"]\nat_least = 4',
+    }
+    lines = [f'[[claim]]\nname = "{name}"\n{claim}' for name, claim in claims.items()]
+    path.write_text("\n".join(['version = 1\n[defaults]\ndocument = "it.json"', *lines]))
+    found = {one.claim.name: one for one in check_files([path])}
+    assert [one.verdict for one in found.values()] == ["holds", "holds", "holds", "not decidable"]
+    for at in "cd":
+        path.write_text(f'version = 1\n[[claim]]\nname = "it"\ndocument = "it.json"\nat = ["{at}"]\nat_least = 1')
+        with pytest.raises(InputError, match="is no number"):
             check_files([path])
 
 

@@ -69,10 +69,11 @@ def test_seconds_are_written_as_pytest_benchmark_has_them(recorded: Path, tmp_pa
     assert compared.returncode == 0 and compared.stdout.count("speedup of four drafts") == 2, compared
 
 
-def test_recorded_claims_of_a_trace_hold(recorded: Path, tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "new.claims.toml"
+@pytest.mark.parametrize("shipped", ["", "edd-llama2-chat-7b-a6000"])
+def test_recorded_claims_of_a_trace_hold(shipped: str, recorded: Path, tmp_path: Path) -> None:
+    out, cost = tmp_path / "deep" / "new.claims.toml", shipped or recorded / "cost.json"
     out.parent.mkdir()
-    said = ["record", out, recorded / "trace", "--cost", recorded / "cost.json", "--policy", "fixed_k", "--set", "k=3"]
+    said = ["record", out, recorded / "trace", "--cost", cost, "--policy", "fixed_k", "--set", "k=3"]
     assert call("specsim", "claims", *said).code == 0
     assert json_of(call("specsim", "claims", "check", out, "--json"))["passed"]
     assert_refused(call("specsim", "claims", *said), out, "--overwrite")

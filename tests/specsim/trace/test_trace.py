@@ -24,7 +24,7 @@ from specsim.files import file_digest, write_text
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace
 from specsim.trace.trace import Trace
-from tests.support import ROOT
+from tests.support import ROOT, checks
 from tests.support.checks import edit_meta
 from tests.support.reference import small_trace
 
@@ -65,12 +65,7 @@ def with_value(name: str, row: int, value: Any) -> Callable[[Table], Table]:
 
 def refusal(folder: Path, *names: str) -> str:
     """The refusal's one line, which names the folder's file."""
-    with pytest.raises(InputError) as caught:
-        read_trace(folder)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert all(name in text for name in (str(folder), *names)), text
-    return text
+    return checks.refusal(lambda: read_trace(folder), str(folder), *names)
 
 
 def assert_equal(first: Trace, second: Trace) -> None:

@@ -22,6 +22,7 @@ from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
+from tests.specsim.trace.test_trace import refusal
 from tests.support.checks import edit_meta
 from tests.support.reference import small_trace
 
@@ -237,16 +238,6 @@ def with_value(name: str, change: Callable[[Any], Any], kind: pa.DataType | None
         return table.set_column(table.column_names.index(name), name, pa.array(values, wanted))
 
     return changed
-
-
-def refusal(folder: Path, *names: str) -> str:
-    """The refusal's one line, which names the folder's file."""
-    with pytest.raises(InputError) as caught:
-        read_trace(folder)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert all(name in text for name in (str(folder), *names)), text
-    return text
 
 
 def test_damaged_bytes_are_noticed(folder: Path) -> None:

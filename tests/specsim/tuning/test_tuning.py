@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -258,15 +257,7 @@ def test_data_that_separate_give_no_warning() -> None:
     assert fixed_k.comparison.difference.estimate == pytest.approx(gain)
 
 
-@pytest.fixture
-def _ctrl_c_interrupts() -> Iterator[None]:
-    """As at a terminal; a job in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_ctrl_c_interrupts")
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 @pytest.mark.parametrize("kind", CASES)
 def test_the_first_ctrl_c_gives_the_best_so_far_and_the_second_aborts(kind: search.Search) -> None:
     calls = 0

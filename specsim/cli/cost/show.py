@@ -1,4 +1,4 @@
-"""`specsim cost`: what things cost, in files and under names that ship."""
+"""`specsim cost list` and `specsim cost show`: what things cost, in files and under names that ship."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import typer
 from specsim.cli.console import parse_numbers, print_json, print_table
 from specsim.cli.options import JsonOption
 
-cost = typer.Typer(
-    help="Costs of draft steps and target passes: those that ship under a name, and what a file says.",
-    no_args_is_help=True,
-)
 
-
-@cost.command("list")
 def list_costs(json: JsonOption = False) -> None:
     """List the costs that ship, which commands that take costs know by these names.
 
@@ -31,7 +25,6 @@ def list_costs(json: JsonOption = False) -> None:
     print_table(f"{len(rows)} costs that ship", ["name", "form", "date", "source"], rows)
 
 
-@cost.command()
 def show(
     file: Annotated[str, typer.Argument(help="Cost file, or a name of `specsim cost list`.", show_default=False)],
     tokens: Annotated[str, typer.Option(help="Tokens of a target pass.")] = "1,2,4,8",

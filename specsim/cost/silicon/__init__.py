@@ -1,0 +1,1 @@
+"""Costs from NVIDIA's measured operator latencies."""

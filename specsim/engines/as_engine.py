@@ -1,0 +1,123 @@
+"""A trace as an engine would run it: what its conventions leave of the recorded rows, so that any policy replays."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specsim.acceptance.sources import Counters, Rounds
+from specsim.arrays import Bools, IntArray, Ints
+from specsim.engines.conventions import Conventions
+from specsim.errors import InputError
+from specsim.replaying.rounds import RoundLog
+from specsim.trace.trace import Trace
+
+ROWS = ("token", "match_len", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "accept_prob", "score")
+
+
+class EngineTrace(NamedTuple):
+    """A trace whose replay is what an engine does.
+
+    Parameters
+    ----------
+    trace : Trace
+        Its rounds are the engine's: without the tokens that the prompt's pass emits, and with drafts as long as the
+        engine makes them. For replays alone, as its drafts may reach beyond the output.
+    cut_off : int
+        Sequences whose last round may accept tokens beyond the limit that the recording does not reach; 0 where the
+        engine clips drafts, or the recording is longer than the limit by the longest draft.
+    """
+
+    trace: Trace
+    cut_off: int
+
+
+def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int | None = None) -> EngineTrace:
+    """The trace as an engine with these conventions would run it.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of chains; a record of trees is left behind.
+    conventions : Conventions
+        Of the engine, see `specsim.engines.conventions.CONVENTIONS`.
+    max_output_tokens : int, optional
+        The engine's limit on output tokens; default: the recording's. An engine that does not clip drafts accepts
+        beyond it, so that a recording of this many tokens and the longest draft replays all of its counts.
+
+    Raises
+    ------
+    InputError
+        For a limit below 1.
+
+    Examples
+    --------
+    >>> from specsim.acceptance.iid import IID
+    >>> from specsim.acceptance.synthetic import generate
+    >>> from specsim.engines.as_engine import as_engine
+    >>> from specsim.engines.conventions import CONVENTIONS
+    >>> recorded = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> run = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=20)
+    >>> run.trace.output_tokens.tolist(), run.cut_off
+    ([19, 19, 19, 19], 0)
+    """
+    most = int(trace.output_tokens.max(initial=1)) if max_output_tokens is None else max_output_tokens
+    if most < 1:
+        raise InputError(f"max_output_tokens={most}; give at least 1")
+    budget = np.minimum(trace.budget_tokens, most)
+    kept = trace.position < most
+    match_len = trace.match_len
+    cut_off = 0
+    if conventions.clips_draft:
+        ends = np.repeat(np.minimum(trace.output_tokens, most), trace.output_tokens)
+        match_len = np.minimum(match_len, np.maximum(ends - trace.position, 0)).astype(match_len.dtype)
+    else:
+        ended = trace.output_tokens < budget  # by an end of text, beyond which nothing is accepted
+        cut_off = int((~ended & (trace.output_tokens < budget + trace.depth)).sum())
+        budget = budget + trace.depth
+    if conventions.first_token == "prefill":
+        kept &= trace.position > 0
+        budget = budget - 1
+    prefilled = int(conventions.first_token == "prefill")
+    changed: dict[str, Any] = {name: None if (rows := getattr(trace, name)) is None else rows[kept] for name in ROWS}
+    changed |= {
+        "match_len": match_len[kept],
+        "offsets": np.concatenate([[0], np.cumsum(_per_sequence(kept, trace))]).astype(np.int64),
+        "budget_tokens": budget,
+        "prompt_tokens": trace.prompt_tokens + prefilled,
+        "prompt": _prompts(trace, prefilled),
+        "tree": None,
+    }
+    return EngineTrace(dataclasses.replace(trace, **changed), cut_off)
+
+
+def _per_sequence(kept: Bools, trace: Trace) -> Ints:
+    """Rows that are kept of every sequence."""
+    return np.asarray(np.add.reduceat(kept, trace.offsets[:-1], dtype=np.int64))
+
+
+def _prompts(trace: Trace, prefilled: int) -> IntArray | None:
+    """The prompts, one after another, each with the first of its output tokens where the prompt's pass emits it."""
+    if trace.prompt is None or not prefilled:
+        return trace.prompt
+    ends = np.cumsum(trace.prompt_tokens)
+    return np.insert(trace.prompt, ends, trace.token[trace.offsets[:-1]])
+
+
+def rounds_of(log: RoundLog, conventions: Conventions) -> Rounds:
+    """The rounds that the engine counts, with positions as the engine numbers its output tokens."""
+    if not conventions.counts_empty:
+        log = log[log.drafted > 0]
+    drafted, accepted, sequence, t = (
+        column.astype(np.int64) for column in (log.drafted, log.accepted, log.sequence, log.t)
+    )
+    return Rounds(drafted, accepted, None, sequence, t + int(conventions.first_token == "prefill"))
+
+
+def counters_of(rounds: Rounds) -> Counters:
+    """Per draft depth the rounds that drafted so far, and those that accepted so far."""
+    depth = np.arange(1, int(rounds.drafted.max(initial=0)) + 1)
+    drafted, accepted = ((column[:, None] >= depth).sum(axis=0) for column in (rounds.drafted, rounds.accepted))
+    return Counters(drafted, accepted)

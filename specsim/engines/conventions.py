@@ -1,0 +1,68 @@
+"""How inference engines run and count speculative rounds: the conventions in which they differ from each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """How an engine runs and counts rounds.
+
+    Parameters
+    ----------
+    engine, version : str
+        Its name, and the release that these were found at.
+    first_token : {"prefill", "round"}
+        Who emits a sequence's first output token: the pass over the prompt, or the first round.
+    clips_draft : bool
+        Whether a draft ends where the limit on output tokens would cut it. If not, whole drafts are made and
+        what is accepted beyond the limit is counted, though it is never output.
+    counts_empty : bool
+        Whether rounds that drafted nothing count as rounds of speculation.
+    source : str
+        Where these were found.
+
+    Examples
+    --------
+    >>> from specsim.engines.conventions import find_conventions
+    >>> find_conventions("vllm").clips_draft
+    False
+    """
+
+    engine: str
+    version: str
+    first_token: Literal["prefill", "round"]
+    clips_draft: bool
+    counts_empty: bool
+    source: str
+
+
+CONVENTIONS = {
+    found.engine: found
+    for found in (
+        Conventions("specsim", "0.1", "round", True, True, "this package"),
+        Conventions(
+            "vllm", "0.32.0", "prefill", False, False,
+            "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay",
+        ),
+        Conventions(
+            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False,
+            "runs on a CPU: LLAMA_TRACE of 12 prompts, texts and rounds equal to a replay",
+        ),
+        Conventions(
+            "transformers", "5.17", "round", True, True,
+            "read in _assisted_decoding; texts and rounds on a CPU equal to a replay",
+        ),
+    )
+}  # fmt: skip
+
+
+def find_conventions(engine: str) -> Conventions:
+    """Those of this engine; InputError where they are not known."""
+    if engine not in CONVENTIONS:
+        raise InputError(f"how {engine!r} counts rounds is not known; choose one of {', '.join(CONVENTIONS)}")
+    return CONVENTIONS[engine]

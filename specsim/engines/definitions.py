@@ -1,0 +1,155 @@
+"""What engines' numbers mean: the acceptance length, acceptance rate and rates by position that each prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specsim.acceptance.sources import Counters, Rounds, verified_by_depth
+from specsim.engines.as_engine import counters_of
+from specsim.errors import InputError
+
+LENGTH, RATE, POSITIONS = "acceptance-length", "acceptance-rate", "position-rate"
+QUANTITIES = (LENGTH, RATE, POSITIONS)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a run comes to, from which every engine's numbers follow.
+
+    Parameters
+    ----------
+    rounds, drafted, accepted : int
+        Rounds that the engine counts, tokens drafted and tokens accepted in them.
+    output_tokens : int
+        Tokens that were output, the first ones included.
+    by_depth : Counters
+        Rounds that drafted an i-th token, and rounds that accepted it.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    output_tokens: int
+    by_depth: Counters
+
+    @staticmethod
+    def of(rounds: Rounds, output_tokens: int) -> Totals:
+        """Of these rounds, which output so many tokens in all."""
+        return Totals(
+            len(rounds.drafted),
+            int(rounds.drafted.sum()),
+            int(rounds.accepted.sum()),
+            output_tokens,
+            counters_of(rounds),
+        )
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What an engine prints of a quantity.
+
+    Parameters
+    ----------
+    engine, quantity : str
+        Whose, and which of `QUANTITIES`.
+    printed : str
+        What it is called in the engine's log or metrics.
+    formula : str
+        In words.
+    value : callable
+        The number, or the list of numbers by depth, of a run's `Totals`.
+    note : str
+        Where it misleads.
+    """
+
+    engine: str
+    quantity: str
+    printed: str
+    formula: str
+    value: Callable[[Totals], Any]
+    note: str = ""
+
+
+def _bonus_included(totals: Totals) -> float:
+    return 1 + totals.accepted / totals.rounds
+
+
+def _accepted_share(totals: Totals) -> float:
+    return totals.accepted / totals.drafted
+
+
+def _of_all_rounds(totals: Totals) -> list[float]:
+    return [float(share) for share in totals.by_depth.accepted / totals.rounds]
+
+
+def _of_rounds_that_drafted_it(totals: Totals) -> list[float]:
+    return [float(share) for share in totals.by_depth.accepted / totals.by_depth.drafted]
+
+
+def _of_rounds_that_verified_it(totals: Totals) -> list[float]:
+    accepted, verified = verified_by_depth(totals.by_depth)
+    return [float(share) for share in accepted / np.maximum(verified, 1)]
+
+
+BONUS = "1 + accepted tokens / rounds with a draft"
+SHARE = "accepted tokens / drafted tokens"
+OF_ALL = "rounds that accepted the i-th token / all rounds with a draft"
+SCHEDULE = "where drafts differ in length, its denominator counts rounds that never drafted so far"
+DEFINITIONS = (
+    Definition(
+        "specsim", LENGTH, "tau", "output tokens / rounds",
+        lambda totals: totals.output_tokens / totals.rounds,
+    ),
+    Definition("specsim", RATE, "v_d", SHARE, _accepted_share),
+    Definition(
+        "specsim", POSITIONS, "specsim acceptance", "rounds that accepted the i-th token / rounds that verified it",
+        _of_rounds_that_verified_it, "verified: all before it were accepted, which other engines' rates do not ask",
+    ),
+    Definition("vllm", LENGTH, "Mean acceptance length", BONUS, _bonus_included),
+    Definition(
+        "vllm", RATE, "Avg Draft acceptance rate", SHARE, _accepted_share,
+        "what is accepted beyond the limit on output tokens is counted",
+    ),
+    Definition("vllm", POSITIONS, "Per-position acceptance rate", OF_ALL, _of_all_rounds, SCHEDULE),
+    Definition("llamacpp", LENGTH, "mean len, #mean acc len", BONUS, _bonus_included),
+    Definition("llamacpp", RATE, "draft acceptance", SHARE, _accepted_share),
+    Definition("llamacpp", POSITIONS, "#acc rate/pos", OF_ALL, _of_all_rounds, SCHEDULE),
+    Definition(
+        "sglang", LENGTH, "accept len, spec_accept_length", "completion tokens / verification passes",
+        lambda totals: totals.output_tokens / totals.rounds,
+        "the completion counts the token that the prompt's pass emits",
+    ),
+    Definition(
+        "sglang", RATE, "accept rate, spec_accept_rate", "accepted tokens / (passes x drafted tokens of each)",
+        _accepted_share,
+        "of trees a share of nodes; before pull request 13212 accepted tokens and bonus were divided by nodes and root",
+    ),
+    Definition(
+        "tensorrt-llm", LENGTH, "acceptanceLength", "1 + accepted tokens / requests with a draft, per iteration",
+        _bonus_included,
+    ),
+    Definition(
+        "tensorrt-llm", POSITIONS, "trtllm_spec_decode_accepted_tokens_total by token_position",
+        "rounds that accepted the i-th token / rounds that drafted it", _of_rounds_that_drafted_it,
+        "both counts are exported, so that it holds for drafts of any length",
+    ),
+    Definition(
+        "transformers", LENGTH, "mean of num_matches", "accepted tokens / rounds",
+        lambda totals: totals.accepted / totals.rounds, "without the token that the target adds",
+    ),
+)  # fmt: skip
+
+
+def find_definitions(quantity: str, engine: str | None = None) -> list[Definition]:
+    """Those of a quantity, of one engine or of all; InputError where there are none."""
+    if quantity not in QUANTITIES:
+        raise InputError(f"there is no quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
+    found = [one for one in DEFINITIONS if one.quantity == quantity and engine in (None, one.engine)]
+    if not found:
+        known = ", ".join(one.engine for one in DEFINITIONS if one.quantity == quantity)
+        raise InputError(f"what {engine!r} prints as {quantity} is not known; choose one of {known}")
+    return found

@@ -1,0 +1,110 @@
+"""The report of a comparison of hardware: one HTML page with its table, curves and tornadoes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from specsim.report.hardware import figures
+from specsim.report.page import CSS, decoding_text, definitions, facts, figure, page, tiles
+from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
+
+Row = Mapping[str, Any]
+CSS_DEVICES = CSS + ".devices :is(th, td):last-child { text-align: left; white-space: normal; }\n"
+MILLISECONDS = plain(lambda seconds: f"{1e3 * seconds:.3f}")
+
+
+def _widest(row: Row) -> str:
+    """The constant at the top of the tornado, and where it takes the speedup."""
+    top = row["tornado"][0]
+    return f"{top['constant']}: {top['less']:.3f} to {top['more']:.3f}"
+
+
+COLUMNS = (
+    Column("GPU", "gpu"),
+    Column("batch", "batch"),
+    Column("a token, ms", "token_s", MILLISECONDS),
+    Column("draft step", "draft_step_s", MILLISECONDS),
+    Column("s_d / s_t", "step_ratio", THREE),
+    Column("speedup [95 %]", "speedup", SPEEDUP),
+    Column("on tuning part", "train_speedup", THREE, only=PAGE),
+    Column("tau", "tau", TWO),
+    Column("moves most", _widest, only=TERMINAL),
+    Column("policy", "settings"),
+)
+DEFINITIONS = {
+    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over the sequences that "
+    "did not tune, with a 95 % interval over sequences. The interval is of the trace; what the roofline may be off by "
+    "is not in it, and the tornado shows what that would do.",
+    "s_d, s_t": "Seconds of a draft step, and of a token without speculation: means over the contexts that the trace "
+    "meets. At a batch, the whole batch's.",
+    "tau": "Output tokens per target pass, the target's own included.",
+    "Roofline": "An operation takes the longer one of reading its bytes and computing its FLOPs, plus its launch. "
+    "Ceilings are the datasheet's, derated alike on every GPU; nothing was measured on them.",
+    "Tornado": "One constant at a time is made less and more by the share shown, and the same policy replayed, not "
+    'tuned again. "Both" changes a constant for target and drafter together, as other hardware '
+    "would; the others for that model alone, as other kernels would.",
+}
+
+
+def render_comparison(document: Row) -> str:
+    """The report as one self-contained HTML page; the same document gives the same bytes.
+
+    document : what `specsim cost compare --json` prints
+    """
+    options, rows, parts = document["options"], document["rows"], document["sequences"]
+    title = f"{escape(options['model'])} with {escape(options['drafter'])}, by hardware"
+    best = max(rows, key=lambda row: float(row["speedup"]["estimate"]))
+    speedup = best["speedup"]
+    recorded = document["recorded"]
+    lead = (
+        f"Acceptance is that of {recorded['target']} with {recorded['drafter']}, "
+        f"{decoding_text(recorded['decoding'])}; times are a roofline's of {options['model']} with "
+        f"{options['drafter']}, weights {options['weights']}. Policies were tuned on {parts['tuning']:,} sequences and "
+        f"predicted on {parts['holdout']:,} others. Speculation "
+        f"gains most on {best['gpu']} at batch {best['batch']}: {speedup['estimate']:.3f} times (95 % interval "
+        f"{speedup['low']:.3f} to {speedup['high']:.3f})."
+    )
+    if document["approximate"]:
+        lead += " Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances."
+    boxes = (
+        (f"{row['speedup']['estimate']:.2f}", f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}")
+        for row in rows
+    )
+    share = document["share"]
+    drawn = (
+        (
+            "Predicted speedup",
+            figures.speedups(rows),
+            "Of the policy that was best on the tuning part. Bars are 95 % intervals, which devices on the same "
+            "sequences share, so that overlapping bars alone are no tie.",
+        ),
+        (
+            "s_d / s_t over the context",
+            figures.step_ratios(rows, document["contexts"]),
+            "A draft step in tokens without speculation: what speculation costs. Launches weigh more on a small "
+            "drafter, and most where memory is fast; over the context, the ratio nears that of the two caches.",
+        ),
+        (
+            "Which constant moves the speedup",
+            figures.tornadoes(rows, share),
+            f"Every constant of the roofline {100 * share:.0f} % less and more, one at a time; the black line is the "
+            f"speedup as predicted. Of many, the {figures.MOST_BARS} that move most.",
+        ),
+    )
+    body = [
+        '<p class="eyebrow">Speculative decoding on hardware that is not at hand</p>',
+        f"<h1>{title}</h1>",
+        f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}',
+        "<h2>Devices</h2>",
+        as_html("devices", COLUMNS, rows),
+        "<h2>Figures</h2>",
+        f'<div class="grid figures">{"".join(figure("wide", *one) for one in drawn)}</div>',
+    ]
+    if document["skipped"]:
+        body += ["<h2>Left out</h2>", facts((one["gpu"], one["reason"]) for one in document["skipped"])]
+    notes = dict.fromkeys(note for row in rows for note in row["cost_notes"])
+    made = [*options.items(), *(("costs", note) for note in notes)]
+    body += ["<h2>How it was made</h2>", facts(made), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
+    return page(title, body, css=CSS_DEVICES)

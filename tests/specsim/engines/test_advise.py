@@ -1,0 +1,121 @@
+"""Draft lengths from counts: formulas by hand, servers of known truth, a recorded trace, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specsim
+from specsim.acceptance.sources import Counters, Rounds
+from specsim.arrays import Floats
+from specsim.cost.model import ConstantCost
+from specsim.engines.advise import advise
+from specsim.engines.as_engine import counters_of
+from specsim.engines.flags import FLAGS, draft_length_flags
+from specsim.errors import InputError
+from tests.support.commands import assert_refused, call, json_of
+
+COST = ConstantCost(s_d=0.001, s_t=0.010)
+
+
+def true_speedups(rates: Floats, cost: ConstantCost) -> Floats:
+    """Of K = 0, 1, ..., by hand: expected tokens over time, both of a round."""
+    tokens, whole, speedups = 1.0, 1.0, [1.0]
+    for k, rate in enumerate(rates, start=1):
+        whole *= rate
+        tokens += whole
+        speedups.append(tokens * cost.s_t / (k * cost.s_d + cost.s_t))
+    return np.array(speedups)
+
+
+def counted(rates: Floats, rounds: int, rng: np.random.Generator) -> Counters:
+    """What a server counts that drafts as many tokens in every round as there are rates."""
+    accepted = np.cumprod(rng.random((rounds, len(rates))) < rates, axis=1).sum(axis=1)
+    return counters_of(Rounds(np.full(rounds, len(rates)), accepted))
+
+
+def test_many_rounds_tell_the_truth() -> None:
+    rates = np.array([0.9, 0.7, 0.5, 0.2])
+    found = advise(counted(rates, 400_000, np.random.default_rng(0)), COST, context=100)
+    truth = true_speedups(rates, COST)
+    assert found.k == truth.argmax() == 3 and found.sure and found.times_rounds is None
+    assert [one.speedup.estimate for one in found.lengths] == pytest.approx(truth, rel=3e-3)
+    assert found.lengths[2].tokens_per_round == pytest.approx(1 + 0.9 + 0.63, rel=3e-3)
+    assert sum(one.best for one in found.lengths) == pytest.approx(1)
+
+
+def test_where_no_draft_pays_none_is_recommended() -> None:
+    found = advise(Counters(np.array([5000, 5000]), np.array([200, 10])), ConstantCost(0.005, 0.010), context=100)
+    assert found.k == 0 and found.sure and found.lengths[0].speedup.estimate == 1.0
+
+
+@pytest.mark.parametrize("rounds", [200, 2_000, 100_000])
+def test_it_is_right_about_servers_of_known_truth(rounds: int) -> None:
+    """Within 1 % of the best in at least 95 of 100, intervals that cover in at least 92, and sure only if right."""
+    rng = np.random.default_rng(1)
+    near = covered = sure = sure_and_wrong = 0
+    servers = 200
+    for seed in range(servers):
+        first, decay = rng.uniform(0.3, 0.95), rng.uniform(0.85, 1.0)
+        rates = np.clip(first * decay ** np.arange(rng.integers(3, 9)), 0.02, 0.98)
+        cost = ConstantCost(float(10 ** rng.uniform(-4, -2.3)), 0.010)
+        truth = true_speedups(rates, cost)
+        found = advise(counted(rates, rounds, rng), cost, context=100, seed=seed)
+        good = truth[found.k] >= 0.99 * truth.max()
+        interval = found.lengths[found.k].speedup
+        near += good
+        covered += interval.low <= truth[found.k] <= interval.high
+        sure += found.sure
+        sure_and_wrong += found.sure and not good
+    assert near >= 0.95 * servers and covered >= 0.92 * servers and sure_and_wrong <= 0.05 * servers
+    assert sure >= (0.7 if rounds == 200 else 0.95) * servers
+
+
+def test_few_rounds_cannot_tell_and_say_how_many_would() -> None:
+    rates = np.array([0.75, 0.74, 0.73, 0.72, 0.71, 0.7])
+    few = advise(counted(rates, 40, np.random.default_rng(3)), COST, context=100)
+    assert not few.sure and few.times_rounds is not None and few.times_rounds >= 2 and few.rounds == 40
+    assert advise(counted(rates, 100_000, np.random.default_rng(3)), COST, context=100).sure
+
+
+def test_a_recorded_trace_decodes_as_fast_as_its_best_at_the_k_that_its_counts_recommend() -> None:
+    trace = specsim.read_trace(Path(specsim.__file__).parent / "data" / "example" / "trace.zip")
+    run = specsim.replay(trace, COST, "fixed_k", k=trace.depth)
+    assert run.rounds is not None
+    found = advise(counters_of(Rounds(run.rounds.drafted, run.rounds.accepted)), COST, context=100)
+    replayed = [specsim.replay(trace, COST, "fixed_k", k=k).speedup for k in range(1, trace.depth + 1)]
+    assert replayed[found.k - 1] >= 0.98 * max(replayed)
+
+
+def test_the_command_recommends_and_says_what_to_type(tmp_path: Path) -> None:
+    counters, cost = tmp_path / "counters.json", tmp_path / "cost.json"
+    counters.write_text(json.dumps({"drafted": [9000] * 4, "accepted": [7200, 5000, 2000, 400]}))
+    cost.write_text('{"s_d": 0.001, "s_t": 0.010}')
+    args = ["advise", counters, "--cost", cost]
+    found = json_of(call("specsim", *args, "--engine", "sglang", "--json"))
+    assert found["k"] == 3 and found["sure"] and not found["longest"] and found["rounds"] == 9000
+    assert found["flags"] == ("--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4")
+    shown = call("specsim", *args, "--engine", "llamacpp")
+    assert "K = 3" in shown.out and "llamacpp: --spec-draft-n-max 3" in shown.out
+    counters.write_text(json.dumps({"drafted": [30] * 2, "accepted": [26, 24]}))
+    shown = call("specsim", *args)
+    assert "longer drafts were not counted and may be better still" in " ".join(shown.out.split())
+    assert_refused(call("specsim", *args, "--engine", "tgi"), "tgi", "vllm")
+    priced = call("specsim", "advise", counters, "--cost", "vllm-llama3.1-8b-eagle-h100", "--batch", 64, "--json")
+    assert json_of(priced)["k"] in (0, 1, 2)
+
+
+@pytest.mark.parametrize("engine", FLAGS)
+def test_every_engine_has_words_for_a_draft_length(engine: str) -> None:
+    assert "5" in draft_length_flags(engine, 5)
+    assert draft_length_flags(engine, 0) == "leave speculation off"
+
+
+def test_what_cannot_be_advised_is_refused() -> None:
+    with pytest.raises(InputError, match="context=0 tokens; give at least 1"):
+        advise(Counters(np.array([5]), np.array([2])), COST, context=0)
+    with pytest.raises(InputError, match="nothing was drafted"):
+        advise(Rounds(np.array([0, 0]), np.array([0, 0])), COST, context=10)

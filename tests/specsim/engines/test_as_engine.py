@@ -1,0 +1,133 @@
+"""Traces as engines run them: against engines written out plainly, and what the engines themselves counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specsim
+from specsim.acceptance.iid import IID
+from specsim.acceptance.sources import Rounds, verified_by_depth
+from specsim.acceptance.synthetic import generate
+from specsim.cost.model import ConstantCost
+from specsim.engines.as_engine import as_engine, counters_of, rounds_of
+from specsim.engines.conventions import CONVENTIONS, Conventions, find_conventions
+from specsim.engines.counts import engine_counts
+from specsim.errors import InputError
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.tree.eagle2 import Eagle2
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+
+COST = ConstantCost(0.001, 0.010)
+# Of the lab's pair, greedy: by engine, K and prompt, tokens drafted and accepted in each round that it counted.
+COUNTED = json.loads((Path(__file__).parent / "rounds.json").read_text())
+
+
+def plain_rounds(trace: Trace, k: int, limit: int, conventions: Conventions) -> list[list[tuple[int, int, int]]]:
+    """(t, drafted, accepted) of every sequence by an engine with these conventions, written out."""
+    found = []
+    for begin, length in zip(trace.offsets.tolist(), trace.output_tokens.tolist(), strict=False):
+        end = min(length, limit)
+        t = 1 if conventions.first_token == "prefill" else 0
+        rounds = []
+        while t < end:
+            drafted = min(k, limit - t - 1) if conventions.clips_draft else k
+            accepted = min(drafted, int(trace.match_len[begin + t]))
+            if drafted or conventions.counts_empty:
+                rounds.append((t, drafted, accepted))
+            t += accepted + 1
+        found.append(rounds)
+    return found
+
+
+def replayed_rounds(trace: Trace, k: int, limit: int, conventions: Conventions) -> list[list[tuple[int, int, int]]]:
+    run = specsim.replay(as_engine(trace, conventions, max_output_tokens=limit).trace, COST, "fixed_k", k=k)
+    assert run.rounds is not None
+    rounds = rounds_of(run.rounds, conventions)
+    assert rounds.sequence_id is not None and rounds.t is not None
+    rows = np.stack([rounds.t, rounds.drafted, rounds.accepted], axis=1)
+    return [[tuple(row) for row in rows[rounds.sequence_id == s].tolist()] for s in range(trace.sequences)]
+
+
+@pytest.mark.parametrize("engine", CONVENTIONS)
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("limit", [1, 2, 9, 24])
+def test_a_replay_is_the_engine_written_out(engine: str, k: int, limit: int) -> None:
+    trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8, seed=k)
+    conventions = find_conventions(engine)
+    assert replayed_rounds(trace, k, limit, conventions) == plain_rounds(trace, k, limit, conventions)
+
+
+def test_only_engines_that_do_not_clip_accept_beyond_the_limit() -> None:
+    trace = generate(IID(0.9), sequences=50, output_tokens=40, depth=8)
+    beyond = {}
+    for engine, conventions in CONVENTIONS.items():
+        rounds = replayed_rounds(trace, 8, 32, conventions)
+        beyond[engine] = sum(t + accepted + 1 > 32 for sequence in rounds for t, _, accepted in sequence)
+    assert beyond["vllm"] > 10
+    assert {engine for engine, rounds in beyond.items() if rounds} == {"vllm"}
+
+
+def test_what_the_recording_does_not_reach_is_counted() -> None:
+    trace = generate(IID(0.8), sequences=6, output_tokens=30, depth=8)
+    assert as_engine(trace, CONVENTIONS["vllm"]).cut_off == 6
+    assert as_engine(trace, CONVENTIONS["vllm"], max_output_tokens=23).cut_off == 6
+    assert as_engine(trace, CONVENTIONS["vllm"], max_output_tokens=22).cut_off == 0
+    assert as_engine(trace, CONVENTIONS["llamacpp"]).cut_off == 0
+
+
+def test_what_was_output_and_what_it_costs_without_drafts_is_the_same_but_for_the_first_token() -> None:
+    trace = generate(IID(0.8), sequences=6, output_tokens=30, depth=8)
+    whole = PricedTrace(trace, COST)
+    run = PricedTrace(as_engine(trace, CONVENTIONS["llamacpp"]).trace, COST)
+    assert run.trace.output_tokens.tolist() == (trace.output_tokens - 1).tolist()
+    assert run.trace.prompt_tokens.tolist() == (trace.prompt_tokens + 1).tolist()
+    assert whole.baseline_s - run.baseline_s == pytest.approx(np.full(6, 0.010))
+
+
+def test_own_conventions_leave_a_trace_as_it_is() -> None:
+    trace = generate(IID(0.8), sequences=6, output_tokens=30, depth=8)
+    same = as_engine(trace, CONVENTIONS["specsim"]).trace
+    for name in ("offsets", "token", "match_len", "budget_tokens", "prompt_tokens", "draft_limit"):
+        assert np.array_equal(getattr(same, name), getattr(trace, name)), name
+
+
+@pytest.mark.parametrize("engine", COUNTED)
+def test_counters_are_those_of_the_rounds(engine: str) -> None:
+    for k, sequences in COUNTED[engine].items():
+        drafted, accepted = (
+            np.array([int(digit) for sequence in sequences for digit in sequence[column]]) for column in (0, 1)
+        )
+        counters = counters_of(Rounds(drafted, accepted))
+        assert counters.drafted.sum() == drafted.sum() and counters.accepted.sum() == accepted.sum()
+        assert len(counters.drafted) == int(k)
+        ours = verified_by_depth(counters)
+        assert ours[0].tolist() == verified_by_depth(Rounds(drafted, accepted))[0].tolist()
+
+
+def test_an_engine_counts_no_trees() -> None:
+    trace = generate(IID(0.8), sequences=2, output_tokens=10, depth=8)
+    with pytest.raises(InputError, match="policy eagle2 is of trees, of which no engine's counters are known"):
+        engine_counts(PricedTrace(trace, COST), Eagle2(), CONVENTIONS["vllm"])
+
+
+def test_counts_of_a_replay() -> None:
+    run = as_engine(generate(IID(1.0), sequences=3, output_tokens=30, depth=4), CONVENTIONS["llamacpp"])
+    counts = engine_counts(PricedTrace(run.trace, COST), FixedK(4), CONVENTIONS["llamacpp"])
+    # 29 tokens by rounds: five of 5, then 4 tokens, of which 3 are drafted.
+    assert counts["num_drafts"] == 18 and counts["num_draft_tokens"] == counts["num_accepted_tokens"] == 3 * 23
+    assert counts["accepted_per_position"] == [18, 18, 18, 15]
+    assert counts["printed"]["draft acceptance"] == 1.0
+    assert counts["printed"]["mean len, #mean acc len"] == pytest.approx(1 + 23 / 6)
+
+
+def test_a_limit_below_one_and_an_unknown_engine_are_refused() -> None:
+    trace = generate(IID(0.8), sequences=2, output_tokens=10, depth=8)
+    with pytest.raises(InputError, match="max_output_tokens=0; give at least 1"):
+        as_engine(trace, CONVENTIONS["vllm"], max_output_tokens=0)
+    with pytest.raises(InputError, match="how 'tgi' counts rounds is not known; choose one of specsim, vllm"):
+        find_conventions("tgi")

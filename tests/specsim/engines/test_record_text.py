@@ -1,0 +1,90 @@
+"""`specsim record-text`: traces of prompt lookup from texts, and what is no text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.errors import InputError
+from specsim.trace.files import read_trace
+from specsim.trace.from_text import TokenText, lookup_trace, read_token_texts
+from specsim.trace.ngram import RULES
+from tests.support.commands import assert_refused, call, json_of
+
+ROWS = [
+    {"prompt_tokens": [5, 6, 7, 8, 5], "output_tokens": [6, 7, 8, 5, 6, 9], "domain": "code"},
+    {"prompt_tokens": [1, 2, 3], "output_tokens": [1, 2, 3, 1, 2], "max_output_tokens": 8},
+]
+
+
+def written(folder: Path, rows: list[Any]) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_trace_from_text_is_read_and_replayed(tmp_path: Path) -> None:
+    texts, out = written(tmp_path, ROWS), tmp_path / "lookup"
+    said = json_of(call("specsim", "record-text", texts, out, "--rule", "transformers", "--json"))
+    assert said["rule"] == {"min_ngram": 1, "max_ngram": 2, "occurrence": "first", "at_end": "stop"}
+    trace = read_trace(out)
+    assert trace.output_tokens.tolist() == [6, 5] and trace.budget_tokens.tolist() == [6, 8]
+    assert trace.domain.tolist() == ["code", "all"] and trace.meta["drafter_facts"] == said["rule"]
+    assert trace.prompts is not None and trace.prompts[1].tolist() == [1, 2, 3]
+    # By hand: first "5" alone stood before, and 6, 7, 8, 5 followed; then "5 6", which 7, 8, 5, 6 followed; and so on.
+    assert trace.match_len.tolist() == [4, 4, 3, 2, 1, 0, 0, 3, 3, 2, 1]
+    cost = tmp_path / "cost.json"
+    cost.write_text('{"s_d": 1e-6, "s_t": 0.01}')
+    counted = json_of(call("specsim", "replay", out, "--policy", "fixed_k", "--cost", cost, "--as", "vllm", "--json"))[
+        "engine"
+    ]
+    assert counted["num_drafts"] > 0 and counted["sequences_cut_off"] == 1
+
+
+def test_options_change_a_rule(tmp_path: Path) -> None:
+    texts = written(tmp_path, ROWS)
+    args = ["--rule", "vllm", "--min-ngram", 2, "--max-ngram", 3, "--at-end", "copy", "--json"]
+    said = json_of(call("specsim", "record-text", texts, tmp_path / "a", *args))
+    assert said["rule"] == {"min_ngram": 2, "max_ngram": 3, "occurrence": "first", "at_end": "copy"}
+    assert_refused(call("specsim", "record-text", texts, tmp_path / "a", *args), "exists", "--overwrite")
+    shown = call("specsim", "record-text", texts, tmp_path / "a", "--overwrite")
+    assert shown.code == 0 and "mean_match_len" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt_tokens": [1]}, "line 2 is malformed (output_tokens is missing)"),
+        ({"prompt_tokens": [], "output_tokens": [1]}, "line 2: 'prompt_tokens' is no list of token ids"),
+        ({"prompt_tokens": [-1], "output_tokens": [1]}, "line 2: 'prompt_tokens' is no list of token ids"),
+        ({"prompt_tokens": [1], "output_tokens": [2**31]}, "line 2: 'output_tokens' is no list of token ids"),
+        ({"prompt_tokens": [1], "output_tokens": [1, 2], "max_output_tokens": 1}, "line 2: 2 output tokens, more"),
+        ({"prompt_tokens": ["a"], "output_tokens": [1]}, "prompt_tokens[0] is"),
+        ("{", "line 2 is no valid JSON"),
+    ],
+)
+def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_token_texts(written(tmp_path, [ROWS[0], row]))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_no_texts_and_too_small_a_vocabulary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no text"):
+        read_token_texts(written(tmp_path, []))
+    with pytest.raises(InputError, match="does not exist"):
+        read_token_texts(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="0 texts, drafts of 4 tokens"):
+        lookup_trace([], RULES["specsim"], 4)
+    with pytest.raises(InputError, match="token 9 is beyond a vocabulary of 5"):
+        lookup_trace([TokenText([1], [9], "all", 1)], RULES["specsim"], 4, vocabulary=5)
+
+
+def test_a_text_of_one_token_over_and_over_is_copied() -> None:
+    for rule, limit in (("specsim", 4), ("transformers", 4)):
+        trace = lookup_trace([TokenText([7] * 9, [7] * 12, "all", 12)], RULES[rule], limit)
+        assert trace.match_len.tolist() == np.minimum(limit, np.arange(12, 0, -1)).tolist()
