@@ -14,12 +14,14 @@ import numpy as np
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
+from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
 from specsim.acceptance.synthetic import generate
 from specsim.claims.check import check_files
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
+from specsim.engines.formats.registry import read_format
+from specsim.engines.formats.written import summary, write_imported
 from specsim.errors import InputError
 from specsim.files import file_digest
 from specsim.results import read_result
@@ -31,10 +33,14 @@ from specsim.trace.packed import pack_trace
 from specsim.tuning.journal import Journal, trace_digest
 from tests.fuzz import mutate
 from tests.specsim.claims.conftest import CLAIMS
+from tests.support import ROOT
 from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
 
 JSON, OTHER = "JSON", "Parquet, folders, zip"
+
+
+FIXTURES = ROOT / "tests" / "specsim" / "engines" / "fixtures"
 
 
 @dataclass(frozen=True)
@@ -317,6 +323,40 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
 PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
 
+
+def use_import(kind: str) -> Callable[[Path], None]:
+    """Reads what an engine wrote, and writes it for specsim's readers, which must take it."""
+
+    def use(path: Path) -> None:
+        imported = read_format(kind, [path])
+        found = summary(imported)
+        assert np.isfinite(list(found["averages"].values())).all()
+        if imported.source is not None:
+            suffix = {Rounds: ".parquet", Counters: ".json"}.get(type(imported.source), "")
+            out = path.with_name(f"imported{suffix}")
+            write_imported(imported, out, overwrite=True)
+            read_source(out)
+
+    return use
+
+
+def importer(kind: str, fixture: str, lines: slice = slice(None), family: str = OTHER) -> Reader:
+    """Of engines' files, a part of a real one."""
+    content = "".join((FIXTURES / fixture).read_text().splitlines(keepends=True)[lines])
+    of = mutate.of_log if family == OTHER else mutate.of_json_lines if fixture.endswith("l") else mutate.of_json
+    return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
+
+
+IMPORTERS = {
+    "llamacpp-log, rounds": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(100)),
+    "llamacpp-log, statistics": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 52)),
+    "llamacpp-log, requests": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 51)),
+    "llamacpp-responses": importer("llamacpp-responses", "llamacpp_responses_k3.jsonl", slice(3), JSON),
+    "vllm-requests": importer("vllm-requests", "vllm_requests_k3.json", family=JSON),
+    "vllm-log": importer("vllm-log", "vllm_log.txt", slice(1)),
+    "prometheus, llama.cpp": importer("prometheus", "llamacpp_metrics_k3.prom"),
+}
+
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
@@ -370,4 +410,5 @@ READERS: dict[str, Reader] = {
         covered=True,
     ),
     "trace, zipped": Reader(OTHER, write_packed, use_trace, mutate.of_zip, covered=True),
+    **IMPORTERS,
 }
