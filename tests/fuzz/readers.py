@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,12 @@ import numpy as np
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
+from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
 from specsim.acceptance.synthetic import generate
 from specsim.claims.check import check_files
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
-from specsim.engines.formats.registry import read_format
-from specsim.engines.formats.written import summary, write_imported
-from specsim.errors import InputError
 from specsim.files import file_digest
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests
@@ -32,40 +27,11 @@ from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_
 from specsim.trace.packed import pack_trace
 from specsim.tuning.journal import Journal, trace_digest
 from tests.fuzz import mutate
+from tests.fuzz.importers import IMPORTERS
+from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.specsim.claims.conftest import CLAIMS
-from tests.support import ROOT
 from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
-
-JSON, OTHER = "JSON", "Parquet, folders, zip"
-
-
-FIXTURES = ROOT / "tests" / "specsim" / "engines" / "fixtures"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """One reader.
-
-    family : JSON, or OTHER
-    write : a valid file or folder at a path
-    read : reads it, and uses what was read; what it returns is compared where a checksum covers it
-    mutate : of the file's bytes
-    file : of a folder the file that is mutated; "" for the path itself, several are taken in turn
-    mend : what makes the checksums right again after the change; nothing where None
-    covered : whether a checksum covers the file, so that an accepted one must read as the valid one
-    refusal : what it may raise
-    """
-
-    family: str
-    write: Callable[[Path], object]
-    read: Callable[[Path], Any]
-    mutate: mutate.Mutate
-    files: Sequence[str] = ("",)
-    mend: Callable[[Path], object] | None = None
-    covered: bool = False
-    refusal: type[Exception] = InputError
-
 
 SECONDS = {
     "draft_step": [[1e-3] * 2] * 4, "catch_up": [0.0] * 2, "verify": [[1e-2] * 2] * 5, "autoregressive": [1e-2] * 2,
@@ -99,10 +65,6 @@ BENCH = {
 }  # fmt: skip
 JOB = {"policy": "fixed_k", "fixed": {}, "seed": 1}
 PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
-
-
-def json_file(document: Any) -> Callable[[Path], object]:
-    return lambda path: path.write_text(json.dumps(document))
 
 
 def use_cost(path: Path) -> None:
@@ -323,39 +285,6 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
 PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
 
-
-def use_import(kind: str) -> Callable[[Path], None]:
-    """Reads what an engine wrote, and writes it for specsim's readers, which must take it."""
-
-    def use(path: Path) -> None:
-        imported = read_format(kind, [path])
-        found = summary(imported)
-        assert np.isfinite(list(found["averages"].values())).all()
-        if imported.source is not None:
-            suffix = {Rounds: ".parquet", Counters: ".json"}.get(type(imported.source), "")
-            out = path.with_name(f"imported{suffix}")
-            write_imported(imported, out, overwrite=True)
-            read_source(out)
-
-    return use
-
-
-def importer(kind: str, fixture: str, lines: slice = slice(None), family: str = OTHER) -> Reader:
-    """Of engines' files, a part of a real one."""
-    content = "".join((FIXTURES / fixture).read_text().splitlines(keepends=True)[lines])
-    of = mutate.of_log if family == OTHER else mutate.of_json_lines if fixture.endswith("l") else mutate.of_json
-    return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
-
-
-IMPORTERS = {
-    "llamacpp-log, rounds": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(100)),
-    "llamacpp-log, statistics": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 52)),
-    "llamacpp-log, requests": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 51)),
-    "llamacpp-responses": importer("llamacpp-responses", "llamacpp_responses_k3.jsonl", slice(3), JSON),
-    "vllm-requests": importer("vllm-requests", "vllm_requests_k3.json", family=JSON),
-    "vllm-log": importer("vllm-log", "vllm_log.txt", slice(1)),
-    "prometheus, llama.cpp": importer("prometheus", "llamacpp_metrics_k3.prom"),
-}
 
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),

@@ -36,6 +36,15 @@ def import_(
     lmdeploy-log         LMDeploy's log
     prometheus           a scrape of vLLM, llama.cpp, TensorRT-LLM or LMDeploy;
                          of two the difference
+    sglang-responses     SGLang's responses with meta_info
+    sglang-log           SGLang's log: averages
+    tensorrt-llm         TensorRT-LLM's iteration statistics: sums
+    accept-lengths       answers of MEDUSA, EAGLE or Spec-Bench
+    specdec-bench        acceptance_rate.json of specdec_bench
+    specdecode-bench     SpecDecode-Bench's lengths at every position: a trace
+    exllamav3            ExLlamaV3's draft_stats
+    arctic               steps of Arctic Inference's suffix simulator
+    inference-lab        its acceptance.parquet
     aiperf               AIPerf's SpecDecodeAcceptanceRecord, of any engine
 
     The table shows the engine's numbers beside specsim's; what a source cannot tell is said.

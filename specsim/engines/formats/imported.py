@@ -17,6 +17,7 @@ from specsim.json_files import parse_json, read_json
 from specsim.trace.trace import Trace
 
 MOST_BYTES = 2**31  # of a log
+MOST_DIGITS = 17  # of a count as printed
 
 
 @dataclass(frozen=True)
@@ -194,10 +195,20 @@ def _lines_of_json(path: Path, invalid: str) -> tuple[list[Any], bool] | None:
 
 def count(value: Any, name: str, most: int = MOST_COUNT) -> int:
     """A count as printed, checked."""
-    number = int(value)
+    number = -1 if isinstance(value, str) and len(value) > MOST_DIGITS else int(value)
     if not 0 <= number <= most:
-        raise InputError(f"{name} is {number}, no count up to {most}; export again")
+        raise InputError(f"{name} is {value!s:.30}, no count up to {most}; export again")
     return number
+
+
+def by_number(histogram: Mapping[str, int], name: str) -> dict[int, int]:
+    """A histogram that JSON keys by text; InputError where a key is no number of tokens, or comes twice."""
+    if not all(key.isascii() and key.isdigit() and len(key) < MOST_DIGITS for key in histogram):
+        raise InputError(f"{name} has a key that is no number of tokens; export again")
+    found = {int(key): count(times, name) for key, times in histogram.items()}
+    if len(found) < len(histogram) or any(times and tokens > MOST_DRAFTED for tokens, times in found.items()):
+        raise InputError(f"{name} has a number of tokens twice, or beyond {MOST_DRAFTED}; export again")
+    return found
 
 
 def one_version(found: Sequence[str]) -> str:

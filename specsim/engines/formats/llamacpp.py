@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from specsim.engines.formats import rates
+from specsim.engines import rates
 from specsim.engines.formats.imported import (
     Imported,
     Request,

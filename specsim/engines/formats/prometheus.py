@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Counters
-from specsim.engines.formats import llamacpp, rates, requests
+from specsim.engines import rates
+from specsim.engines.formats import llamacpp, requests
 from specsim.engines.formats.imported import Imported, definition_of, log_lines
 from specsim.errors import InputError
 

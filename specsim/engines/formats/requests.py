@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from specsim.acceptance.sources import MOST_DRAFTED, Counters, Rounds
+from specsim.engines import rates
 from specsim.engines.definitions import BONUS, SHARE
-from specsim.engines.formats import rates
 from specsim.engines.formats.imported import (
     Imported,
     Request,
     as_rounds,
+    by_number,
     check_request,
     count,
     definition_of,
@@ -117,7 +118,7 @@ def read_aiperf(paths: Sequence[Path]) -> Imported:
             continue
         acceptance = checked(inner, f"record {number + 1}", NeutralAcceptance, invalid=RECORDS)
         engines.add(acceptance["engine"])
-        histogram = _sparse(acceptance["acceptance_histogram"], f"record {number + 1}")
+        histogram = by_number(acceptance["acceptance_histogram"], f"record {number + 1}: acceptance_histogram")
         if acceptance["num_spec_steps"] == 0:
             without += 1
             continue
@@ -129,14 +130,6 @@ def read_aiperf(paths: Sequence[Path]) -> Imported:
     if len(engines) > 1:
         raise InputError(f"records of several engines ({', '.join(sorted(engines))}); give one engine's at a time")
     return _imported(records, engines.pop(), NEUTRAL, skipped)
-
-
-def _sparse(histogram: Mapping[str, int], name: str) -> dict[int, int]:
-    if not all(key.isascii() and key.isdigit() and len(key) < 7 for key in histogram):
-        raise InputError(f"{name}: acceptance_histogram has a key that is no count; {RECORDS}")
-    if len({int(key) for key in histogram}) < len(histogram):
-        raise InputError(f"{name}: acceptance_histogram has a count twice; {RECORDS}")
-    return {int(key): value for key, value in histogram.items()}
 
 
 def _checked_record(acceptance: Acceptance, histogram: dict[int, int], tokens: Any, number: int) -> Record:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specsim.engines.formats import rates
+from specsim.engines import rates
 from specsim.engines.formats.imported import Imported, count, definition_of, log_lines, one_version
 from specsim.engines.formats.requests import DETAILED
 from specsim.errors import InputError
@@ -127,7 +127,7 @@ def read_vllm_bench(paths: Sequence[Path]) -> Imported:
                     raise InputError(f"{paths[0]} holds several benchmarks; give one at a time")
                 sums[name] = count(found[1], name)
         if found := BENCH_POSITION.match(line):
-            if int(found[1]) != len(texts):
+            if count(found[1], "position") != len(texts):
                 raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; give one at a time")
             texts.append(found[2])
     if len(sums) < len(BENCH) or not texts:

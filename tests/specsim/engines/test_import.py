@@ -11,9 +11,9 @@ import pytest
 from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
 from specsim.engines.as_engine import counters_of
 from specsim.engines.formats.imported import Imported
-from specsim.engines.formats.rates import Printed, counters, counts_of_rates, part_of
 from specsim.engines.formats.registry import FORMATS, read_format
 from specsim.engines.formats.requests import neutral_text
+from specsim.engines.rates import Printed, counters, counts_of_rates, part_of
 from specsim.errors import InputError
 from tests.specsim.engines.test_as_engine import COUNTED
 from tests.support.commands import assert_refused, call, json_of

@@ -40,6 +40,8 @@ class Counted(NamedTuple):
 
 def counts_of_rates(rates: Sequence[Printed], rounds: int, accepted: int) -> Counted | None:
     """Rounds that accepted so far, whose shares of all rounds are printed, `accepted` in sum; None where none fit."""
+    if not all(rate.value <= 1 + rate.half for rate in rates):
+        return None
     low = np.array([math.ceil((rate.value - rate.half - ROUNDING) * rounds) for rate in rates], dtype=np.int64)
     high = np.array([math.floor((rate.value + rate.half + ROUNDING) * rounds) for rate in rates], dtype=np.int64)
     high = np.minimum.accumulate(np.minimum(high, rounds))  # they do not grow with the position
