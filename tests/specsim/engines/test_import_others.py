@@ -90,8 +90,8 @@ def test_sglang_without_a_histogram_gives_sums(tmp_path: Path) -> None:
             "accept rate = accept len / 4, with bonus and root, as before pull request 13212",
         ),
         (
-            "Decode batch, #running-req: 3, #token: 108, accept len: 2.17, accept rate: 0.39, cap len: 3.00, block accept "
-            "len: 2.10, cuda graph: True",
+            "Decode batch, #running-req: 3, #token: 108, accept len: 2.17, accept rate: 0.39, cap len: 3.00, "
+            "block accept len: 2.10, cuda graph: True",
             "accept rate = (accept len - 1) / 3: 3 draft tokens beside the root",
         ),
     ],
