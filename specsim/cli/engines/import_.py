@@ -84,7 +84,8 @@ def import_(
     elif holds == "dense trace":
         print(f"next: specsim leaderboard {out} --cost COST")
     else:
-        print(f"next: specsim acceptance fit {out} --model per_position --out model.json")
+        print(f"next: specsim acceptance fit {out} --model per_position --out model.json, or")
+        print(f"      specsim advise {out} --cost COST")
 
 
 _SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "counters.json"}
