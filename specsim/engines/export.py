@@ -1,4 +1,4 @@
-"""Settings as engines take them: a draft length, or one per batch size, and acceptance that an engine is made to have."""
+"""Settings as engines take them: a draft length, one per batch size, or acceptance that the engine is made to have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 def draft_length(engine: str, k: int) -> Setting:
     """K tokens in every round."""
     if engine == LLAMACPP_2025:
-        return Setting(f"--draft-max {k} --draft-min {k} --draft-p-min 0" if k else "leave speculation off")
+        return Setting(f"--draft-max {k} --draft-p-min 0" if k else "leave speculation off")
     return Setting(draft_length_flags(engine, k))
 
 
@@ -42,9 +42,7 @@ def schedule(engine: str, rule: ScheduledK, largest_batch: int) -> Setting:
     if not rule.max_draft_tokens:
         return draft_length(engine, 0)
     if largest_batch < max(lengths):
-        raise InputError(
-            f"a schedule to batch {max(lengths)} exceeds the largest, {largest_batch}; give --largest-batch"
-        )
+        raise InputError(f"a schedule to batch {max(lengths)} exceeds {largest_batch}; give a larger --largest-batch")
     if engine == "vllm":
         ranges = schedule_ranges(lengths, largest_batch)
         config = {"num_speculative_tokens": rule.max_draft_tokens, "num_speculative_tokens_per_batch_size": ranges}
