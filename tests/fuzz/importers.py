@@ -115,6 +115,7 @@ IMPORTERS = {
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "specdec-bench": Reader(JSON, json_file(BENCHED), use_import("specdec-bench"), mutate.of_json),
     "specdecode-bench": lines_importer("specdecode-bench", DENSE, DENSE),
+    "inferencex": importer_of("inferencex", "# K\na-model:\n  on:\n    1: 1.80\n    2: 2.40\n  off:\n    1: 1.9\n"),
     "exllamav3": lines_importer("exllamav3", *[{"draft_stats": [[5, 4, 2], [8, 4, 4]]}] * 2),
     "arctic": lines_importer("arctic", *STEPS_OF_SUFFIX),
     "arctic, table": Reader(
