@@ -7,7 +7,7 @@ import typer
 from realrun.cli.campaign import campaign
 from realrun.cli.lab import lab
 from realrun.cli.leaderboard import leaderboard
-from realrun.cli.profile import profile
+from realrun.cli.profile import batch_profile, profile
 from realrun.cli.record import record
 from realrun.cli.shapes import cost_grid, scripted, shapes
 from realrun.cli.train import train as train_group
@@ -28,7 +28,7 @@ app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
 
 
-for _command in (record, profile, validate, campaign, cost_grid, leaderboard, scripted, shapes, typical):
+for _command in (record, profile, batch_profile, validate, campaign, cost_grid, leaderboard, scripted, shapes, typical):
     app.command()(_command)
 
 

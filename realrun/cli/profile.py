@@ -1,4 +1,4 @@
-"""`realrun profile`: what the rounds of a pair cost on this machine."""
+"""`realrun profile` and `realrun batch-profile`: what the rounds of a pair cost on this machine."""
 
 from __future__ import annotations
 
@@ -141,3 +141,80 @@ def profile(
         *([f"verify tree of {tree_nodes}"] if "tree" in median else []),
     ]
     print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)
+
+
+def batch_profile(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Argument(help="Batch profile to write, JSON.", show_default=False)],
+    target: TargetOption = "lab",
+    draft_model: DraftModelOption = "lab",
+    allow_tokenizer_difference: TokenizerDifferenceOption = False,
+    for_: Annotated[
+        Path | None,
+        typer.Option(
+            "--for",
+            help="A trace of this pair, from which contexts and the longest draft are taken.",
+            metavar="TRACE",
+            show_default=False,
+        ),
+    ] = None,
+    batches: Annotated[str, typer.Option(help="Sequences decoded together, from 1 on.")] = "1,2,4,8",
+    contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,128,256",
+    max_draft_tokens: Annotated[int, typer.Option(help="Longest draft in tokens.", min=1, max=255)] = 8,
+    repeats: Annotated[int, typer.Option(help="Timed rounds per draft length, context and batch.", min=2)] = 20,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    overwrite: OverwriteFileOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure rounds of several sequences decoded together, greedy chains of a draft model.
+
+    `specsim serve` takes the profile as its costs: for the best draft length per batch on this
+    machine, and what a batch gains.
+
+    Example: realrun batch-profile batches.json --for TRACE --target MODEL --draft-model SMALL_MODEL
+    """
+    from realrun.profiling.batches import profile_batches
+    from realrun.profiling.profile import contexts_between
+    from realrun.recording.again import check_pair
+    from specsim.cost.contexts import context_range
+    from specsim.files import check_writable, write_json
+    from specsim.trace.files import read_trace
+
+    check_new(out, overwrite=overwrite)
+    check_writable(out)
+    sizes, grid = (
+        parse_numbers(batches, "--batches", int, "1,2,4,8"),
+        parse_numbers(contexts, "--contexts", int, "64,128"),
+    )
+    trace = None
+    if for_ is not None:
+        refuse_beside(ctx, "for_", ("contexts", "max_draft_tokens"))
+        trace = read_trace(for_)
+        grid, max_draft_tokens = contexts_between(*context_range(trace)), trace.depth
+    pair = load(target, draft_model, device, dtype, threads, allow_tokenizer_difference=allow_tokenizer_difference)
+    if trace is not None:
+        check_pair(trace, pair, str(for_))
+    with progress_bar() as report:
+        document = profile_batches(
+            pair,
+            batches=sizes,
+            contexts=grid,
+            depth=max_draft_tokens,
+            repeats=repeats,
+            seed=seed,
+            progress=lambda done, total: report("batch profile", done, total),
+        )
+    write_json(document, out)
+    if json:
+        print_json(document)
+        return
+    middle = len(grid) // 2
+    rows = [
+        [f"{batch}", *(f"{1e3 * seconds:.2f}" for seconds in (drafts[middle][0], *passes[middle]))]
+        for batch, drafts, passes in zip(sizes, document["draft_s"], document["verify_s"], strict=True)
+    ]
+    columns = ["batch", "first draft step", *(f"pass of {size}" for size in document["tokens"])]
+    print_table(f"{document['provenance']['device']}, milliseconds at context {grid[middle]}", columns, rows)

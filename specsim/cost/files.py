@@ -6,6 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
+from specsim.cost.batch_profile import (
+    BATCH_PROFILE_KIND,
+    BATCH_PROFILE_VERSION,
+    BatchProfileCost,
+    batch_profile_from_json,
+)
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
@@ -64,10 +70,16 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     cost = _read(where)
     if batch is None:
         return cost
-    if not isinstance(cost, LinearCost | RooflineCost | SiliconCost):
-        raise InputError(
-            f"cost file {path} knows no batches; give linear, roofline or silicon costs, or grids with --draft-cost"
-        )
+    try:
+        return with_batch(cost, batch)
+    except InputError as error:
+        raise InputError(f"cost file {path}: {error}") from None
+
+
+def with_batch(cost: CostModel, batch: int) -> CostModel:
+    """The costs of so many sequences in lockstep; InputError where they know no batches."""
+    if not isinstance(cost, LinearCost | RooflineCost | SiliconCost | BatchProfileCost):
+        raise InputError("knows no batches; give linear, roofline or silicon costs, or grids with --draft-cost")
     return replace(cost, batch=batch)
 
 
@@ -84,6 +96,12 @@ def _read(path: Path) -> CostModel:
                 f"{name} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
             )
         return profile_from_json(data, str(path))
+    if kind == BATCH_PROFILE_KIND:
+        if data.get("version") != BATCH_PROFILE_VERSION:
+            raise InputError(
+                f"{name} has version {data.get('version')}, this program reads {BATCH_PROFILE_VERSION}; measure again"
+            )
+        return batch_profile_from_json(data, str(path))
     if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
         checked(data, name, Constants, invalid="give s_d and s_t in seconds")
         try:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Seconds
-from specsim.cost.model import MAX_TREE_TOKENS, MIN_SECONDS, CostModel, check_seconds
+from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.model import MAX_TREE_TOKENS, MIN_SECONDS, check_seconds
 from specsim.errors import InputError
 
 
@@ -45,20 +46,15 @@ class LinearPass:
 
     def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int) -> Seconds:
         """A pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones each."""
-        cached = np.asarray(context, dtype=np.float64)
-        return self.total_seconds(batch * n_tokens, batch * cached, batch)
+        return self.batch_seconds(BatchTokens.alike(batch, n_tokens, context))
 
-    def total_seconds(
-        self, new_tokens: npt.ArrayLike, cached_tokens: npt.ArrayLike, sequences: npt.ArrayLike
-    ) -> Seconds:
-        """A pass over a ragged batch of `sequences`, by the sums of their new tokens and of their cached ones."""
-        return np.asarray(
-            self.fixed_s + np.multiply(new_tokens, self.token_s) + np.multiply(cached_tokens, self.cached_token_s)
-        )
+    def batch_seconds(self, tokens: BatchTokens) -> Seconds:
+        """Passes over ragged batches."""
+        return np.asarray(self.fixed_s + tokens.new * self.token_s + tokens.cached * self.cached_token_s)
 
 
 @dataclass(frozen=True)
-class LinearCost(CostModel):
+class LinearCost(BatchCostModel):
     """A target and a drafter with linear passes, and what a step costs beside them.
 
     Parameters
@@ -105,22 +101,8 @@ class LinearCost(CostModel):
     def max_tree_tokens(self) -> int:
         return MAX_TREE_TOKENS
 
-    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        first = np.asarray(context, dtype=np.float64)
-        steps = [self.drafter.seconds(1, first + step, self.batch) for step in range(n_tokens)]
-        return np.asarray(np.sum(steps, axis=0))
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        return self.drafter.batch_seconds(tokens)
 
-    def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return self.wider(2, context)
-
-    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(n_tokens, context, self.batch)
-
-    def round_overhead(self) -> float:
-        return self.step_s + self.round_s
-
-    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(1, context, self.batch) + self.step_s
-
-    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        return self.drafter.seconds(n_nodes, context, self.batch) - self.drafter.seconds(1, context, self.batch)
+    def batch_verify(self, tokens: BatchTokens) -> Seconds:
+        return self.target.batch_seconds(tokens)

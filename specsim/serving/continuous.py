@@ -9,17 +9,19 @@ its whole output from the start, so that none is ever evicted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 
-from specsim.arrays import Floats, Ints
+from specsim.arrays import Floats, Ints, Seconds
+from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.errors import InputError
 from specsim.serving.arrivals import Requests
-from specsim.serving.costs import BatchCost, BatchPass, round_seconds
+from specsim.serving.costs import round_seconds
 from specsim.serving.drafts import Drafts, tokens_behind
 
 Events = Generator[simpy.Event, Any, None]
@@ -222,15 +224,13 @@ class _Server:
         total_s = float(round_seconds(cost, one_round, drafted, behind, cached, speculates=k > 0).total_s.sum())
         if not prompts.size:
             return total_s
-        tokens, sequences = int(prompts.sum()), len(prompts)
 
-        def added_s(model: BatchPass, new: int, before: int, others: int) -> float:
-            whole_s = model.total_seconds(new + tokens, before, others + sequences)
-            return float(whole_s) - (float(model.total_seconds(new, before, others)) if others else 0.0)
+        def added_s(seconds: Callable[[BatchTokens], Seconds], new: Ints, before: Ints) -> float:
+            whole = BatchTokens.of(np.append(new, prompts), np.append(before, np.zeros_like(prompts)))
+            return float(seconds(whole)) - (float(seconds(BatchTokens.of(new, before))) if new.size else 0.0)
 
-        total_s += added_s(cost.target, int(drafted.sum()) + count, int(cached.sum()), count)
+        total_s += added_s(cost.batch_verify, drafted + 1, cached)
         if self.rule.max_draft_tokens:
             drafting = drafted > 0
-            new = int((1 + behind[drafting]).sum())
-            total_s += added_s(cost.drafter, new, int(cached[drafting].sum()), int(drafting.sum()))
+            total_s += added_s(partial(cost.batch_draft, 0), 1 + behind[drafting], cached[drafting])
         return total_s if count else total_s + cost.step_s

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds
+from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
-
-
-class BatchPass(Protocol):
-    """One model's passes over ragged batches."""
-
-    def total_seconds(
-        self, new_tokens: npt.ArrayLike, cached_tokens: npt.ArrayLike, sequences: npt.ArrayLike
-    ) -> Seconds:
-        """Seconds of a pass, by the new tokens and the cached ones of all its sequences together."""
-
-
-class BatchCost(Protocol):
-    """A cost model that knows batches, such as `specsim.cost.linear.LinearCost`."""
-
-    @property
-    def target(self) -> BatchPass: ...
-
-    @property
-    def drafter(self) -> BatchPass: ...
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of an engine step beside its passes."""
-
-    @property
-    def round_s(self) -> float:
-        """Seconds that a step with speculation takes beyond that."""
 
 
 class RoundSeconds(NamedTuple):
@@ -54,18 +28,18 @@ class RoundSeconds(NamedTuple):
 
 def batch_cost(model: CostModel | BatchCost) -> BatchCost:
     """The cost model, if it knows what a batch costs."""
-    if not all(hasattr(getattr(model, part, None), "total_seconds") for part in ("target", "drafter")):
+    if not isinstance(model, BatchCost):
         raise InputError(
-            f"costs of the form {type(model).__name__} do not say what a batch of mixed contexts costs; give a linear "
-            "cost, such as vllm-llama3.1-8b-eagle-h100"
+            f"costs of the form {type(model).__name__} do not say what a batch of mixed contexts costs; give linear, "
+            "roofline or silicon costs or a batch profile, such as vllm-llama3.1-8b-eagle-h100"
         )
-    return model  # type: ignore[return-value]  # its parts were just looked at
+    return model
 
 
 def round_seconds(
     cost: BatchCost, batch_round: Ints, drafted: Ints, behind: Ints, cached: Ints, speculates: npt.ArrayLike
 ) -> RoundSeconds:
-    """Seconds of rounds of a batch.
+    """Seconds of rounds of a batch, but for what policies take to decide.
 
     A draft is one drafter pass per token. Sequences whose drafts are complete take no part in the passes that follow,
     but wait for them. Verification is one target pass over all pending and drafted tokens.
@@ -84,14 +58,16 @@ def round_seconds(
         weights = np.broadcast_to(values, batch_round.shape)[which]
         return np.bincount(batch_round[which], weights, minlength=count).astype(np.float64)
 
-    sequences = summed(1)
-    verify_s = cost.target.total_seconds(summed(drafted + 1), summed(cached), sequences)
+    def held(new: Ints, before: Ints, which: npt.NDArray[np.bool_] | slice = slice(None)) -> BatchTokens:
+        return BatchTokens(
+            summed(1, which), summed(new, which), summed(before, which), summed(new * (before + new), which)
+        )
+
+    tokens = held(drafted + 1, cached)
     draft_s = np.zeros(count)
     for step in range(int(drafted.max(initial=0))):
-        drafting = drafted > step
-        active = summed(1, drafting)
-        new = active + summed(behind, drafting) if step == 0 else active
-        pass_s = cost.drafter.total_seconds(new, summed(cached + step, drafting), active)
-        draft_s += np.where(active > 0, pass_s, 0.0)
+        passes = held(1 + behind * (step == 0), cached + step, drafted > step)
+        active = passes.sequences > 0
+        draft_s[active] += cost.batch_draft(step, passes.select(active))
     other_s = cost.step_s + np.where(summed(speculates) > 0, cost.round_s, 0.0)
-    return RoundSeconds(draft_s, verify_s, other_s, sequences.astype(np.int64))
+    return RoundSeconds(draft_s, cost.batch_verify(tokens), other_s, tokens.sequences.astype(np.int64))

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from specsim.arrays import Ints, Seconds
+from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.errors import InputError
-from specsim.serving.costs import BatchCost
 from specsim.speedup.formulas import mean_tokens_per_round
 
 State = Any  # of a rule: what it has seen so far
@@ -143,9 +143,10 @@ class GoodputK:
     def _round_s(self, sequences: int, cached_tokens: int) -> Seconds:
         """Predicted seconds of a round by K, from 0 on."""
         k = np.arange(self.max_draft_tokens + 1)
-        step_s = self.cost.drafter.total_seconds(sequences, cached_tokens + sequences * k[:-1], sequences)
-        draft_s = np.concatenate([[0.0], np.cumsum(np.broadcast_to(step_s, k[:-1].shape))])
-        verify_s = self.cost.target.total_seconds(sequences * (k + 1), cached_tokens, sequences)
+        mean = cached_tokens / sequences
+        step_s = self.cost.batch_draft(k[:-1], BatchTokens.alike(sequences, 1, mean + k[:-1]))
+        draft_s = np.concatenate([[0.0], np.cumsum(step_s)])
+        verify_s = self.cost.batch_verify(BatchTokens.alike(sequences, k + 1, mean))
         total: Seconds = draft_s + verify_s + self.cost.step_s + np.where(k > 0, self.cost.round_s, 0.0)
         return total
 

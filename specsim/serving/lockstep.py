@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Bools, Floats, Ints
+from specsim.cost.batches import BatchCost
 from specsim.errors import InputError
-from specsim.serving.costs import BatchCost, RoundSeconds, round_seconds
+from specsim.serving.costs import RoundSeconds, round_seconds
 from specsim.serving.drafts import Drafts, KnownDrafts, RuleDrafts, tokens_behind
 from specsim.trace.trace import Trace
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from specsim.arrays import Array, Floats, Ints
+from specsim.cost.batches import BatchCost
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Counter, no_progress
 from specsim.serving.arrivals import shuffled
-from specsim.serving.costs import BatchCost
 from specsim.serving.draft_length import DraftLengthRule
 from specsim.serving.drafts import Drafts, drafts_of, plain_drafts
 from specsim.serving.lockstep import lockstep

@@ -15,6 +15,7 @@ from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
 from specsim.acceptance.synthetic import generate
 from specsim.claims.check import check_files
+from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
@@ -41,6 +42,11 @@ SECONDS = {
 }  # fmt: skip
 PROFILE = {"kind": PROFILE_KIND, "version": PROFILE_VERSION, "contexts": [0, 200], "mean_s": SECONDS}
 PROFILE["median_s"] = SECONDS
+BATCH_PROFILE = {
+    "kind": BATCH_PROFILE_KIND, "version": BATCH_PROFILE_VERSION, "batches": [1, 4], "contexts": [0, 200],
+    "tokens": [1, 3], "verify_s": [[[0.01, 0.02]] * 2] * 2, "draft_s": [[[0.002, 0.001]] * 2] * 2,
+    "catch_up_s": [[0.001] * 2] * 2, "step_s": 1e-4, "round_s": 1e-4,
+}  # fmt: skip
 GRID = {
     "kind": GRID_KIND, "version": GRID_VERSION, "model": "m", "batches": [1], "contexts": [0, 64], "tokens": [1, 2],
     "median_s": [[[0.01, 0.011], [None, 0.013]]],
@@ -69,7 +75,9 @@ PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
 
 def use_cost(path: Path) -> None:
     cost = read_cost(path)
-    contexts = cost.contexts[[0, -1]].astype(float) if isinstance(cost, ProfileCost) else np.array([1.0, 8.0])
+    contexts = np.array([1.0, 8.0])
+    if isinstance(cost, ProfileCost | BatchProfileCost):
+        contexts = cost.contexts[[0, -1]].astype(float)
     prices = [cost.draft(1, contexts), cost.catch_up(contexts), cost.verify(1, contexts)]
     prices += [cost.autoregressive_step(contexts), np.array([cost.policy_step(), cost.round_overhead()])]
     if cost.max_tree_tokens:
@@ -289,6 +297,7 @@ PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain":
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
+    "batch profile": Reader(JSON, json_file(BATCH_PROFILE), use_cost, mutate.of_json),
     "cost grid": Reader(JSON, json_file(GRID), use_grid, mutate.of_json),
     "counters": Reader(
         JSON,

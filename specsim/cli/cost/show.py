@@ -32,9 +32,7 @@ def show(
         str,
         typer.Option(help="Cached tokens; default 128,1024 or, of a profile, its own ends.", show_default=False),
     ] = "",
-    batch: Annotated[
-        int | None, typer.Option(help="Sequences in lockstep, of linear, roofline and silicon costs.", min=1)
-    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences in lockstep, of costs that know batches.", min=1)] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a draft step, a target pass over n tokens, and a token without speculation take.
@@ -44,11 +42,14 @@ def show(
 
     Example: specsim cost show edd-llama2-chat-7b-a6000
     """
+    from specsim.cost.batch_profile import BatchProfileCost
     from specsim.cost.files import read_cost
     from specsim.cost.profile import ProfileCost
 
     model = read_cost(file, batch=batch)
-    own = [int(model.contexts[0]), int(model.contexts[-1])] if isinstance(model, ProfileCost) else [128, 1024]
+    own = [128, 1024]
+    if isinstance(model, ProfileCost | BatchProfileCost):
+        own = [int(model.contexts[0]), int(model.contexts[-1])]
     at = parse_numbers(contexts, "--contexts", int, "128,1024") if contexts else own
     sizes = parse_numbers(tokens, "--tokens", int, "1,2,4,8")
     rows: list[dict[str, Any]] = []

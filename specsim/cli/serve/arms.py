@@ -11,15 +11,19 @@ import typer
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
+    from specsim.cost.batches import BatchCost
     from specsim.cost.model import CostModel
     from specsim.policy.base import Policy
-    from specsim.serving.costs import BatchCost
     from specsim.serving.draft_length import DraftLengthRule, GoodputK
     from specsim.trace.trace import Trace
 
 BatchCostOption = Annotated[
     Path,
-    typer.Option(help="Costs that know batches: a linear cost file, or a name of `specsim cost list`.", metavar="COST"),
+    typer.Option(
+        help="Costs that know batches: a linear, roofline or silicon cost file, a batch profile, or a name of "
+        "`specsim cost list`.",
+        metavar="COST",
+    ),
 ]
 GOODPUT = "goodput"
 
@@ -40,6 +44,15 @@ def goodput_rule(trace: Trace, cost: BatchCost, settings: Mapping[str, str]) -> 
         except ValueError:
             raise InputError(f"{GOODPUT}: {key}={text!r} is no number; give one") from None
     return GoodputK(cost, **values)
+
+
+def cost_notes(model: CostModel, trace: Trace, longest: int, batch: int, contexts: Sequence[int] = ()) -> list[str]:
+    """What costs say of drafts up to `longest` and batches up to `batch`, at these contexts or those of the trace."""
+    from specsim.cost.contexts import context_range
+    from specsim.cost.files import with_batch
+
+    met = contexts or context_range(trace)
+    return with_batch(model, batch).notes(longest, (min(met), max(met)))
 
 
 def parse_schedule(text: str, option: str = "--schedule") -> dict[int, int]:

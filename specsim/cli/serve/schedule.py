@@ -9,7 +9,7 @@ import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, TraceArgument
-from specsim.cli.serve.arms import GOODPUT, BatchCostOption, choose_arms
+from specsim.cli.serve.arms import GOODPUT, BatchCostOption, choose_arms, cost_notes
 
 if TYPE_CHECKING:
     from specsim.serving.speedup_map import SpeedupMap
@@ -68,12 +68,15 @@ def schedule(
             seed=seed,
             progress=lambda done, total: bar("cells", done, total),
         )
+    notes = cost_notes(model, part, longest, sizes[-1], [each for each in contexts if each is not None])
     if json:
-        about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+        about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate,
+                 "cost_notes": notes}  # fmt: skip
         print_json({**about, **found.as_dict()})
         return
+    said = [*(["approximate: rejection sampling"] if part.approximate else []), *notes]
     for number in range(len(contexts)):
-        _print_context(found, number, "; approximate: rejection sampling" if part.approximate else "")
+        _print_context(found, number, "".join(f"; {note}" for note in said))
 
 
 def _print_context(found: SpeedupMap, number: int, note: str) -> None:

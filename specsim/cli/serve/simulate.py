@@ -9,7 +9,7 @@ import typer
 
 from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table
 from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, SetOption, TraceArgument
-from specsim.cli.serve.arms import BatchCostOption, choose_arms, parse_schedule
+from specsim.cli.serve.arms import BatchCostOption, choose_arms, cost_notes, parse_schedule
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,9 +88,12 @@ def simulate(
     about: dict[str, Any] = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
     if not arrivals:
         sizes = parse_numbers(batch or "1,2,4,8,16,32", "--batch", int, "1,2,4,8")
+        about["cost_notes"] = cost_notes(model, part, arm.max_draft_tokens, max(sizes))
         _lockstep(part, priced, arm, sizes, about, seed=seed, json=json)
         return
     asked, users = _requests(part, arrivals, requests, seed)
+    longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
+    about["cost_notes"] = cost_notes(model, part, arm.max_draft_tokens, slots or SLOTS, (0, longest_text))
     limits: dict[str, Any] = {"slots": slots or SLOTS, "kv_tokens": kv_tokens, "users": users}
     bounds: dict[str, Any] = {
         "tpot_bound_s": None if tpot_ms is None else tpot_ms / 1e3,
@@ -165,7 +168,12 @@ def _lockstep(trace: Trace, cost: Any, arm: Any, sizes: list[int], about: Any, *
 
 def _learned(about: dict[str, Any]) -> str:
     learned = f"learned on {about['learned_on']} others" if about["learned_on"] else "off: without speculation"
-    return f"{learned}; approximate: rejection sampling" if about["approximate"] else learned
+    return "; ".join([learned, *_notes(about)])
+
+
+def _notes(about: dict[str, Any]) -> list[str]:
+    """What is to be said of the numbers."""
+    return [*(["approximate: rejection sampling"] if about["approximate"] else []), *about["cost_notes"]]
 
 
 def _show_serving(off: ServingSummary, on: ServingSummary, about: dict[str, Any], *, json: bool) -> None:
@@ -175,7 +183,8 @@ def _show_serving(off: ServingSummary, on: ServingSummary, about: dict[str, Any]
         return
     rows = [[name, text(off), text(on)] for name, text in QUANTITIES if text(on)]
     left = f", {about['left_out']} without output left out" if about["left_out"] else ""
-    print_table(f"{on.label}; {on.requests} requests ({about['arrivals']}){left}", ["quantity", "off", "on"], rows)
+    title = "; ".join([on.label, f"{on.requests} requests ({about['arrivals']}){left}", *_notes(about)])
+    print_table(title, ["quantity", "off", "on"], rows)
 
 
 def _ms(seconds: float) -> str:

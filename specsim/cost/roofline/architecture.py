@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from specsim.arrays import Floats
 from specsim.errors import InputError
@@ -51,8 +52,8 @@ class Experts:
     --------
     >>> from specsim.cost.roofline.architecture import Experts
     >>> mixtral = Experts(count=8, per_token=2, intermediate_size=14336)
-    >>> mixtral.read(1), mixtral.read(2), mixtral.read(4)
-    (2.0, 3.5, 5.46875)
+    >>> mixtral.read([1, 2, 4]).tolist()
+    [2.0, 3.5, 5.46875]
     """
 
     count: int
@@ -79,13 +80,14 @@ class Experts:
                 "experts; give the probability that a token goes to each"
             )
 
-    def read(self, n_tokens: float) -> float:
+    def read(self, n_tokens: npt.ArrayLike) -> Floats:
         """How many experts n tokens of one pass go to, in expectation: so many are read."""
+        n = np.asarray(n_tokens, dtype=np.float64)
         if self.probs:
-            return float(sum(1 - (1 - p) ** n_tokens for p in self.probs))
+            return np.asarray(np.sum(1 - (1 - np.array(self.probs)) ** n[..., None], axis=-1))
         if self.routing == "balanced":
-            return float(min(self.count, self.per_token * n_tokens))
-        return self.count * (1 - (1 - self.per_token / self.count) ** n_tokens)
+            return np.minimum(self.count, self.per_token * n)
+        return np.asarray(self.count * (1 - (1 - self.per_token / self.count) ** n))
 
 
 @dataclass(frozen=True)

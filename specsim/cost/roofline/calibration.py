@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from specsim.arrays import Bools, Floats, Ints, Seconds
+from specsim.cost.batches import BatchTokens
 from specsim.cost.grid import GridCost, GridPairCost
 from specsim.cost.profile import ProfileCost
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost
@@ -174,11 +175,11 @@ def calibrate(cost: RooflineCost, measured: ProfileCost | GridPairCost, cells: C
     passes = cells.select(cells.kind == DRAFT_PASS)
     if not len(target.seconds):
         raise InputError("calibration: no pass of the target was measured; give a profile, or cells of one")
-    verifying = _operations(target, lambda n, context, batch: replace(cost, batch=batch).verify_operations(n, context))
+    verifying = _operations(target, cost.verify_operations)
     fitted = replace(cost, target=fit_passes(cost.target, verifying, target.seconds))
     if len(passes.seconds):
         drafter = _draft_passes(cost)
-        drafter = fit_passes(drafter, _operations(passes, drafter.operations), passes.seconds)
+        drafter = fit_passes(drafter, _operations(passes, drafter.batch_operations), passes.seconds)
         fitted = replace(fitted, draft_passes=drafter)
     overheads = Overheads()
     if len(drafting.seconds):
@@ -225,10 +226,10 @@ class Work:
         return cls(*(np.array([[float(getattr(one, name)) for one in cell] for cell in each]).T for name in names))
 
 
-def _operations(cells: Cells, operations: Callable[[int, int, int], list[Operation]]) -> list[list[Operation]]:
+def _operations(cells: Cells, operations: Callable[[BatchTokens], list[Operation]]) -> list[list[Operation]]:
     """The operations of passes over the cells' tokens, at their contexts and batches."""
-    columns = zip(cells.tokens.tolist(), cells.context.tolist(), cells.batch.tolist(), strict=True)
-    return [operations(*cell) for cell in columns]
+    columns = zip(cells.batch.tolist(), cells.tokens.tolist(), cells.context.tolist(), strict=True)
+    return [operations(BatchTokens.alike(*cell)) for cell in columns]
 
 
 def _derating(values: Floats) -> Derating:
@@ -258,8 +259,8 @@ def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overh
     if passes is None:
         found = _least_squares(beside, cells.seconds, np.array([start]), low, high)
         return cost, _overheads(found, by_pass)
-    later = replace(cells, context=cells.context + place)
-    work = Work.of(_operations(later, lambda _, context, batch: passes.operations(1, context, batch)))
+    steps = replace(cells, tokens=np.ones_like(cells.tokens), context=cells.context + place)
+    work = Work.of(_operations(steps, passes.batch_operations))
     runs = (place == 0) if cost.drafter.at_once else np.ones(len(place), bool)
     found = _least_squares(
         lambda x: work.seconds(passes, _derating(x)) * runs + beside(x[4:]),

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Seconds
-from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS, CostModel
+from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.errors import InputError
@@ -131,9 +132,9 @@ class Overheads:
             if not 0 <= value <= most:
                 raise InputError(f"roofline: {name}={value}; give 0 to {most:g}")
 
-    def draft_step(self, place: int) -> float:
+    def draft_step(self, place: npt.ArrayLike) -> Seconds:
         """Of the draft step at this place of a round, from 0."""
-        return self.draft_step_s + self.cold_start_s * self.cold_start_ratio**place
+        return np.asarray(self.draft_step_s + self.cold_start_s * self.cold_start_ratio ** np.asarray(place))
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Covered:
     batches: tuple[int, ...]
 
 
-class PassCost(CostModel):
+class PassCost(BatchCostModel):
     """Costs of a target and a drafter that follow from passes; says all but what verification takes."""
 
     drafter: Drafter
@@ -159,31 +160,26 @@ class PassCost(CostModel):
     def max_tree_tokens(self) -> int:
         return MAX_TREE_TOKENS
 
-    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
-        """The draft step at this place of a round, from 0, in a round that starts at `context`."""
-        beside = np.full(np.shape(context), self.overheads.draft_step(place))
-        if self.draft_passes is None or (self.drafter.at_once and place):
-            return beside
-        found: Seconds = self.draft_passes.seconds(1, np.asarray(context, dtype=np.float64) + place, self.batch)
-        return found + beside
+    @property
+    def step_s(self) -> float:
+        return self.overheads.step_s
 
-    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
-
-    def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return self.wider(2, context)
-
-    def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        if self.draft_passes is None or self.drafter.at_once:
-            return np.zeros(np.shape(context))
-        one, more = (self.draft_passes.seconds(nodes, context, self.batch) for nodes in (1, n_nodes))
-        return np.maximum(more - one, 0.0)  # as measured, a pass over more tokens may be a little faster
+    @property
+    def round_s(self) -> float:
+        return self.overheads.round_s
 
     def policy_step(self) -> float:
         return self.overheads.policy_step_s
 
-    def round_overhead(self) -> float:
-        return self.overheads.step_s + self.overheads.round_s
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        beside = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
+        if self.draft_passes is None:
+            return beside
+        if self.drafter.at_once:  # by the first step, on every sequence's last state
+            last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
+            return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + beside
+        found: Seconds = self.draft_passes.batch_seconds(tokens)
+        return found + beside
 
 
 @dataclass(frozen=True)
@@ -244,24 +240,21 @@ class RooflineCost(PassCost):
         weights = f", weights {of.weights}" if of.weights else ""
         return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{weights}"
 
-    def verify_operations(self, n_tokens: int, context: npt.ArrayLike) -> list[Operation]:
-        """What the target does to verify n_tokens: but for the last one, drafting may have run its first layers."""
+    def verify_operations(self, tokens: BatchTokens) -> list[Operation]:
+        """What the target does to verify: but for each draft's last token, drafting may have run its first layers."""
         shared, model = self.drafter.shared_layers, self.target.model
         if not shared:
-            return self.target.operations(n_tokens, context, self.batch)
+            return self.target.batch_operations(tokens)
         above = replace(self.target, model=model.first(model.num_layers - shared))
-        below = self.target.layers(model.first(shared), 1, context, self.batch)
-        return [*above.operations(n_tokens, context, self.batch), *below]
+        last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
+        return [*above.batch_operations(tokens), *self.target.layers(model.first(shared), last)]
 
-    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return self.target.total(self.verify_operations(n_tokens, context)) + np.zeros(np.shape(context))
+    def batch_verify(self, tokens: BatchTokens) -> Seconds:
+        return self.target.total(self.verify_operations(tokens))
 
     def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """A pass, and where there is something to leave out of the cache, one more launch."""
         return self.verify(n_tokens, context) + (n_tokens > 1) * self.target.derating.launch_s
-
-    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(1, context, self.batch) + self.overheads.step_s
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered = self.covered

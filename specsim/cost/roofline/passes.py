@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Floats, Seconds
+from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import Architecture
 from specsim.cost.roofline.hardware import BITS, Derating, Hardware, usual_derating
 from specsim.errors import InputError
@@ -20,7 +21,7 @@ class Operation:
     """One kind of operation of a pass on one device, that of all layers together.
 
     bytes : read from and written to memory; link_bytes : sent to other devices; flops : of matrix products. Numbers,
-        or arrays over contexts.
+        or arrays over passes.
     launches : how many operations are started
     """
 
@@ -28,7 +29,7 @@ class Operation:
     bytes: Floats | float
     flops: Floats | float = 0.0
     launches: int = 0
-    link_bytes: float = 0.0
+    link_bytes: Floats | float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ class Roofline:
         stack = self.model.stack_parameters
         return stack * self._packed + (self.model.parameters - stack) * self._width
 
+    def kv_bytes(self, context: npt.ArrayLike) -> Floats:
+        """The cache of a sequence with `context` tokens, of all devices together."""
+        cached = self.model.attended(np.asarray(context, dtype=np.float64))
+        return np.asarray(cached * self.model.kv_width * self._width)
+
     @property
     def _width(self) -> float:
         return BITS[self.dtype] / 8
@@ -112,10 +118,14 @@ class Roofline:
 
     def operations(self, n_tokens: int, context: npt.ArrayLike, batch: int = 1) -> list[Operation]:
         """What a pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones, does."""
-        first, *rest = self._ends(n_tokens * batch)
-        return [first, *self.layers(self.model, n_tokens, context, batch), *rest]
+        return self.batch_operations(BatchTokens.alike(batch, n_tokens, context))
 
-    def _ends(self, rows: int) -> Iterator[Operation]:
+    def batch_operations(self, tokens: BatchTokens) -> list[Operation]:
+        """What passes over ragged batches do. A sliding window is laid on the mean context."""
+        first, *rest = self._ends(tokens.new)
+        return [first, *self.layers(self.model, tokens), *rest]
+
+    def _ends(self, rows: Floats) -> Iterator[Operation]:
         """What comes before and after the layers; `rows` tokens in all."""
         model, states = self.model, rows * self.model.hidden_size * self._width
         if model.medusa_heads:
@@ -132,13 +142,14 @@ class Roofline:
         yield self._linear("head", rows, model.hidden_size, model.vocab_size, heads)
         yield Operation("sampling", heads * rows * model.vocab_size * self._width, launches=1)
 
-    def layers(self, model: Architecture, n_tokens: int, context: npt.ArrayLike, batch: int) -> Iterator[Operation]:
+    def layers(self, model: Architecture, tokens: BatchTokens) -> Iterator[Operation]:
         """What the layers of `model` do in such a pass, all of them together."""
         if not model.num_layers:
             return
-        rows, width, count, devices = n_tokens * batch, self._width, model.num_layers, self.tensor_parallel
+        rows, width, count, devices = tokens.new, self._width, model.num_layers, self.tensor_parallel
         hidden, queries = model.hidden_size, model.num_heads * model.head_dim
-        cached = batch * model.attended(np.asarray(context, dtype=np.float64))
+        cached = tokens.sequences * model.attended(tokens.cached / tokens.sequences)
+        new_per_key = tokens.pairs / (tokens.cached + rows)  # queries that weigh a key, on average over keys
         states = rows * hidden * width
         yield Operation("norms", 2 * count * 4 * states, launches=2 * count)  # reads and writes state and residual
         yield self._linear("queries, keys, values", rows, hidden, queries + model.kv_width, count, packed=True)
@@ -146,7 +157,7 @@ class Roofline:
         yield Operation("rotation, cache write", 2 * moved, launches=count)
         # Devices beyond the key-value heads hold copies of them.
         kv = (cached + count * rows) * model.kv_width * width / min(devices, model.num_kv_heads)
-        products = 4 * queries * n_tokens * (cached + count * rows) / devices
+        products = 4 * queries * new_per_key * (cached + count * rows) / devices
         yield Operation("attention", kv + 2 * count * rows * queries * width / devices, products, launches=count)
         yield self._linear("output projection", rows, queries, hidden, count, packed=True)
         dense = count - model.expert_layers
@@ -159,20 +170,20 @@ class Roofline:
             yield Operation("all-reduce", 0.0, 0.0, 2 * count * steps, 2 * count * steps / devices * states)
 
     def _linear(
-        self, name: str, rows: float, inputs: int, outputs: int, count: int, *, packed: bool = False
+        self, name: str, rows: Floats, inputs: int, outputs: int, count: int, *, packed: bool = False
     ) -> Operation:
         """A matrix of each of `count` layers, divided over the devices."""
         size = inputs * outputs * count / self.tensor_parallel
         states = count * rows * (inputs + outputs) * self._width
         return Operation(name, size * (self._packed if packed else self._width) + states, 2 * rows * size, count)
 
-    def _mlp(self, name: str, rows: int, hidden: int, inner: int, count: int) -> Iterator[Operation]:
+    def _mlp(self, name: str, rows: Floats, hidden: int, inner: int, count: int) -> Iterator[Operation]:
         yield self._linear(f"{name} gate, up", rows, hidden, 2 * inner, count, packed=True)
         gated = 3 * count * rows * inner * self._width / self.tensor_parallel
         yield Operation(f"{name} activation", gated, launches=count)
         yield self._linear(f"{name} down", rows, inner, hidden, count, packed=True)
 
-    def _experts(self, model: Architecture, rows: int) -> Iterator[Operation]:
+    def _experts(self, model: Architecture, rows: Floats) -> Iterator[Operation]:
         experts, count, hidden = model.experts, model.expert_layers, model.hidden_size
         assert experts is not None
         inner, copies, width = experts.intermediate_size, rows * experts.per_token, self._width
@@ -208,7 +219,11 @@ class Roofline:
 
     def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int = 1) -> Seconds:
         """Seconds of a pass, see `operations`."""
-        return self.total(self.operations(n_tokens, context, batch)) + np.zeros(np.shape(context))
+        return self.batch_seconds(BatchTokens.alike(batch, n_tokens, context))
+
+    def batch_seconds(self, tokens: BatchTokens) -> Seconds:
+        """Seconds of passes over ragged batches."""
+        return self.total(self.batch_operations(tokens))
 
     def itemised(self, n_tokens: int, context: int, batch: int = 1) -> list[dict[str, Any]]:
         """A pass as a table: per operation its bytes, FLOPs, launches, seconds and what bounds them.
@@ -230,14 +245,14 @@ class Roofline:
             "memory": float(operation.bytes) / (memory * self.derating.memory),
             "compute": float(operation.flops) / (throughput * self.derating.compute),
             "launch": operation.launches * self.derating.launch_s,
-            "link": operation.link_bytes / link if link else 0.0,
+            "link": float(operation.link_bytes) / link if link else 0.0,
         }
         return {
             "operation": operation.name,
             "bytes": float(operation.bytes),
             "flops": float(operation.flops),
             "launches": operation.launches,
-            "link_bytes": operation.link_bytes,
+            "link_bytes": float(operation.link_bytes),
             "seconds": float(self.time(operation)),
             "bound_by": max(parts, key=lambda name: parts[name]),
         }

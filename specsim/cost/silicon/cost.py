@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, TypedDict
 
-import numpy.typing as npt
-
 from specsim.arrays import Seconds
+from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Drafter, Overheads, PassCost, find_drafter
 from specsim.cost.silicon.passes import Attention, SiliconPasses
@@ -84,16 +83,14 @@ class SiliconCost(PassCost):
         if self.draft_passes is None and self.drafter.model is not None:
             object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
 
-    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+    def batch_verify(self, tokens: BatchTokens) -> Seconds:
         shared, model = self.drafter.shared_layers, self.target.model
         if not shared:
-            return self.target.seconds(n_tokens, context, self.batch)
+            return self.target.batch_seconds(tokens)
         above = replace(self.target, model=model.first(model.num_layers - shared))
         below = replace(self.target, model=model.first(shared))  # which drafting has run for all but the last token
-        return above.seconds(n_tokens, context, self.batch) + below.seconds(1, context, self.batch, ends=False)
-
-    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        return self.target.seconds(1, context, self.batch) + self.overheads.step_s
+        last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
+        return above.batch_seconds(tokens) + below.batch_seconds(last, ends=False)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         """Whose tables these are, and how far apart the two ways of counting attention are at the most."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Floats, Seconds
+from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import Architecture
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
@@ -85,15 +86,24 @@ class SiliconPasses:
 
         ends : embedding and head as well; else the layers alone
         """
-        cached = np.asarray(context, dtype=np.float64)
-        queries = batch if self.attention == "once" else batch * n_tokens
-        return np.asarray(matrices_s(self, batch * n_tokens, ends) + self.attention_s(queries, cached))
+        return self.batch_seconds(BatchTokens.alike(batch, n_tokens, context), ends=ends)
 
-    def attention_s(self, sequences: int, cached: Floats) -> Seconds:
-        """Attention of all layers, one query a sequence."""
+    def batch_seconds(self, tokens: BatchTokens, *, ends: bool = True) -> Seconds:
+        """Passes over ragged batches, whose attention is that of the mean context. ends : as of `seconds`"""
+        sizes, place = np.unique(tokens.new, return_inverse=True)
+        matrices = np.array([matrices_s(self, int(rows), ends) for rows in sizes])[place.reshape(np.shape(tokens.new))]
+        queries = tokens.sequences if self.attention == "once" else tokens.new
+        return np.asarray(matrices + self.attention_s(queries, tokens.cached / tokens.sequences))
+
+    def attention_s(self, queries: Floats, cached: Floats) -> Seconds:
+        """Attention of all layers, so many queries of a sequence each."""
         if np.max(cached, initial=0.0) > LARGEST_CONTEXT:
             raise InputError(f"silicon: attention is measured up to {LARGEST_CONTEXT:,} cached tokens; ask for fewer")
-        return np.asarray(np.interp(cached + 1, CONTEXTS, attention_curve_s(self, sequences)))
+        found = np.zeros(np.shape(cached))
+        for count in np.unique(queries).tolist():
+            curve = np.interp(cached + 1, CONTEXTS, attention_curve_s(self, int(count)))
+            found = np.where(queries == count, curve, found)
+        return found
 
     def attention_operations(self) -> list[Any]:
         model, tables = self.model, self.tables

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline import architecture, calibration, cost, hardware, passes
 from specsim.cost.roofline.architecture import Architecture, Experts, find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
@@ -259,7 +260,7 @@ def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are
     cost = RooflineCost(Roofline(model, PLAIN, derating=IDEAL), find_drafter("prompt-lookup", model))
 
     def expert_bytes(tokens: int, batch: int) -> float:
-        operations = replace(cost, batch=batch).verify_operations(tokens, 1000)
+        operations = cost.verify_operations(BatchTokens.alike(batch, tokens, 1000))
         return float(sum(one.bytes for one in operations if one.name in ("experts gate, up", "experts down")))
 
     assert expert_bytes(4, 1) / expert_bytes(1, 1) == pytest.approx(4.0, rel=1e-6)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.hardware import find_hardware
@@ -100,6 +101,18 @@ class TestMeasured:
         (note,) = once.notes(7, (100, 4000))
         assert f"takes {1e3 * float(once.verify(8, 4000)):.2f} ms" in note
         assert note.endswith(f"{1e3 * float(separate.verify(8, 4000)):.2f}")
+
+    def test_a_ragged_batch_takes_matrices_of_all_its_tokens_and_attention_of_its_mean_context(self) -> None:
+        """4 + 1 new tokens behind 1000 and 100 cached ones; then like sequences, several passes at once."""
+        passes = self.passes()
+        ragged = BatchTokens.of(np.array([4, 1]), np.array([1000, 100]))
+        alone = passes.seconds(5, 0) - passes.attention_s(1, np.array(0.0))  # five tokens without their attention
+        assert float(passes.batch_seconds(ragged)) == pytest.approx(
+            float(alone + passes.attention_s(2, np.array(550.0)))
+        )
+        several = BatchTokens.alike(np.array([1, 2, 3]), np.array([4, 1, 4]), np.array([500, 900, 500]))
+        apart = [float(passes.seconds(n, c, b)) for b, n, c in ((1, 4, 500), (2, 1, 900), (3, 4, 500))]
+        assert passes.batch_seconds(several) == pytest.approx(apart, rel=1e-12)
 
     def test_attention_between_measured_contexts_is_the_packages(self) -> None:
         model = self.passes()

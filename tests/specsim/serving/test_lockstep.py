@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 
 from specsim.acceptance.iid import IID
 from specsim.acceptance.synthetic import generate
+from specsim.cost.batches import BatchTokens
 from specsim.cost.contexts import context_range
 from specsim.cost.files import read_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
+from specsim.cost.roofline.architecture import find_architecture
+from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
+from specsim.cost.roofline.hardware import Derating, find_hardware
+from specsim.cost.roofline.passes import Roofline
 from specsim.cost.table import CostTable, compile_table
 from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
@@ -151,9 +156,6 @@ class _OneTokenBuckets(LinearCost):
     def draft(self, n_tokens: int, context: Any) -> Any:
         return super().draft(n_tokens, np.asarray(context) - 0.5)
 
-    def autoregressive_step(self, context: Any) -> Any:
-        return super().autoregressive_step(np.asarray(context) - 0.5)
-
 
 def exact_table(trace: Trace, cost: LinearCost) -> CostTable:
     """The cost table without rounding of contexts."""
@@ -230,18 +232,62 @@ def test_ragged_batches_take_what_they_take_token_by_token(batch: int, refill: b
         assert found.total_s == pytest.approx(seconds, rel=1e-12)
 
 
+def of_8b(drafter: Any = "eagle", hardware: str = "h100", **other: Any) -> RooflineCost:
+    target = Roofline(find_architecture("llama-3.1-8b"), find_hardware(hardware))
+    return RooflineCost(target, find_drafter(drafter, target.model), **other)
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 5000)), min_size=2, max_size=12))
-def test_one_more_sequence_never_makes_a_round_shorter(sequences: list[tuple[int, int, int]]) -> None:
-    drafted, behind, cached = np.array(sequences, dtype=np.int64).T
+@given(
+    st.sampled_from([COST, of_8b(), of_8b({"kind": "eesd", "layers": 8}), of_8b({"kind": "medusa", "heads": 4})]),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 5000)), min_size=2, max_size=12),
+)
+def test_a_round_is_no_shorter_for_one_more_sequence_token_or_cached_token(
+    cost: Any, sequences: list[tuple[int, int, int]]
+) -> None:
+    def seconds(*rows: tuple[int, int, int]) -> float:
+        drafted, behind, cached = np.array(rows, dtype=np.int64).T
+        return float(round_seconds(cost, 0 * drafted, drafted, behind, cached, speculates=True).total_s[0])
 
-    def seconds(count: int) -> float:
-        together = np.zeros(count, dtype=np.int64)
-        took = round_seconds(COST, together, drafted[:count], behind[:count], cached[:count], speculates=True)
-        return float(took.total_s[0])
-
-    took = [seconds(count) for count in range(1, len(sequences) + 1)]
+    took = [seconds(*sequences[:count]) for count in range(1, len(sequences) + 1)]
     assert (np.diff(took) > 0).all()
+    (drafted, behind, cached), *others = sequences
+    assert seconds((drafted + 1, behind, cached), *others) > took[-1]
+    assert seconds((drafted, behind, cached + 1), *others) > took[-1]
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "llama-3.2-1b", {"kind": "eesd", "layers": 8}, "prompt-lookup"])
+def test_like_sequences_under_a_roofline_take_what_its_passes_take(drafter: Any) -> None:
+    batch, k, context = 6, 3, 900
+    cost = of_8b(drafter, batch=batch, overheads=Overheads(1e-3, 5e-4, 0.0, 1e-5, 2e-5, 0.5))
+    trace = generate(IID(0.0), sequences=batch, output_tokens=8, depth=k)  # nothing accepted: nothing to take in
+    found = decoded(trace, FixedK(k=k), batch, cost, context=context).seconds
+    rounds = slice(0, 4)  # the budget leaves fewer tokens to draft in the last ones
+    assert found.verify_s[rounds] == pytest.approx(4 * [float(cost.verify(k + 1, context))], rel=1e-12)
+    assert found.draft_s[rounds] == pytest.approx(4 * [float(cost.draft(k, context))], rel=1e-12)
+    assert found.other_s == pytest.approx(8 * [cost.round_overhead()], rel=1e-12)
+    plain = decoded(trace, None, batch, cost, context=context)
+    assert plain.seconds.total_s == pytest.approx(8 * [float(cost.autoregressive_step(context))], rel=1e-12)
+
+
+def test_a_ragged_batch_under_a_roofline_reads_what_is_worked_out_by_hand() -> None:
+    """A layer of a 7B model, hidden 4096, MLP 11008: 4 new tokens behind 1000 cached ones, and 1 behind 100.
+
+    Weights of 202375168 numbers are read once, a cache of 1104 and 1 more tokens of 8192 numbers; attention weighs
+    4 x 1004 + 1 x 101 pairs, each 2 x 2 x 4096 FLOPs.
+    """
+    layer = Roofline(find_architecture("llama-2-7b").first(1), find_hardware("a100"), derating=Derating())
+    tokens = BatchTokens.of(np.array([4, 1]), np.array([1000, 100]))
+    found = {one.name: one for one in layer.batch_operations(tokens)}
+    assert found["attention"].bytes == (1004 + 101) * 8192 * 2 + 5 * 2 * 4096 * 2
+    assert found["attention"].flops == pytest.approx((4 * 1004 + 1 * 101) * 4 * 4096, rel=1e-12)
+    matrices = ("queries, keys, values", "output projection", "MLP gate, up", "MLP down")
+    assert sum(found[name].flops for name in matrices) == 2 * 5 * 202375168
+    states = 5 * (4096 + 3 * 4096 + 2 * 4096 + 4096 + 2 * 11008 + 11008 + 4096) * 2
+    assert sum(found[name].bytes for name in matrices) == 2 * 202375168 + states
+    cost = RooflineCost(layer, find_drafter("prompt-lookup", layer.model))
+    took = round_seconds(cost, np.zeros(2, int), np.array([3, 0]), np.zeros(2, int), np.array([1000, 100]), True)
+    assert float(took.verify_s[0]) == pytest.approx(float(layer.batch_seconds(tokens)), rel=1e-12)
 
 
 def test_seconds_are_shared_by_the_sequences_of_a_round() -> None:

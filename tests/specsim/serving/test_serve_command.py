@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,22 @@ def test_contexts_have_a_table_each(trace: Path) -> None:
     assert "context 512" in shown and "context 32,768" in shown
     assert "fixed K still gains at a batch of 256" in shown
     assert max(map(len, shown.splitlines())) <= 80 and "max_confidence" in shown
+
+
+def test_a_roofline_prices_batches_and_says_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "roofline.json"
+    about = {"kind": "specsim-cost", "version": 1, "form": "roofline", "source": "datasheet", "date": "2026-11"}
+    file.write_text(json.dumps({**about, "target": "llama-3.1-8b", "drafter": "eagle", "hardware": "h100"}))
+    args = ("serve", "schedule", trace, "--cost", file, "--batch", "1,2048", "--max-draft-tokens", 3)
+    document = json_of(call("specsim", *args, "--context", "64", "--json"))
+    assert document["cost_notes"] == ["roofline, not calibrated"]
+    few, many = (cell["speedup"]["fixed_k(k=3)"]["estimate"] for cell in document["cells"])
+    assert few > 1.5 > 1 > many  # a long draft is nearly free until computing takes longer than reading
+    assert "not calibrated" in call("specsim", *args).out
+    for options in (("--batch", "2"), QUICK):
+        simulated = ("serve", "simulate", trace, "--cost", file, *options)
+        assert json_of(call("specsim", *simulated, "--json"))["cost_notes"] == ["roofline, not calibrated"]
+        assert "not calibrated" in " ".join(call("specsim", *simulated).out.split())
 
 
 def test_tables_fit_eighty_columns(trace: Path) -> None:

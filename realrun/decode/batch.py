@@ -1,0 +1,191 @@
+"""Greedy chains of several sequences at once: every pass of the drafter and of the target is one over all of them.
+
+Sequences accept different numbers of tokens, so each has a length of its own. A sequence that is over leaves the batch,
+which goes on without it. The output of each is what it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from realrun.lm.batched_llama import BatchedLlama
+from realrun.lm.clock import device_clock
+from specsim.errors import InputError
+
+
+@dataclass
+class Row:
+    """One sequence: its number, its text, of which all but the last token is cached, and where it has to end.
+
+    rounds : (t, drafted, accepted), as `realrun.decode.rounds.Decoded.log` has them
+    """
+
+    number: int
+    tokens: list[int]
+    prompt_tokens: int
+    end: int
+    rounds: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_tokens :]
+
+
+class BatchRound(NamedTuple):
+    """A round of the batch: which sequences took part, by number, and the seconds of its parts.
+
+    step_s : of each draft step; other_s : beside these and verification
+    """
+
+    numbers: tuple[int, ...]
+    step_s: tuple[float, ...]
+    verify_s: float
+    other_s: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.step_s) + self.verify_s + self.other_s
+
+
+class BatchDecoding:
+    """Sequences that are decoded together, round by round, prefilled when this is made.
+
+    Parameters
+    ----------
+    target, drafter : BatchedLlama
+        Which forget what they held.
+    prompts : sequence of token ids
+        At least one, each with at least one token.
+    budgets : sequence of int
+        Most output tokens of each.
+    k : int
+        Tokens to draft in every round, 0 for decoding without speculation.
+    eos_token_ids : sequence of int
+        Tokens that end an output.
+
+    Raises
+    ------
+    InputError
+        For no prompt or an empty one, and texts that exceed the models' positions.
+
+    Attributes
+    ----------
+    rows : every sequence
+    rounds : of the batch
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        target: BatchedLlama,
+        drafter: BatchedLlama,
+        prompts: Sequence[Sequence[int]],
+        budgets: Sequence[int],
+        k: int,
+        eos_token_ids: Sequence[int] = (),
+    ):
+        self.target, self.drafter, self.k, self.eos_token_ids = target, drafter, k, frozenset(eos_token_ids)
+        self.rows = [
+            Row(number, list(prompt), len(prompt), len(prompt) + budget)
+            for number, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
+        ]
+        self._check()
+        self.rounds: list[BatchRound] = []
+        self.clock = device_clock(target.device)
+        for model in (target, drafter) if k else (target,):
+            model.reset(len(prompts))
+            for row in self.rows:
+                model.add(row.tokens[:-1])
+        self.active = list(self.rows)
+
+    def _check(self) -> None:
+        if not self.rows or not all(row.tokens for row in self.rows):
+            raise InputError("no prompts, or an empty one; give at least one token each")
+        longest, most = max(row.end for row in self.rows), min(self.target.max_positions, self.drafter.max_positions)
+        if min(row.end - row.prompt_tokens for row in self.rows) < 1 or longest > most:
+            raise InputError(
+                f"prompt and output of up to {longest} tokens, the models have {most} positions; ask for at least 1 "
+                "output token, and no more than there is room for"
+            )
+
+    @property
+    def position(self) -> float:
+        """Output tokens so far, averaged over the sequences."""
+        return sum(len(row.output) for row in self.rows) / len(self.rows)
+
+    @property
+    def done(self) -> bool:
+        return not self.active
+
+    @torch.inference_mode()
+    def advance(self) -> BatchRound:
+        """One round of all that are not over."""
+        start = self.clock()
+        drafts: list[list[int]] = [[] for _ in self.active]
+        step_s = self._draft(drafts)
+        drafted = self.clock()
+        tokens = [[row.tokens[-1], *draft] for row, draft in zip(self.active, drafts, strict=True)]
+        chosen = self.target.forward(tokens).argmax(-1).tolist()
+        verified = self.clock()
+        numbers = tuple(row.number for row in self.active)
+        for row, draft, own in zip(self.active, drafts, chosen, strict=True):
+            self._commit(row, draft, own)
+        lengths = np.array([len(row.tokens) - 1 for row in self.active])
+        self.target.truncate(lengths)
+        if self.k:
+            self.drafter.truncate(lengths)
+        self._leave()
+        other_s = self.clock() - verified + drafted - start - sum(step_s)
+        self.rounds.append(BatchRound(numbers, tuple(step_s), verified - drafted, other_s))
+        return self.rounds[-1]
+
+    def _draft(self, drafts: list[list[int]]) -> list[float]:
+        """Extend the drafts, one pass per token; the seconds of each.
+
+        Who drafts no further, by its budget or behind an end-of-text token, takes part with no token.
+        """
+        limits = [min(self.k, row.end - len(row.tokens) - 1) for row in self.active]
+        step_s = []
+        for step in range(max(limits)):
+            start = self.clock()
+            feeds: list[list[int]] = []
+            for row, draft, limit, cached in zip(self.active, drafts, limits, self.drafter.lengths, strict=True):
+                going = step < limit and not (draft and draft[-1] in self.eos_token_ids)
+                feeds.append([*row.tokens, *draft][int(cached) :] if going else [])
+            if not any(feeds):
+                break
+            logits = self.drafter.forward(feeds)
+            last = torch.tensor([max(len(feed) - 1, 0) for feed in feeds], device=logits.device)
+            tokens = logits[torch.arange(len(feeds), device=logits.device), last].argmax(-1).tolist()
+            for feed, draft, token in zip(feeds, drafts, tokens, strict=True):
+                draft.extend([token] if feed else [])
+            step_s.append(self.clock() - start)
+        return step_s
+
+    def _commit(self, row: Row, draft: list[int], own: list[int]) -> None:
+        """Emit what the target's own choices accept of a draft, and one of them."""
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == own[accepted]:
+            accepted += 1
+        emitted = own[: accepted + 1]
+        ends = [i for i, token in enumerate(emitted) if token in self.eos_token_ids]
+        if ends:
+            emitted = emitted[: ends[0] + 1]
+        row.rounds.append((len(row.output), len(draft), min(accepted, len(emitted))))
+        row.tokens.extend(emitted)
+
+    def _leave(self) -> None:
+        """Those that are over leave; from behind, as the last one takes the place."""
+        for place in reversed(range(len(self.active))):
+            row = self.active[place]
+            if len(row.tokens) >= row.end or row.tokens[-1] in self.eos_token_ids:
+                for model in (self.target, self.drafter) if self.k else (self.target,):
+                    model.drop(place)
+                last = self.active.pop()
+                if last is not row:
+                    self.active[place] = last

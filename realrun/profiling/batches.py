@@ -1,0 +1,205 @@
+"""What rounds of a batch cost: probes at chosen contexts and draft lengths, through the loop that decodes.
+
+They take turns with what else decodes (`realrun.validation.timing.take_turns`), so that a profile made of them and what
+was measured beside them saw the same machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from realrun.decode.batch import BatchDecoding, BatchRound
+from realrun.drafters.independent import IndependentKind
+from realrun.lm.batched_llama import BatchedLlama
+from realrun.pairs.pair import Pair
+from realrun.profiling.curve import Point, along_contexts, centre
+from realrun.provenance import provenance
+from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION
+from specsim.errors import InputError
+from specsim.progress import Counter, no_progress
+
+WARM_UP_ROUNDS = 4
+Samples = dict[str, list[Point]]  # (context, seconds) of "verify N", "draft PLACE", "behind", "step", "round"
+
+
+def profile_batches(
+    pair: Pair,
+    *,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    depth: int,
+    repeats: int,
+    seed: int = 0,
+    progress: Counter = no_progress,
+) -> dict[str, Any]:
+    """Measure what rounds of batches cost, greedy chains of a draft model.
+
+    Parameters
+    ----------
+    pair : Pair
+        With an independent draft model.
+    batches : sequence of int
+        Sequences together, increasing from 1 on.
+    contexts : sequence of int
+        Cached tokens of all of them, increasing.
+    depth : int
+        Longest draft, in tokens; all from 1 on are measured.
+    repeats : int
+        Rounds at each context and draft length, in shuffled order.
+    seed : int
+        Of the order and of the text, which is random.
+    progress : callable, optional
+        Told (done, total) after every batch.
+
+    Returns
+    -------
+    dict
+        The JSON document of a batch profile, in seconds; `specsim.read_cost` reads its file.
+
+    Raises
+    ------
+    InputError
+        For another drafter, models whose batches are not known, or contexts that do not fit them.
+    """
+    if not isinstance(pair.drafter, IndependentKind):
+        raise InputError(f"batches are decoded with a draft model, not with {pair.drafter.name}; give a draft model")
+    if not batches or batches[0] != 1 or any(a >= b for a, b in pairwise(batches)):
+        raise InputError(f"batches {list(batches)}: give increasing ones that begin with 1, such as 1,2,4,8")
+    if not contexts or any(a >= b for a, b in pairwise(contexts)):
+        raise InputError(f"contexts {list(contexts)}: give increasing ones")
+    rng, lengths = np.random.default_rng(seed), range(1, depth + 1)
+    samples: dict[int, Samples] = {}
+    for number, batch in enumerate(batches):
+        models = BatchedLlama(pair.target), BatchedLlama(pair.drafter.model)
+        prober = BatchProber(*models, batch, contexts, lengths, sweeps=repeats, end=1.0, rng=rng)
+        prober.warm_up()
+        while not prober.done:
+            prober.advance()
+        samples[batch] = prober.found
+        progress(number + 1, len(batches))
+    return {
+        **batch_profile_document(samples, contexts, lengths),
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "repeats": repeats,
+        "seed": seed,
+        "provenance": provenance(pair.device, pair.dtype),
+    }
+
+
+class BatchProber:
+    """Rounds of a batch on random text; takes turns as a `BatchDecoding` does.
+
+    Parameters
+    ----------
+    target, drafter : BatchedLlama
+        With caches of their own.
+    batch : int
+        Sequences, which stay together.
+    contexts : sequence of int
+        Cached tokens of all of them, at least 1.
+    lengths : sequence of int
+        Draft lengths; 0 is a step without speculation, which is probed, too.
+    sweeps : int
+        Rounds at each context and length.
+    end : float
+        Position at which the last one is done: probes are spread evenly up to there.
+
+    Attributes
+    ----------
+    found : samples
+    """
+
+    def __init__(
+        self,
+        target: BatchedLlama,
+        drafter: BatchedLlama,
+        batch: int,
+        contexts: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        sweeps: int,
+        end: float,
+        rng: np.random.Generator,
+    ):
+        if min(contexts) < 1 or min(lengths) < 1:
+            raise InputError(f"contexts {list(contexts)}, draft lengths {list(lengths)}; give at least 1")
+        longest = max(contexts) + max(lengths) + 3  # so that none ends
+        vocab = min(int(model.single.model.config.vocab_size) for model in (target, drafter))
+        self.texts = rng.integers(1, vocab, (batch, longest)).tolist()
+        probes = [*product(contexts, (0, *lengths))]
+        self.probes = [probes[i] for _ in range(sweeps) for i in rng.permutation(len(probes))]
+        prompts = [text[: max(contexts) + 1] for text in self.texts]
+        budgets = [longest - max(contexts) - 1] * batch
+        self.decoding = BatchDecoding(target, drafter, prompts, budgets, max(lengths))
+        self.end, self.number = end, 0
+        self.found: Samples = defaultdict(list)
+
+    @property
+    def position(self) -> float:
+        return self.end * self.number / len(self.probes)
+
+    @property
+    def done(self) -> bool:
+        return self.number == len(self.probes)
+
+    def warm_up(self) -> None:
+        """Rounds that do not count."""
+        for context, k in self.probes[:WARM_UP_ROUNDS]:
+            self._round(context, k, behind=0)
+
+    def advance(self) -> None:
+        """One probe; every other time the drafter has one token more to take in."""
+        (context, k), behind = self.probes[self.number], self.number % 2
+        self.number += 1
+        took = self._round(context, k, behind)
+        self.found[f"verify {k + 1}"].append((context, took.verify_s))
+        self.found["round" if k else "step"].append((context, took.other_s))
+        for place, step_s in enumerate(took.step_s):
+            self.found["behind" if behind and not place else f"draft {place}"].append((context, step_s))
+
+    def _round(self, context: int, k: int, behind: int) -> BatchRound:
+        """All sequences at this context; the drafter lacks `behind` tokens beside the pending one."""
+        decoding = self.decoding
+        for row, text in zip(decoding.rows, self.texts, strict=True):
+            row.tokens = text[: context + 1]
+        # All caches hold more than that.
+        decoding.target.lengths = np.full(len(self.texts), context)
+        decoding.drafter.lengths = np.full(len(self.texts), context - behind)
+        decoding.k = k
+        return decoding.advance()
+
+
+def batch_profile_document(
+    samples: Mapping[int, Mapping[str, Sequence[Point]]], contexts: Sequence[int], lengths: Sequence[int]
+) -> dict[str, Any]:
+    """The JSON document of a batch profile, of the samples of probes by batch."""
+    sizes, places = [k + 1 for k in sorted({0, *lengths})], range(max(lengths))
+
+    def curves(batch: int, *names: str) -> list[list[float]]:
+        """[contexts, names]"""
+        return np.transpose([along_contexts(samples[batch][name], contexts) for name in names]).tolist()
+
+    batches = sorted(samples)
+    first, behind = (np.array([curves(batch, name) for batch in batches])[..., 0] for name in ("draft 0", "behind"))
+    beside = {
+        name: centre([seconds for one in samples.values() for _, seconds in one[name]]) for name in ("step", "round")
+    }
+    return {
+        "kind": BATCH_PROFILE_KIND,
+        "version": BATCH_PROFILE_VERSION,
+        "batches": batches,
+        "contexts": list(contexts),
+        "tokens": sizes,
+        "verify_s": [curves(batch, *(f"verify {size}" for size in sizes)) for batch in batches],
+        "draft_s": [curves(batch, *(f"draft {place}" for place in places)) for batch in batches],
+        # A difference may be negative by noise, a time may not.
+        "catch_up_s": np.maximum(behind - first, 0.0).tolist(),
+        "step_s": beside["step"],
+        "round_s": max(beside["round"] - beside["step"], 0.0),
+    }

@@ -1,0 +1,115 @@
+"""What rounds of a batch cost on a machine, measured at several batches, contexts and draft lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.arrays import Ints, Seconds
+from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS
+from specsim.cost.profile import MAX_CONTEXT
+from specsim.errors import InputError
+from specsim.json_files import checked
+
+BATCH_PROFILE_KIND = "specsim-batch-profile"
+BATCH_PROFILE_VERSION = 1
+AGAIN = "measure again"
+AXES = ("batches", "contexts", "tokens")
+
+
+class BatchProfileDocument(TypedDict):
+    """A file of it, see `BatchProfileCost`."""
+
+    batches: list[int]
+    contexts: list[int]
+    tokens: list[int]
+    verify_s: list[list[list[float]]]
+    draft_s: list[list[list[float]]]
+    catch_up_s: list[list[float]]
+    step_s: float
+    round_s: float
+
+
+@dataclass(frozen=True)
+class BatchProfileCost(BatchCostModel):
+    """Measured rounds of a batch, linear between what was measured.
+
+    A ragged batch costs what one of its mean context and its mean number of tokens does. What lies outside of the
+    measured batches, contexts and sizes is an error.
+
+    batches [B], contexts [C], tokens [N] : increasing; contexts in cached tokens, tokens of a pass by sequence, from 1
+    verify_s : [B, C, N]; draft_s : [B, C, P], the draft step at each place of a round that begins at the context; the
+        last for all behind it, too
+    catch_up_s : [B, C], what a draft step takes more for one more token of every sequence
+    step_s, round_s : beside passes, a step and what one of speculation takes beyond it
+    batch : sequences in lockstep
+    """
+
+    batches: Ints
+    contexts: Ints
+    tokens: Ints
+    verify_s: Seconds
+    draft_s: Seconds
+    catch_up_s: Seconds
+    step_s: float = 0.0
+    round_s: float = 0.0
+    batch: int = 1
+
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        last = self.draft_s.shape[2] - 1
+        batch, context = tokens.sequences, tokens.cached / tokens.sequences - np.asarray(place)  # where the round began
+        step_s = self._between(self.draft_s, np.arange(last + 1), batch, context, np.minimum(place, last))
+        more = tokens.new / tokens.sequences - 1
+        return step_s + more * self._between(self.catch_up_s[:, :, None], np.arange(1), batch, context, 0)
+
+    def batch_verify(self, tokens: BatchTokens) -> Seconds:
+        batch = tokens.sequences
+        return self._between(self.verify_s, self.tokens, batch, tokens.cached / batch, tokens.new / batch)
+
+    def _between(self, table: Seconds, last_axis: Ints, *asked: npt.ArrayLike) -> Seconds:
+        """Of a table [B, C, X], at these batches, contexts and places of its last axis."""
+        from scipy.interpolate import interpn
+
+        values = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in asked))
+        axes = (self.batches, self.contexts, last_axis)
+        for name, axis, value in zip(AXES, axes, values, strict=True):
+            if value.size and not (axis[0] <= value.min() and value.max() <= axis[-1]):
+                raise InputError(
+                    f"batch profile covers {name} {axis[0]} to {axis[-1]}, asked for {value.min():g} to "
+                    f"{value.max():g}; measure these"
+                )
+        return np.asarray(interpn(axes, table, np.stack(values, axis=-1)).reshape(values[0].shape))
+
+
+def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
+    """The cost model of a parsed document; InputError where it is malformed."""
+    name = f"batch profile {where}"
+    document = checked(data, name, BatchProfileDocument, invalid=AGAIN)
+    axes = [np.asarray(document[key], dtype=np.int64) for key in AXES]
+    for key, axis in zip(AXES, axes, strict=True):
+        if axis.size < 1 or axis[0] < 0 or axis[-1] >= MAX_CONTEXT or (np.diff(axis) <= 0).any():
+            raise InputError(f"{name}: {key} are no increasing list; {AGAIN}")
+    if not axes[0][0] == axes[2][0] == 1:
+        raise InputError(f"{name}: batches and tokens do not begin with 1; {AGAIN}")
+    shapes = {"verify_s": (*map(len, axes),), "draft_s": (*map(len, axes[:2]),), "catch_up_s": (*map(len, axes[:2]),)}
+    tables = []
+    for key, shape in shapes.items():
+        try:
+            table = np.array(document[key], dtype=np.float64)
+        except ValueError:
+            raise InputError(f"{name}: {key} has rows of several lengths; {AGAIN}") from None
+        if table.shape[: len(shape)] != shape or table.size == 0:
+            raise InputError(f"{name}: {key} does not fit batches and contexts; {AGAIN}")
+        tables.append(table)
+    beside = np.array([document["step_s"], document["round_s"]])
+    if not all(((table >= 0) & (table <= MAX_SECONDS)).all() for table in (*tables, beside)):
+        raise InputError(f"{name}: a time is negative or not finite; {AGAIN}")
+    if not (tables[0] >= MIN_SECONDS).all():
+        raise InputError(f"{name}: a pass takes no time; {AGAIN}")
+    batches, contexts, tokens = axes
+    verify_s, draft_s, catch_up_s = tables
+    return BatchProfileCost(batches, contexts, tokens, verify_s, draft_s, catch_up_s, *beside.tolist())
