@@ -146,5 +146,5 @@ def read_inferencex(paths: Sequence[Path]) -> Imported:
     averages = {f"{where}, K = {k}": length for where, by_k in lengths.items() for k, length in sorted(by_k.items())}
     return Imported(
         None, "inferencex", "1 + accepted tokens / drafts, mean of a run for each K", averages=averages,
-        notes=tuple(notes), instead="these are means without counts; import counts of your own server, such as a scrape",
+        notes=tuple(notes), instead="these are means without counts; import those of your own server, such as a scrape",
     )  # fmt: skip

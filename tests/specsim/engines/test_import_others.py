@@ -175,7 +175,7 @@ def test_inferencex_means_by_k(tmp_path: Path) -> None:
     imported = read_format("inferencex", [path])
     on = {f"a-model thinking_on, K = {k}": length for k, length in ((1, 1.8), (2, 2.4), (3, 2.35))}
     assert imported.averages == {**on, "a-model thinking_off, K = 1": 1.9} and imported.source is None
-    assert len(imported.notes) == 1 and "less is accepted at K = 3" in imported.notes[0]
+    assert len(imported.notes) == 1 and "accepted less at K = 3" in imported.notes[0]
     assert "2.35" in call("specsim", "import", "inferencex", path).out
     assert_refused(call("specsim", "import", "inferencex", path, "--out", tmp_path / "c.json"), "means without counts")
     for spoilt, says in (("2: 3.40", "length 3.4 at K = 2"), ("1: 2.00", "has it twice"), ("- 2", "no line of such")):
