@@ -76,6 +76,10 @@ NEUTRAL = {
     "num_spec_steps": 2, "num_spec_tokens": 2, "completion_tokens": 5, "per_step_accepted": [0, 2],
     "per_step_drafted": [2, 2],
 }  # fmt: skip
+SUMMARY = {
+    "acceptance_histogram": [2, 1, 1], "num_accepted_draft_tokens": 3, "num_draft_tokens": 7, "num_spec_steps": 4,
+    "num_spec_tokens": 2, "acceptance_histogram_by_draft_length": {"1": [1], "2": [1, 1, 1]},
+}  # fmt: skip
 ITERATION = {"numRequestsWithDraftTokens": 8, "numDraftTokens": 8, "numAcceptedTokens": 5}
 BENCHED = {
     "Request_AL": {"0": {"0": 2.0}}, "Acceptance_Length_Histogram": {"1": 3, "2": 2, "3": 1},
@@ -100,6 +104,7 @@ IMPORTERS = {
     "llamacpp-log, requests": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 51)),
     "llamacpp-responses": importer("llamacpp-responses", "llamacpp_responses_k3.jsonl", slice(3), JSON),
     "vllm-requests": importer("vllm-requests", "vllm_requests_k3.json", family=JSON),
+    "vllm-requests, summary": lines_importer("vllm-requests", SUMMARY, {"metrics": {"speculative_decoding": SUMMARY}}),
     "vllm-log": importer("vllm-log", "vllm_log.txt", slice(1)),
     "prometheus, llama.cpp": importer("prometheus", "llamacpp_metrics_k3.prom"),
     "prometheus, TensorRT-LLM": importer_of("prometheus", TRT),
@@ -110,6 +115,7 @@ IMPORTERS = {
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "specdec-bench": Reader(JSON, json_file(BENCHED), use_import("specdec-bench"), mutate.of_json),
     "specdecode-bench": lines_importer("specdecode-bench", DENSE, DENSE),
+    "inferencex": importer_of("inferencex", "# K\na-model:\n  on:\n    1: 1.80\n    2: 2.40\n  off:\n    1: 1.9\n"),
     "exllamav3": lines_importer("exllamav3", *[{"draft_stats": [[5, 4, 2], [8, 4, 4]]}] * 2),
     "arctic": lines_importer("arctic", *STEPS_OF_SUFFIX),
     "arctic, table": Reader(

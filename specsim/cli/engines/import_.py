@@ -42,6 +42,7 @@ def import_(
     accept-lengths       answers of MEDUSA, EAGLE or Spec-Bench
     specdec-bench        acceptance_rate.json of specdec_bench
     specdecode-bench     SpecDecode-Bench's lengths at every position: a trace
+    inferencex           its mean acceptance lengths by K
     exllamav3            ExLlamaV3's draft_stats
     arctic               steps of Arctic Inference's suffix simulator
     inference-lab        its acceptance.parquet

@@ -1,7 +1,8 @@
-"""Results of benchmarks: `accept_lengths` of MEDUSA, EAGLE and Spec-Bench, and NVIDIA's specdec_bench."""
+"""Results of benchmarks: `accept_lengths` of MEDUSA, EAGLE and Spec-Bench, NVIDIA's specdec_bench, InferenceX."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -10,11 +11,12 @@ import numpy as np
 
 from specsim.acceptance.sources import MOST_DRAFTED, Rounds
 from specsim.engines import rates
-from specsim.engines.formats.imported import Imported, by_number, json_records
+from specsim.engines.formats.imported import Imported, by_number, json_records, log_lines
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
 
 ANSWERS = "give model answers of MEDUSA, EAGLE or Spec-Bench with choices[].accept_lengths, as JSON Lines"
+GOLDEN = "give a YAML of InferenceX's golden_al_distribution"
 ACCEPTANCE = "give acceptance_rate.json of specdec_bench"
 
 
@@ -106,3 +108,43 @@ def read_specdec_bench(paths: Sequence[Path]) -> Imported:
     )
     definition = "acceptance length = tokens of a step, the bonus included; the prompt's step counted as one"
     return Imported(found, "specdec_bench", definition, "", len(document["Request_AL"]), notes=notes)
+
+
+YAML_LINE = re.compile(r"( *)([^\s#:'\"]+):(?: +(\S.*?))? *$")
+
+
+def read_inferencex(paths: Sequence[Path]) -> Imported:
+    """Mean acceptance lengths by K of InferenceX: model, mode, and `K: length` below, of YAML's plainest form."""
+    lengths: dict[str, dict[int, float]] = {}
+    above: list[tuple[int, str]] = []  # indentation and name of what a line is inside of
+    for line in log_lines(paths):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = YAML_LINE.match(line)
+        if found is None:
+            raise InputError(f"{paths[0]}: {line.strip()!r:.60} is no line of such a table; {GOLDEN}")
+        indent, name, value = len(found[1]), found[2], found[3]
+        above = [one for one in above if one[0] < indent]
+        if value is None:
+            above.append((indent, name))
+        elif above and name.isascii() and name.isdigit() and re.fullmatch(r"\d{1,3}(\.\d+)?", value):
+            k, length = int(name[:9]), float(value)
+            where = " ".join(one for _, one in above)
+            if not 1 <= length <= k + 1 or k in lengths.get(where, {}):
+                raise InputError(f"{paths[0]}: {where} has length {length} at K = {k}, or has it twice; {GOLDEN}")
+            lengths.setdefault(where, {})[k] = length
+    if not lengths:
+        raise InputError(f"{paths[0]} holds no acceptance lengths; {GOLDEN}")
+    notes = []
+    for where, by_k in lengths.items():
+        falls = [k for k in sorted(by_k) if by_k[k] < max(by_k[other] for other in by_k if other <= k)]
+        if falls:
+            at = ", ".join(map(str, falls))
+            notes.append(
+                f"{where}: longer drafts are accepted less at K = {at}; what is drafted depends on K, or is noise"
+            )
+    averages = {f"{where}, K = {k}": length for where, by_k in lengths.items() for k, length in sorted(by_k.items())}
+    return Imported(
+        None, "inferencex", "1 + accepted tokens / drafts, mean of a run for each K", averages=averages,
+        notes=tuple(notes), instead="these are means without counts; import those of your own server, such as a scrape",
+    )  # fmt: skip

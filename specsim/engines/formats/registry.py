@@ -42,6 +42,7 @@ FORMATS = {
     "accept-lengths": Format(benchmarks.read_accept_lengths, "answers of MEDUSA, EAGLE or Spec-Bench"),
     "specdec-bench": Format(benchmarks.read_specdec_bench, "acceptance_rate.json of specdec_bench"),
     "specdecode-bench": Format(specdecode_bench.read_dense, "SpecDecode-Bench's lengths at every position: a trace"),
+    "inferencex": Format(benchmarks.read_inferencex, "InferenceX's mean acceptance lengths by K"),
     "exllamav3": Format(simulators.read_exllama, "ExLlamaV3's draft_stats"),
     "arctic": Format(simulators.read_arctic, "steps of Arctic Inference's suffix simulator"),
     "inference-lab": Format(simulators.read_inference_lab, "acceptance.parquet of inference-lab"),

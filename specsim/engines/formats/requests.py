@@ -54,6 +54,7 @@ class VllmAcceptance(Acceptance):
     """The histogram counts rounds by their accepted tokens, from 0."""
 
     acceptance_histogram: list[int]
+    acceptance_histogram_by_draft_length: NotRequired[dict[str, list[int]] | None]  # after 0.33
 
 
 class NeutralAcceptance(Acceptance):
@@ -65,13 +66,14 @@ class NeutralAcceptance(Acceptance):
 
 
 class Record(NamedTuple):
-    """A request by its histogram, and by its rounds where these are listed."""
+    """A request by its histogram, by one for each draft length, and by its rounds, where these are there."""
 
     histogram: dict[int, int]
     drafted: int
     spec_tokens: int | None
     request: Request | None
     output_tokens: int | None
+    by_length: dict[int, list[int]] | None = None
 
 
 def read_vllm(paths: Sequence[Path]) -> Imported:
@@ -86,9 +88,9 @@ def read_vllm(paths: Sequence[Path]) -> Imported:
         acceptance = checked(metrics, f"record {number + 1}", VllmAcceptance, invalid=RESPONSES)
         usage = one.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        records.append(
-            _checked_record(acceptance, dict(enumerate(acceptance["acceptance_histogram"])), tokens, number + 1)
-        )
+        histogram = dict(enumerate(acceptance["acceptance_histogram"]))
+        record = _checked_record(acceptance, histogram, tokens, number + 1)
+        records.append(record._replace(by_length=_by_length(acceptance, record, f"record {number + 1}")))
     if without:
         skipped["requests without speculation (or with several samples, of which vLLM tells nothing)"] = without
     if not records:
@@ -105,6 +107,27 @@ def _metrics_of(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         if isinstance(place, dict) and key in place:
             return checked(place[key], f"{name}: {key}", dict[str, Any] | None, invalid=RESPONSES)
     return None
+
+
+def _by_length(acceptance: VllmAcceptance, record: Record, name: str) -> dict[int, list[int]] | None:
+    """Rounds by their accepted tokens, for every draft length; None where the version does not tell."""
+    found = acceptance.get("acceptance_histogram_by_draft_length")
+    if not found:
+        return None
+    lengths = by_number(dict.fromkeys(found, 1), f"{name}: acceptance_histogram_by_draft_length")
+    parts = dict(zip(lengths, found.values(), strict=True))
+    whole: dict[int, int] = {}
+    for length, times in parts.items():
+        if len(times) > length + 1 or min(times, default=0) < 0:
+            raise InputError(f"{name}: drafts of {length} tokens accept {len(times) - 1}; export again")
+        for accepted, rounds in enumerate(times):
+            whole[accepted] = whole.get(accepted, 0) + rounds
+    drafted = sum(length * sum(times) for length, times in parts.items())
+    if drafted != record.drafted or any(
+        whole.get(accepted, 0) != record.histogram.get(accepted, 0) for accepted in {**whole, **record.histogram}
+    ):
+        raise InputError(f"{name}: its histograms contradict each other; export again")
+    return parts
 
 
 def read_aiperf(paths: Sequence[Path]) -> Imported:
@@ -184,8 +207,25 @@ def _of_histograms(records: Sequence[Record]) -> tuple[Counters, list[str]]:
     for record in records:
         for most, times in record.histogram.items():
             passed[: most + 1] += times
+    by_length = [record.by_length for record in records if record.by_length is not None]
+    if len(by_length) == len(records):
+        return _of_lengths(by_length), []
     drafted = sum(record.drafted for record in records)
     return rates.counters(int(passed[0]), drafted, passed[1:].tolist(), DETAILED)
+
+
+def _of_lengths(records: Sequence[Mapping[int, Sequence[int]]]) -> Counters:
+    """Exact whatever the draft lengths."""
+    depth = max(length for record in records for length, times in record.items() if any(times))
+    if not depth:
+        raise InputError("nothing was drafted in any round; give the files of a speculative run")
+    drafted, accepted = np.zeros(depth, dtype=np.int64), np.zeros(depth, dtype=np.int64)
+    for record in records:
+        for length, times in record.items():
+            drafted[:length] += sum(times)
+            for most, rounds in enumerate(times):
+                accepted[:most] += rounds
+    return Counters(drafted, accepted)
 
 
 def neutral_records(imported: Imported) -> list[dict[str, Any]]:

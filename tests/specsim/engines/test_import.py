@@ -322,6 +322,33 @@ def test_neutral_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found.skipped == {"lines cut off at the end of a file": 1, "requests without speculation": 1}
 
 
+def test_histograms_by_draft_length_are_exact_under_a_schedule(tmp_path: Path) -> None:
+    """Without them the same summary is refused, as K was 5 or 2."""
+    records = json.loads((FIXTURES / "vllm_requests_schedule.json").read_text())
+    path = tmp_path / "a.json"
+    for one in records:
+        steps = list(zip(one.pop("per_step_drafted"), one.pop("per_step_accepted"), strict=True))
+        one["acceptance_histogram_by_draft_length"] = {
+            str(k): [sum(step == (k, a) for step in steps) for a in range(k + 1)] for k in {k for k, _ in steps}
+        }
+    path.write_text(json.dumps(records))
+    counted = counts_of(read_format("vllm-requests", [path]))
+    assert counted.drafted.tolist() == [526, 526, 17, 17, 17] and counted.accepted.tolist() == [349, 252, 11, 8, 6]
+    records[0]["acceptance_histogram_by_draft_length"]["2"][0] += 1
+    path.write_text(json.dumps(records))
+    with pytest.raises(InputError, match="record 1: its histograms contradict each other"):
+        read_format("vllm-requests", [path])
+    nothing = {"acceptance_histogram": [4], "acceptance_histogram_by_draft_length": {"0": [4]}, "num_spec_steps": 4}
+    (tmp_path / "b.json").write_text(json.dumps({**nothing, "num_accepted_draft_tokens": 0, "num_draft_tokens": 0}))
+    with pytest.raises(InputError, match="nothing was drafted"):
+        read_format("vllm-requests", [tmp_path / "b.json"])
+    for one in records:
+        del one["acceptance_histogram_by_draft_length"]
+    path.write_text(json.dumps(records))
+    with pytest.raises(InputError, match="drafts differ in length"):
+        read_format("vllm-requests", [path])
+
+
 SPOILT = {
     "acceptance_histogram": ([28, 3, 4, 12], "is not of 48 steps with 50 accepted"),
     "num_accepted_draft_tokens": (49, "is not of 48 steps with 49 accepted"),

@@ -156,6 +156,34 @@ def test_specdec_bench_counts_the_prompts_step(tmp_path: Path) -> None:
         read_format("specdec-bench", [path])
 
 
+LENGTHS = """# key = num_speculative_tokens
+_metadata:
+  draft-model: someone/drafter
+a-model:
+  thinking_on:
+    1: 1.80
+    2: 2.40
+    3: 2.35
+  thinking_off:
+    1: 1.90
+"""
+
+
+def test_inferencex_means_by_k(tmp_path: Path) -> None:
+    path = tmp_path / "al.yaml"
+    path.write_text(LENGTHS)
+    imported = read_format("inferencex", [path])
+    on = {f"a-model thinking_on, K = {k}": length for k, length in ((1, 1.8), (2, 2.4), (3, 2.35))}
+    assert imported.averages == {**on, "a-model thinking_off, K = 1": 1.9} and imported.source is None
+    assert len(imported.notes) == 1 and "accepted less at K = 3" in imported.notes[0]
+    assert "2.35" in call("specsim", "import", "inferencex", path).out
+    assert_refused(call("specsim", "import", "inferencex", path, "--out", tmp_path / "c.json"), "means without counts")
+    for spoilt, says in (("2: 3.40", "length 3.4 at K = 2"), ("1: 2.00", "has it twice"), ("- 2", "no line of such")):
+        path.write_text(LENGTHS.replace("2: 2.40", spoilt))
+        with pytest.raises(InputError, match=says):
+            read_format("inferencex", [path])
+
+
 def record(**changes: object) -> dict[str, object]:
     """An output of five tokens: before each of them a round would add 1, 3, 2, 4 and 1."""
     tokens = {"prompt_token_ids": [7, 8], "generated_token_ids": [10, 11, 12, 13, 14]}

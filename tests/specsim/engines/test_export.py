@@ -1,0 +1,90 @@
+"""Draft lengths, schedules and scripted acceptance in engines' own forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, schedule, scripted
+from specsim.engines.flags import FLAGS, draft_length_flags
+from specsim.errors import InputError
+from specsim.serving.draft_length import ScheduledK
+from tests.specsim.engines.test_import import FIXTURES, read
+from tests.support.commands import assert_refused, call, json_of
+
+RULE = ScheduledK({16: 0, 1: 5, 4: 3})
+
+
+def vllm_config(flags: str) -> Any:
+    return json.loads(re.findall(r"'(.*)'", flags)[0])
+
+
+def test_a_schedule_means_the_same_in_every_form() -> None:
+    """At every batch, the K that the rule itself chooses."""
+    config = vllm_config(schedule("vllm", RULE, 64).flags)
+    ranges = config["num_speculative_tokens_per_batch_size"]
+    assert ranges[0][0] == 1 and ranges[-1][1] == 64 and config["num_speculative_tokens"] == 5
+    assert [end + 1 for _, end, _ in ranges[:-1]] == [start for start, _, _ in ranges[1:]]
+    sglang = schedule("sglang", RULE, 64)
+    assert sglang.file is not None and "--speculative-num-steps 5 --speculative-eagle-topk 1" in sglang.flags
+    steps = {int(batch): one["candidate_steps"] for batch, one in json.loads(sglang.file).items()}
+    inner = re.findall(r"draft_len_schedule: \{(.*?)\}", schedule("tensorrt-llm", RULE, 64).flags)[0]
+    lengths = {int(batch): int(k) for batch, k in (part.split(": ") for part in inner.split(", "))}
+    for batch in range(1, 65):
+        k = RULE.choose(None, batch, 0)
+        assert [one for start, end, one in ranges if start <= batch <= end] == [k]
+        assert steps[max(start for start in steps if start <= batch)] == [k]
+        assert lengths[max(start for start in lengths if start <= batch)] == k
+
+
+def test_one_draft_length_is_that_of_advice() -> None:
+    for engine in FLAGS:
+        assert draft_length(engine, 4).flags == draft_length_flags(engine, 4)
+    assert draft_length("llamacpp", 4).flags == "--spec-draft-n-max 4"
+    assert draft_length("llamacpp-2025", 4).flags == "--draft-max 4 --draft-p-min 0"
+    assert draft_length("llamacpp-2025", 0).flags == schedule("vllm", ScheduledK({1: 0}), 8).flags
+
+
+def test_what_an_engine_does_not_have_is_refused() -> None:
+    with pytest.raises(InputError, match=f"takes no draft length per batch; choose one of {', '.join(PER_BATCH)}"):
+        schedule("llamacpp", RULE, 64)
+    with pytest.raises(InputError, match="its longest draft at batch 1, where this schedule has 1 of 3"):
+        schedule("tensorrt-llm", ScheduledK({1: 1, 4: 3}), 64)
+    with pytest.raises(InputError, match="exceeds 8; give a larger"):
+        schedule("vllm", RULE, 8)
+    with pytest.raises(InputError, match="is not known to accept by script"):
+        scripted("transformers", [0.5])
+
+
+def test_scripted_acceptance_is_the_sources() -> None:
+    """Of the counters of llama.cpp at K = 3, where 308, 207 and 144 of 475 rounds accepted so far."""
+    source = read("llamacpp-log", "llamacpp_log_k3.txt").source
+    assert source is not None
+    shares = acceptance_by_depth(source, 3)
+    assert shares == pytest.approx([308 / 475, 207 / 475, 207 / 475 * 144 / 203])
+    assert vllm_config(scripted("vllm", shares).flags)["synthetic_acceptance_rates"] == pytest.approx(shares, abs=1e-6)
+    listed = ",".join(f"{share:.6f}" for share in shares)
+    assert scripted("llamacpp", shares).flags == f"--spec-draft-n-max 3 --spec-synth-rates {listed}"
+    assert f"SGLANG_SIMULATE_ACC_LEN={1 + sum(shares):.4f} " in scripted("sglang", shares).flags
+    with pytest.raises(InputError, match="acceptance is told of 3 draft tokens, not of 4"):
+        acceptance_by_depth(source, 4)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    ranges = "[[1, 3, 5], [4, 15, 3], [16, 512, 0]]"
+    assert ranges in call("specsim", "export", "vllm", "--schedule", "1:5,4:3,16:0").out
+    text = call("specsim", "export", "sglang", "--schedule", "1:5,4:3").out
+    assert 'adaptive.json: {"1": {"candidate_steps": [5]}' in text
+    counted = tmp_path / "counters.json"
+    call("specsim", "import", "prometheus", FIXTURES / "llamacpp_metrics_k3.prom", "--out", counted)
+    found = json_of(call("specsim", "export", "llamacpp", "--k", 2, "--acceptance", counted, "--json"))
+    rates = f"{308 / 475:.6f},{207 / 472:.6f}"  # 472 drafted a second token, as the import says
+    assert found["flags"] == f"--spec-draft-n-max 2 --spec-synth-rates {rates}" and found["file"] is None
+    assert_refused(call("specsim", "export", "vllm"), "--k or --schedule")
+    assert_refused(call("specsim", "export", "vllm", "--k", 2, "--schedule", "1:2"), "--k or --schedule")
+    assert_refused(call("specsim", "export", "vllm", "--schedule", "1:2", "--acceptance", counted), "--k")
+    assert_refused(call("specsim", "export", "tgi", "--k", 2), "choose one of vllm")
