@@ -55,6 +55,7 @@ RECORDED = (  # what --trace decides
     "top_p",
     "overwrite",
 )
+TUNED = (*RECORDED, "policy", "trials", "repeats", "tuning_share", "seed")  # what --like decides
 
 
 def validate(
@@ -70,6 +71,14 @@ def validate(
         typer.Option(
             help="A trace of this pair, made by `realrun record`, to be used in place of a new one; its prompts and "
             "settings are those that it was recorded with.",
+            show_default=False,
+        ),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of a finished validation, to be done again with the policies as it tuned them, on its "
+            "prompts and in its way, so that `specsim claims diff` can compare the two row by row.",
             show_default=False,
         ),
     ] = None,
@@ -108,6 +117,9 @@ def validate(
     what was tuned and decoded is kept in validation.partial/ until the result is written. Writes trace/, profile.json,
     validation.json, rounds.parquet and report.html.
 
+    --like does a finished validation again, with the same policies and settings and without tuning; the models are
+    given as before, and must be the same.
+
     Example: realrun validate --trace TRACE --target MODEL --draft-model SMALL_MODEL --out validation
     """
     from realrun.decode.sampling import Sampler
@@ -115,33 +127,41 @@ def validate(
     from realrun.pairs.prompts import prompts_source
     from realrun.recording.again import prompts_of, settings_of
     from realrun.recording.record import RecordSettings, longest_prompt
+    from realrun.validation.like import read_like
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
     from specsim.trace.files import read_trace
 
-    if trace is None:
-        recorded = None
-        sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
-        record = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
+    old = recorded = None
+    if like is not None:
+        refuse_beside(ctx, "like", TUNED)
+        old = read_like(like, trace=trace, files=policy_file)
+        recorded, settings = old.prompts, old.settings
     else:
-        refuse_beside(ctx, "trace", RECORDED)
-        given = read_trace(trace)
-        recorded, record = prompts_of(given, str(trace)), settings_of(given, str(trace))
-    settings = ValidationSettings(
-        record=record,
-        kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
-        trials=trials,
-        repeats=repeats,
-        tuning_share=tuning_share,
-        seed=seed,
-        overwrite=overwrite,
-        trace=trace,
-    )
+        if trace is None:
+            sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
+            record = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
+        else:
+            refuse_beside(ctx, "trace", RECORDED)
+            given = read_trace(trace)
+            recorded, record = prompts_of(given, str(trace)), settings_of(given, str(trace))
+        settings = ValidationSettings(
+            record=record,
+            kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
+            trials=trials,
+            repeats=repeats,
+            tuning_share=tuning_share,
+            seed=seed,
+            overwrite=overwrite,
+            trace=trace,
+        )
     where = target, draft_model, device, dtype, threads
     with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
         pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
+        if old is not None:
+            old.prepare(out)
         longest = longest_prompt(pair, max_new_tokens, max_draft_tokens)
         chosen = load_prompts(pair, prompts, num_prompts, longest) if recorded is None else recorded
         document = run_validation(pair, chosen, settings, out, report)

@@ -19,8 +19,8 @@ from realrun.decode.sampling import Sampler
 from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
+from realrun.profiling.slices import TREE_TOKENS
 from realrun.profiling.stream import STATISTICS, Samples, Stream
-from realrun.validation.profile_slices import TREE_TOKENS
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.files import write_json
 from specsim.progress import Counter

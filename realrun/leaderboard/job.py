@@ -40,11 +40,11 @@ from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.profiling.profile import contexts_between
+from realrun.profiling.slices import TREE_TOKENS
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.measured_costs import MeasuredCosts
-from realrun.validation.profile_slices import TREE_TOKENS
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,16 @@ from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.profiling.profile import profile
+from realrun.profiling.slices import TREE_TOKENS
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.document import as_document, rounds_table
-from realrun.validation.profile_slices import TREE_TOKENS
-from realrun.validation.validate import predict_and_measure
+from realrun.validation.validate import Tuned, predict_and_measure
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import profile_from_json
-from specsim.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
+from specsim.files import digest, file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
@@ -41,6 +42,7 @@ class ValidationSettings:
 
     kinds : policies to compare; None: all that the trace can serve
     trace : a recorded trace of these prompts and settings; None: the one in the output folder, recorded if need be
+    tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`
     """
 
     record: RecordSettings
@@ -51,6 +53,7 @@ class ValidationSettings:
     seed: int = 0
     overwrite: bool = False
     trace: Path | None = None
+    tuned: Tuned | None = None
 
 
 def validate(
@@ -115,7 +118,7 @@ def validate(
     )
     work = out / UNFINISHED
     _claim(work, _identity(pair, folder, settings))
-    if not (work / PROFILE).is_file():
+    if settings.tuned is None and not (work / PROFILE).is_file():
         tuning_costs = profile(
             pair,
             contexts=[*dict.fromkeys(context_range(trace))],
@@ -127,12 +130,14 @@ def validate(
             progress=lambda done, total: progress("profile", done, total),
         )
         write_json(tuning_costs, work / PROFILE)
+    tuned = settings.tuned
     result = predict_and_measure(
         pair,
         trace,
         prompts,
-        profile_from_json(read_own(work / PROFILE, again=ANEW), "just measured"),
+        profile_from_json(read_own(work / PROFILE, again=ANEW), "just measured") if tuned is None else tuned.cost,
         kinds=settings.kinds,
+        tuned=None if tuned is None else tuned.candidates,
         trials=settings.trials,
         repeats=settings.repeats,
         tuning_share=settings.tuning_share,
@@ -141,7 +146,11 @@ def validate(
         folder=work,
     )
     write_json(result.profile, out / "profile.json")
-    facts = {"prompts": prompt_facts(prompts, settings.record.prompts_source), "load": result.load._asdict()}
+    facts = {
+        "prompts": prompt_facts(prompts, settings.record.prompts_source),
+        "load": result.load._asdict(),
+        "options": {name: getattr(settings, name) for name in ("trials", "repeats", "tuning_share", "seed")},
+    }
     document = {**as_document(result), **facts}
     with replacing(out / "rounds.parquet") as temporary:
         write_table(rounds_table(result), temporary)
@@ -155,7 +164,7 @@ def validate(
 
 def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
     """All that tuned policies and decoded sequences depend on; there may be more repeats of them."""
-    kinds = POLICIES.values() if settings.kinds is None else settings.kinds
+    kinds, tuned = POLICIES.values() if settings.kinds is None else settings.kinds, settings.tuned
     return {
         "weights": pair.fingerprint,
         "layers": pair.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
@@ -166,6 +175,7 @@ def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str
         "dtype": str(pair.dtype).removeprefix("torch."),
         "kernels": backend_for(pair.device),
         "policies": {kind.name: source_digest(kind) for kind in kinds},
+        "tuned": tuned and digest(json.dumps([[one.policy.name, one.policy.settings] for one in tuned.candidates])),
         "trials": settings.trials,
         "tuning_share": settings.tuning_share,
         "seed": settings.seed,

@@ -19,10 +19,10 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair, vocabulary
 from realrun.pairs.shapes import describe
+from realrun.profiling.slices import ProfileSlices
 from realrun.provenance import provenance
 from realrun.validation.document import row_document
 from realrun.validation.error_parts import error_parts
-from realrun.validation.profile_slices import ProfileSlices
 from realrun.validation.scripted_decoder import ScriptedDecoder, with_prefix
 from realrun.validation.timing import Timings
 from realrun.validation.validate import Candidate, Row, candidates, rounds_identical

@@ -67,6 +67,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """What an earlier validation tuned, and the costs that it measured."""
+
+    candidates: tuple[Candidate, ...]
+    cost: ProfileCost
+
+
+@dataclass(frozen=True)
 class Row:
     """One policy: what was predicted and what was measured on the same sequences."""
 
@@ -201,6 +209,7 @@ def predict_and_measure(
     cost: ProfileCost,
     *,
     kinds: Sequence[type[Policy]] | None = None,
+    tuned: Sequence[Candidate] | None = None,
     trials: int = 100,
     repeats: int = 3,
     tuning_share: float = 0.5,
@@ -216,6 +225,7 @@ def predict_and_measure(
     decoding itself. prompts[i] must be the prompt of the trace's sequence i.
 
     kinds : policies to compare, default all
+    tuned : policies to compare as they are, in place of tuning `kinds`
     folder : where tuned policies and decoded sequences are kept, and read where they are; None keeps nothing
     """
     if repeats < 1:
@@ -223,8 +233,11 @@ def predict_and_measure(
     sampler = Sampler(**trace.meta["decoding"])
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
-    kept = folder and folder / TUNED
-    chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress, kept=kept)
+    if tuned is None:
+        kept = folder and folder / TUNED
+        chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress, kept=kept)
+    else:
+        chosen, skipped = list(tuned), []
     policies: list[Policy | None] = [None, *(candidate.policy for candidate in chosen), None]
     arms = [make_arm(str(policy), policy, pair, sampler) for policy in policies]
     texts = [prompts[sequence] for sequence in held.tolist()]

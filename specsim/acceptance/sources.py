@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -202,8 +202,19 @@ def read_counters(path: Path | str) -> Counters:
 
 
 class _Counts(TypedDict):
+    """Counts, and of those that `specsim import` wrote where they come from."""
+
     drafted: list[int]
     accepted: list[int]
+    engine: NotRequired[str]
+    version: NotRequired[str]
+    definition: NotRequired[str]
+    first_token: NotRequired[str | None]
+    clips_draft: NotRequired[bool | None]
+    counts_empty: NotRequired[bool | None]
+    requests: NotRequired[int | None]
+    notes: NotRequired[list[str]]
+    skipped: NotRequired[dict[str, int]]
 
 
 _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'

@@ -29,7 +29,7 @@ Change = Literal["slower", "faster", "no change", "not comparable"]
 KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # of a benchmark's row, which name it
 SIGNIFICANCE = 0.05
 KERNEL_FLOOR_PERCENT = 5.0  # of times without a null arm
-BETWEEN_RUNS_PERCENT = 1.0  # standard deviation of a speedup between runs of one commit
+BETWEEN_RUNS_PERCENT = 1.0  # standard deviation of a speedup between runs of one commit: docs/claims.md, "Two runs"
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,16 @@ from specsim.cli.claims import claims
 from specsim.cli.console import run, version_option
 from specsim.cli.cost import cost
 from specsim.cli.engines.advise import advise
+from specsim.cli.engines.diagnose import diagnose
 from specsim.cli.engines.explain import explain
+from specsim.cli.engines.import_ import import_
 from specsim.cli.engines.record_text import record_text
 from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
+from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
@@ -41,8 +44,10 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-for _command in (replay, tune, leaderboard, policies, info, example, advise, explain, record_text):
+COMMANDS = (replay, tune, leaderboard, sweep, policies, info, example, advise, diagnose, explain, record_text)
+for _command in COMMANDS:
     app.command()(_command)
+app.command("import")(import_)
 
 
 def main() -> None:

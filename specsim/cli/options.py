@@ -12,6 +12,8 @@ from specsim.cli.console import MAX_SEED
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
 
+TUNED = ["fixed_k", "max_confidence", "adaedl"]  # policies of commands that tune some, unless others are named
+
 TraceArgument = Annotated[
     Path, typer.Argument(help="Trace folder, made by `realrun record` or `specsim example`.", show_default=False)
 ]

@@ -122,11 +122,8 @@ def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> A
     """
     if context < 1:
         raise InputError(f"context={context} tokens; give at least 1")
-    accepted, verified = verified_by_depth(source)
-    if not len(verified) or verified[0] < 1:
-        raise InputError("nothing was drafted; give counts of rounds with drafts")
-    told = int(np.flatnonzero(verified > 0)[-1]) + 1  # deeper, nothing was ever verified
-    accepted, verified = accepted[:told], verified[:told]
+    accepted, verified = counts_by_depth(source)
+    told = len(verified)
     seconds = _seconds(cost, told, context)
     lengths = _lengths(accepted, verified, seconds, seed)
     chosen = max(lengths, key=lambda one: one.speedup.estimate)
@@ -138,6 +135,15 @@ def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> A
             times = factor if more[chosen.k].near >= SURE else None
             factor *= 2
     return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified))
+
+
+def counts_by_depth(source: Source) -> tuple[Floats, Floats]:
+    """Accepted and verified tokens [D] per depth, as deep as any was verified; InputError where none was drafted."""
+    accepted, verified = verified_by_depth(source)
+    if not len(verified) or verified[0] < 1:
+        raise InputError("nothing was drafted; give counts of rounds with drafts")
+    told = int(np.flatnonzero(verified > 0)[-1]) + 1
+    return accepted[:told], verified[:told]
 
 
 def _rounds(source: Source, verified: Floats) -> int:

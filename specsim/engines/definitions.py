@@ -24,8 +24,8 @@ class Totals:
     ----------
     rounds, drafted, accepted : int
         Rounds that the engine counts, tokens drafted and tokens accepted in them.
-    output_tokens : int
-        Tokens that were output, the first ones included.
+    output_tokens : float
+        Tokens that were output, the first ones included; not a number where that is not told.
     by_depth : Counters
         Rounds that drafted an i-th token, and rounds that accepted it.
     """
@@ -33,11 +33,11 @@ class Totals:
     rounds: int
     drafted: int
     accepted: int
-    output_tokens: int
+    output_tokens: float
     by_depth: Counters
 
     @staticmethod
-    def of(rounds: Rounds, output_tokens: int) -> Totals:
+    def of(rounds: Rounds, output_tokens: float) -> Totals:
         """Of these rounds, which output so many tokens in all."""
         return Totals(
             len(rounds.drafted),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from realrun.validation.profile_slices import TREE_TOKENS
+from realrun.profiling.slices import TREE_TOKENS
 from specsim.arrays import Floats
 from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel

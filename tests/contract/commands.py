@@ -42,7 +42,7 @@ from transformers.utils import logging
 
 # IMPORTS of the project: all that this file takes from it.
 import realrun.leaderboard.costs as board_costs
-import realrun.validation.profile_slices as profile_slices
+import realrun.profiling.slices as profile_slices
 import realrun.validation.run as validation_run
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle

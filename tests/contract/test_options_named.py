@@ -18,6 +18,7 @@ from tests.support import ROOT
 
 APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speckernels": speckernels.cli.app}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+ENGINES = {"--per-request-spec-decode-metrics", "--speculative-eagle-topk"}  # options of engines, which are named too
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
 RAISING = ("InputError", "BenchError", "read_own", "refuse_other")  # what errors' texts are given to
@@ -52,11 +53,14 @@ RAISED_BY = {
     "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/claims.py": ("specsim claims record",),
+    "realrun/validation/like.py": ("realrun validate",),
     "realrun/validation/run.py": ("realrun validate",),
     "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
+    "specsim/engines/formats/requests.py": ("specsim import",),
+    "specsim/engines/formats/written.py": ("specsim import",),
     "specsim/report/tree_figures.py": ("specsim tree search",),
     "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
 }
@@ -96,7 +100,7 @@ def strange(text: str, own: set[str]) -> list[str]:
         for option in OPTION.findall(line)
         if option not in options(command_of(line))
     ]
-    return found + [option for option in OPTION.findall(LINE.sub("", text)) if option not in own]
+    return found + [option for option in OPTION.findall(LINE.sub("", text)) if option not in own | ENGINES]
 
 
 @pytest.mark.parametrize("name", commands())

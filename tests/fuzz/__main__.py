@@ -17,7 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.fuzz.readers import JSON, READERS, Reader
+from tests.fuzz.reader import JSON, Reader
+from tests.fuzz.readers import READERS
 
 COUNTS = {True: 100_000, False: 20_000}  # mutants of a reader: of JSON, of others
 LIMIT_S, LIMIT_BYTES = 5, 2**30

@@ -136,6 +136,17 @@ def of_json_lines(content: bytes, rng: Random) -> bytes:
     return b"\n".join(lines)
 
 
+def of_log(content: bytes, rng: Random) -> bytes:
+    """Bytes, tokens or whole lines of a text."""
+    kind = rng.randrange(4)
+    if kind < 3:
+        return (of_bytes, of_tokens, of_tokens)[kind](content, rng)
+    lines = content.splitlines(keepends=True)
+    place, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    lines[place : place + rng.randrange(2)] = lines[other : other + rng.randrange(4)]
+    return b"".join(lines)
+
+
 def of_json_header(content: bytes, rng: Random) -> bytes:
     """A file of safetensors: its bytes, or its header, whose length stays right."""
     if rng.random() < 0.3:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
-from specsim.errors import InputError
 from specsim.files import file_digest
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests
@@ -31,36 +28,11 @@ from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_
 from specsim.trace.packed import pack_trace
 from specsim.tuning.journal import Journal, trace_digest
 from tests.fuzz import mutate
+from tests.fuzz.importers import IMPORTERS
+from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.specsim.claims.conftest import CLAIMS
 from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
-
-JSON, OTHER = "JSON", "Parquet, folders, zip"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """One reader.
-
-    family : JSON, or OTHER
-    write : a valid file or folder at a path
-    read : reads it, and uses what was read; what it returns is compared where a checksum covers it
-    mutate : of the file's bytes
-    file : of a folder the file that is mutated; "" for the path itself, several are taken in turn
-    mend : what makes the checksums right again after the change; nothing where None
-    covered : whether a checksum covers the file, so that an accepted one must read as the valid one
-    refusal : what it may raise
-    """
-
-    family: str
-    write: Callable[[Path], object]
-    read: Callable[[Path], Any]
-    mutate: mutate.Mutate
-    files: Sequence[str] = ("",)
-    mend: Callable[[Path], object] | None = None
-    covered: bool = False
-    refusal: type[Exception] = InputError
-
 
 SECONDS = {
     "draft_step": [[1e-3] * 2] * 4, "catch_up": [0.0] * 2, "verify": [[1e-2] * 2] * 5, "autoregressive": [1e-2] * 2,
@@ -99,10 +71,6 @@ BENCH = {
 }  # fmt: skip
 JOB = {"policy": "fixed_k", "fixed": {}, "seed": 1}
 PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
-
-
-def json_file(document: Any) -> Callable[[Path], object]:
-    return lambda path: path.write_text(json.dumps(document))
 
 
 def use_cost(path: Path) -> None:
@@ -325,6 +293,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
 PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
 
+
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
@@ -379,4 +348,5 @@ READERS: dict[str, Reader] = {
         covered=True,
     ),
     "trace, zipped": Reader(OTHER, write_packed, use_trace, mutate.of_zip, covered=True),
+    **IMPORTERS,
 }

@@ -18,7 +18,8 @@ from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.trace.files import read_trace
 from tests.fuzz.__main__ import KEPT, mutant, outcome, prepared
-from tests.fuzz.readers import JSON, READERS, STEPS, Reader, sign_files, write_packed, write_rounds, write_with_trees
+from tests.fuzz.reader import JSON, Reader
+from tests.fuzz.readers import READERS, STEPS, sign_files, write_packed, write_rounds, write_with_trees
 
 SEED, FIRST = 19, 25  # of the mutants that are tried here
 CORPUS: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text())

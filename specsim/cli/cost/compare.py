@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
-from specsim.cli.options import JsonOption, SeedOption
+from specsim.cli.options import TUNED, JsonOption, SeedOption
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def compare(
     policy: Annotated[
         list[str],
         typer.Option(help="A policy to tune, by name or FILE.py; repeat for more. The best one counts."),
-    ] = ["fixed_k", "max_confidence", "adaedl"],  # noqa: B006 (typer reads the default, it is never changed)
+    ] = TUNED,
     trials: Annotated[int, typer.Option(help="Configurations to try per policy.", min=1)] = 100,
     tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
     out: Annotated[

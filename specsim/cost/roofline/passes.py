@@ -103,6 +103,11 @@ class Roofline:
         stack = self.model.stack_parameters
         return stack * self._packed + (self.model.parameters - stack) * self._width
 
+    def kv_bytes(self, context: npt.ArrayLike) -> Floats:
+        """The cache of a sequence with `context` tokens, of all devices together."""
+        cached = self.model.attended(np.asarray(context, dtype=np.float64))
+        return np.asarray(cached * self.model.kv_width * self._width)
+
     @property
     def _width(self) -> float:
         return BITS[self.dtype] / 8

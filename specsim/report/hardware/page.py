@@ -83,8 +83,8 @@ def render_comparison(document: Row) -> str:
         (
             "s_d / s_t over the context",
             figures.step_ratios(rows, document["contexts"]),
-            "A draft step in tokens without speculation: what speculation costs. Launches weigh more on a small "
-            "drafter, and most where memory is fast; over the context, the ratio nears that of the two caches.",
+            "A draft step in tokens without speculation: what speculation costs. Over the context, as reading the "
+            "caches takes over, the ratio nears that of the two models' caches.",
         ),
         (
             "Which constant moves the speedup",

@@ -19,8 +19,9 @@ from realrun.lm.kernels import use_kernels
 from realrun.lm.static_llama import StaticLlama
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair
+from realrun.profiling import slices
 from realrun.recording.record import RecordSettings, record
-from realrun.validation import profile_slices, scripted
+from realrun.validation import scripted
 from realrun.validation.scripted import run_scripted, scripted_validation
 from realrun.validation.scripted_decoder import Script, ScriptedDecoder, ScriptedDrafter, with_prefix
 from realrun.validation.validate import rounds_identical
@@ -60,7 +61,7 @@ def pair(target: str = "llama-3.1-8b", draft: str = "llama-3.2-1b") -> Pair:
 
 @pytest.fixture(autouse=True)
 def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_slices, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(slices, "SLICE_REPEATS", 2)
 
 
 @pytest.mark.parametrize("eos", [(), EOS], ids=["no end", "ends"])

@@ -1,0 +1,104 @@
+"""`specsim import`: what engines and benchmarks wrote, as files that the other commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_table
+from specsim.cli.options import JsonOption
+
+
+def import_(
+    kind: Annotated[str, typer.Argument(help="What the files are, of the kinds above.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="Files of this kind, in their order.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write: a trace folder, rounds as .parquet, counters as .json, as the table says the files "
+            "hold; of rounds also AIPerf's records, as .jsonl. Default: the table alone."
+        ),
+    ] = None,
+    overwrite: OverwriteFileOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Read what an engine logged or exported about speculation, and write it for the other commands.
+
+    \b
+    llamacpp-log         log of llama-server; with LLAMA_TRACE=1 every round
+    llamacpp-responses   its responses: sums
+    vllm-requests        vLLM's responses with --per-request-spec-decode-metrics
+    vllm-log             vLLM's log; lines are summed
+    vllm-bench           what `vllm bench serve` prints
+    lmdeploy-log         LMDeploy's log
+    prometheus           a scrape of vLLM, llama.cpp, TensorRT-LLM or LMDeploy;
+                         of two the difference
+    sglang-responses     SGLang's responses with meta_info
+    sglang-log           SGLang's log: averages
+    tensorrt-llm         TensorRT-LLM's iteration statistics: sums
+    accept-lengths       answers of MEDUSA, EAGLE or Spec-Bench
+    specdec-bench        acceptance_rate.json of specdec_bench
+    specdecode-bench     SpecDecode-Bench's lengths at every position: a trace
+    exllamav3            ExLlamaV3's draft_stats
+    arctic               steps of Arctic Inference's suffix simulator
+    inference-lab        its acceptance.parquet
+    aiperf               AIPerf's SpecDecodeAcceptanceRecord, of any engine
+
+    The table shows the engine's numbers beside specsim's; what a source cannot tell is said.
+
+    Example: specsim import llamacpp-log server.log --out rounds.parquet
+    """
+    from specsim.acceptance.sources import describe
+    from specsim.engines.formats.registry import read_format
+    from specsim.engines.formats.written import summary, write_imported
+
+    if out is not None:
+        check_new(out, overwrite=overwrite)
+    imported = read_format(kind, files)
+    if out is not None:
+        write_imported(imported, out, overwrite=overwrite)
+    holds = "sums alone" if imported.source is None else str(describe(imported.source)["source"])
+    found = {"kind": kind, "holds": holds, "out": None if out is None else str(out), **summary(imported)}
+    if json:
+        print_json(found)
+        return
+    title = f"{', '.join(map(str, files))}: {holds} of {imported.engine} {imported.version}".rstrip()
+    print_table(title, ["", "value"], list(_sizes(found)))
+    rows = [
+        [one["quantity"], one["engine"], one["printed"], _text(one["value"]), one["formula"]]
+        for one in found["printed"]
+    ]
+    if rows:
+        print_table("acceptance", ["quantity", "by", "printed as", "value", "is"], rows, labels=3)
+    for note in imported.notes:
+        print(f"note: {note}")
+    if imported.source is None:
+        print(f"next: of these no acceptance by position follows; {imported.instead}")
+    elif out is None:
+        print(f"next: specsim import {kind} ... --out {_SUGGESTED[holds]}")
+    elif out.suffix == ".jsonl":
+        print(f"next: specsim import aiperf {out} --out rounds.parquet")
+    elif holds == "dense trace":
+        print(f"next: specsim leaderboard {out} --cost COST")
+    else:
+        print(f"next: specsim acceptance fit {out} --model per_position --out model.json, or")
+        print(f"      specsim advise {out} --cost COST")
+
+
+_SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "counters.json"}
+
+
+def _sizes(found: dict[str, Any]) -> Iterator[list[str]]:
+    for name in ("requests", "rounds", "drafted", "accepted", "output_tokens"):
+        yield [name.replace("_", " "), "not told" if found[name] is None else f"{found[name]:,}"]
+    for name, value in found["averages"].items():
+        yield [name, f"{value:.4g}"]
+    for reason, number in found["skipped"].items():
+        yield [f"skipped: {reason}", f"{number:,}"]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(f"{one:.3f}" for one in value) if isinstance(value, list) else f"{value:.3f}"

@@ -1,0 +1,108 @@
+"""Results of benchmarks: `accept_lengths` of MEDUSA, EAGLE and Spec-Bench, and NVIDIA's specdec_bench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from specsim.acceptance.sources import MOST_DRAFTED, Rounds
+from specsim.engines import rates
+from specsim.engines.formats.imported import Imported, by_number, json_records
+from specsim.errors import InputError
+from specsim.json_files import checked, read_json
+
+ANSWERS = "give model answers of MEDUSA, EAGLE or Spec-Bench with choices[].accept_lengths, as JSON Lines"
+ACCEPTANCE = "give acceptance_rate.json of specdec_bench"
+
+
+class Choice(TypedDict):
+    """An answer: its rounds over all turns, one list after another."""
+
+    accept_lengths: list[int]
+
+
+class Answer(TypedDict):
+    """Of a question, once for every seed."""
+
+    choices: list[Choice]
+
+
+def read_accept_lengths(paths: Sequence[Path]) -> Imported:
+    """Rounds; the draft's depth is taken to be the deepest accepted, which acceptance does not depend on."""
+    found, skipped = json_records(paths, invalid=ANSWERS)
+    lists: list[list[int]] = []
+    without = 0
+    for number, record in enumerate(found):
+        if "choices" not in record:
+            without += 1
+            continue
+        for choice in checked(record, f"answer {number + 1}", Answer, invalid=ANSWERS)["choices"]:
+            if any(not 0 <= length <= MOST_DRAFTED for length in choice["accept_lengths"]):
+                raise InputError(f"answer {number + 1}: accept_lengths cannot be; {ANSWERS}")
+            lists += [choice["accept_lengths"]] if choice["accept_lengths"] else []
+    if without:
+        skipped["lines without choices"] = without
+    lengths = np.array([length for one in lists for length in one], dtype=np.int64)
+    if not len(lengths) or lengths.max() == 0:
+        raise InputError(f"{paths[0]} holds no accepted drafts; {ANSWERS}")
+    bonus = int(lengths.min() > 0)
+    accepted = lengths - bonus
+    depth = int(accepted.max())
+    if not depth:
+        raise InputError(
+            f"every round of {paths[0]} has length 1, as without drafts; give the speculative run's answers"
+        )
+    rounds = Rounds(
+        np.full(len(accepted), depth), accepted, None, np.repeat(np.arange(len(lists)), list(map(len, lists)))
+    )
+    notes = [
+        "lengths are never 0: taken to include the token that the target adds" if bonus
+        else "lengths of 0 are there: taken to leave out the token that the target adds",
+        f"drafts are taken to be {depth} deep, as the longest accepted; how long they were is not told",
+        "of draft trees these are paths accepted among the branches, which a chain of the same drafter does not reach",
+        "where rounds begin is not told: no column t",
+    ]  # fmt: skip
+    definition = (
+        "accept_lengths = tokens that a round added" if bonus else "accept_lengths = accepted tokens of a round"
+    )
+    return Imported(rounds, "benchmark", definition, "", len(lists), notes=tuple(notes), skipped=skipped)
+
+
+class Bench(TypedDict):
+    """Lengths with the bonus; the first of every turn is the prompt's."""
+
+    Request_AL: dict[str, Any]
+    Acceptance_Length_Histogram: dict[str, int]
+    Conditional_Acceptance_Rate: dict[str, float]
+
+
+def read_specdec_bench(paths: Sequence[Path]) -> Imported:
+    """Counters from the histogram, less the first step of every turn, which the prompt's pass made."""
+    if len(paths) > 1:
+        raise InputError(f"{len(paths)} files; give one acceptance_rate.json")
+    document = read_json(paths[0], str(paths[0]), Bench, missing=ACCEPTANCE, invalid=ACCEPTANCE)
+    turns = sum(len(one) if isinstance(one, Mapping) else 1 for one in document["Request_AL"].values())
+    histogram = by_number(document["Acceptance_Length_Histogram"], f"{paths[0]}: Acceptance_Length_Histogram")
+    used = [length for length, steps in histogram.items() if steps]
+    depth = max([len(document["Conditional_Acceptance_Rate"]), *used], default=1) - 1
+    times = np.zeros(depth + 2, dtype=np.int64)
+    times[used] = [histogram[length] for length in used]
+    if times[0]:
+        raise InputError(f"{paths[0]}: a step without a token cannot be; {ACCEPTANCE}")
+    if times[1] < turns or depth < 1:
+        raise InputError(
+            f"{paths[0]}: {times[1]} steps of one token for {turns} turns, whose first is one; {ACCEPTANCE}"
+        )
+    times[1] -= turns
+    steps = int(times.sum())
+    passed = times[::-1].cumsum()[::-1][2:].tolist()
+    found, _ = rates.counters(steps, steps * depth, passed, "")
+    notes = (
+        f"the first step of each of {turns:,} turns, which is the prompt's, is left out",
+        f"drafts are taken to be of {depth} tokens, all of them: a last one cut by the limit counts as rejected",
+    )
+    definition = "acceptance length = tokens of a step, the bonus included; the prompt's step counted as one"
+    return Imported(found, "specdec_bench", definition, "", len(document["Request_AL"]), notes=notes)

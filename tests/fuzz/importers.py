@@ -1,0 +1,123 @@
+"""Readers of what engines and benchmarks write: valid files, and writing what was read for specsim's own readers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from specsim.acceptance.sources import Counters, Rounds, read_source
+from specsim.engines.formats.registry import read_format
+from specsim.engines.formats.written import summary, write_imported
+from tests.fuzz import mutate
+from tests.fuzz.reader import JSON, OTHER, Reader, json_file
+from tests.support import ROOT
+
+FIXTURES = ROOT / "tests" / "specsim" / "engines" / "fixtures"
+
+
+def use_import(kind: str) -> Callable[[Path], None]:
+    """Reads what an engine wrote, and writes it for specsim's readers, which must take it."""
+
+    def use(path: Path) -> None:
+        imported = read_format(kind, [path])
+        found = summary(imported)
+        assert np.isfinite(list(found["averages"].values())).all()
+        if imported.source is not None:
+            suffix = {Rounds: ".parquet", Counters: ".json"}.get(type(imported.source), "")
+            out = path.with_name(f"imported{suffix}")
+            write_imported(imported, out, overwrite=True)
+            read_source(out)
+
+    return use
+
+
+def importer(kind: str, fixture: str, lines: slice = slice(None), family: str = OTHER) -> Reader:
+    """Of engines' files, a part of a real one."""
+    content = "".join((FIXTURES / fixture).read_text().splitlines(keepends=True)[lines])
+    of = mutate.of_log if family == OTHER else mutate.of_json_lines if fixture.endswith("l") else mutate.of_json
+    return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
+
+
+def lines_importer(kind: str, *records: object) -> Reader:
+    """Of JSON Lines by hand."""
+    return importer_of(kind, "".join(json.dumps(record) + "\n" for record in records), JSON)
+
+
+def importer_of(kind: str, content: str, family: str = OTHER) -> Reader:
+    of = mutate.of_log if family == OTHER else mutate.of_json_lines
+    return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
+
+
+def write_lab(path: Path) -> None:
+    import pyarrow as pa
+
+    from specsim.files import write_table
+
+    columns = {
+        "model": ["m"] * 3,
+        "prompt_idx": [0, 0, 1],
+        "turn": [0] * 3,
+        "round_idx": [1, 0, 0],
+        "accept": [2, 0, 1],
+    }
+    write_table(pa.table({**columns, "acc0": [True, False, True], "acc1": [True, True, False]}), path)
+
+
+META_INFO = {
+    "completion_tokens": 100, "spec_num_correct_drafts": 69, "spec_num_proposed_drafts": 231, "spec_verify_ct": 33,
+    "spec_correct_drafts_histogram": [4, 10, 7, 7, 3, 1, 0, 1],
+}  # fmt: skip
+NEUTRAL = {
+    "engine": "vllm", "acceptance_histogram": {"0": 1, "2": 1}, "num_accepted_draft_tokens": 2, "num_draft_tokens": 4,
+    "num_spec_steps": 2, "num_spec_tokens": 2, "completion_tokens": 5, "per_step_accepted": [0, 2],
+    "per_step_drafted": [2, 2],
+}  # fmt: skip
+ITERATION = {"numRequestsWithDraftTokens": 8, "numDraftTokens": 8, "numAcceptedTokens": 5}
+BENCHED = {
+    "Request_AL": {"0": {"0": 2.0}}, "Acceptance_Length_Histogram": {"1": 3, "2": 2, "3": 1},
+    "Conditional_Acceptance_Rate": {"1": 1.0, "2": 0.6, "3": 0.3},
+}  # fmt: skip
+DENSE = {"prompt_token_ids": [7, 8], "generated_token_ids": [1, 2, 3, 4], "acc_eagle": {"acc_len": [1, 3, 2, 1]}}
+SGLANG = "Decode batch, #running-req: 3, #token: 108, accept len: 2.17, accept rate: 0.39, cuda graph: True\n" * 2
+TRT = "".join(
+    f'trtllm_spec_decode_{what}_tokens_total{{token_position="{i}"}} {n}\n'
+    for what, i, n in (("drafted", 0, 500), ("drafted", 1, 100), ("accepted", 0, 300), ("accepted", 1, 40))
+)
+VLLM_BENCH = (
+    "Drafts:         26407\nDraft tokens:     26407\nAccepted tokens:  22021\n"
+    "Per-position acceptance (%):\n  Position 0:        83.39\n"
+)
+STEPS_OF_SUFFIX = [{"step": i, "num_spec_toks": 4, "num_accept_toks": i} for i in range(3)]
+
+
+IMPORTERS = {
+    "llamacpp-log, rounds": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(100)),
+    "llamacpp-log, statistics": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 52)),
+    "llamacpp-log, requests": importer("llamacpp-log", "llamacpp_log_k3.txt", slice(47, 51)),
+    "llamacpp-responses": importer("llamacpp-responses", "llamacpp_responses_k3.jsonl", slice(3), JSON),
+    "vllm-requests": importer("vllm-requests", "vllm_requests_k3.json", family=JSON),
+    "vllm-log": importer("vllm-log", "vllm_log.txt", slice(1)),
+    "prometheus, llama.cpp": importer("prometheus", "llamacpp_metrics_k3.prom"),
+    "prometheus, TensorRT-LLM": importer_of("prometheus", TRT),
+    "vllm-bench": importer_of("vllm-bench", VLLM_BENCH),
+    "sglang-responses": lines_importer("sglang-responses", META_INFO, {"choices": [{"meta_info": META_INFO}]}),
+    "sglang-log": importer_of("sglang-log", SGLANG),
+    "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
+    "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
+    "specdec-bench": Reader(JSON, json_file(BENCHED), use_import("specdec-bench"), mutate.of_json),
+    "specdecode-bench": lines_importer("specdecode-bench", DENSE, DENSE),
+    "exllamav3": lines_importer("exllamav3", *[{"draft_stats": [[5, 4, 2], [8, 4, 4]]}] * 2),
+    "arctic": lines_importer("arctic", *STEPS_OF_SUFFIX),
+    "arctic, table": Reader(
+        OTHER,
+        lambda path: path.write_text("step,num_spec_toks,num_accept_toks\n0,4,2\n1,3,3\n0,2,1\n"),
+        lambda path: use_import("arctic")(Path(shutil.copyfile(path, path.with_suffix(".csv")))),
+        mutate.of_tokens,
+    ),
+    "inference-lab": Reader(OTHER, write_lab, use_import("inference-lab"), mutate.of_parquet),
+    "aiperf": lines_importer("aiperf", NEUTRAL, {"spec_decode_acceptance": NEUTRAL}),
+}

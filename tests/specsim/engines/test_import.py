@@ -1,0 +1,441 @@
+"""Importers on what engines really wrote: the same run through all of an engine's formats gives the same numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
+from specsim.engines.as_engine import counters_of
+from specsim.engines.formats.imported import Imported
+from specsim.engines.formats.registry import FORMATS, read_format
+from specsim.engines.formats.requests import neutral_text
+from specsim.engines.rates import Printed, counters, counts_of_rates, part_of
+from specsim.errors import InputError
+from tests.specsim.engines.test_as_engine import COUNTED
+from tests.support.commands import assert_refused, call, json_of
+
+FIXTURES = Path(__file__).parent / "fixtures"
+LOG = (FIXTURES / "llamacpp_log_k3.txt").read_text().splitlines(keepends=True)
+
+
+def read(kind: str, *names: str) -> Imported:
+    return read_format(kind, [FIXTURES / name for name in names])
+
+
+def rounds_of(imported: Imported) -> Rounds:
+    assert isinstance(imported.source, Rounds)
+    return imported.source
+
+
+def counts_of(imported: Imported) -> Counters:
+    assert isinstance(imported.source, Counters)
+    return imported.source
+
+
+def log_without(path: Path, *words: str) -> Path:
+    path.write_text("".join(line for line in LOG if not any(word in line for word in words)))
+    return path
+
+
+def sums(imported: Imported) -> tuple[int, int, int, list[int]]:
+    totals = imported.totals
+    assert totals is not None
+    return totals.rounds, totals.drafted, totals.accepted, totals.by_depth.accepted.tolist()
+
+
+def by_hand(engine: str, k: str) -> tuple[list[int], list[int]]:
+    """Drafted and accepted of all rounds of a recorded run, see test_as_engine."""
+    drafted, accepted = ([int(digit) for one in COUNTED[engine][k] for digit in one[column]] for column in (0, 1))
+    return drafted, accepted
+
+
+def test_every_round_of_a_llamacpp_log() -> None:
+    imported = read("llamacpp-log", "llamacpp_log_k3.txt")
+    rounds = rounds_of(imported)
+    assert (rounds.drafted.tolist(), rounds.accepted.tolist()) == by_hand("llamacpp", "3")
+    assert imported.requests == 12 and imported.output_tokens == (96,) * 12 and not imported.skipped
+    assert rounds.t is not None and rounds.sequence_id is not None
+    assert (rounds.t[rounds.sequence_id == 0][:4]).tolist() == [1, 5, 8, 9]
+
+
+def test_llamacpp_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
+    """Rounds, statistics, every request's line and a scrape: 475 drafts of 1,414 tokens; 308, 207 and 144 accepted."""
+    found = {
+        "rounds": read("llamacpp-log", "llamacpp_log_k3.txt"),
+        "statistics": read_format("llamacpp-log", [log_without(tmp_path / "a", "draft tokens")]),
+        "requests": read_format("llamacpp-log", [log_without(tmp_path / "b", "draft tokens", "statistics")]),
+        "scrape": read("prometheus", "llamacpp_metrics_k3.prom"),
+    }
+    assert {name: sums(one) for name, one in found.items()} == dict.fromkeys(found, (475, 1414, 659, [308, 207, 144]))
+    exact = counters_of(rounds_of(found["rounds"])).drafted
+    assert exact.tolist() == [475, 473, 466]
+    for name in ("statistics", "requests", "scrape"):
+        assert "11 tokens less than 475 drafts of 3" in " ".join(found[name].notes)
+        off = abs(counts_of(found[name]).drafted / exact - 1).max()
+        assert 0 < off < 0.008, name  # as its note says
+    for one in (read("llamacpp-responses", "llamacpp_responses_k3.jsonl"), found["rounds"]):
+        assert one.requests == 12 and one.output_tokens == (96,) * 12
+    assert read("llamacpp-responses", "llamacpp_responses_k3.jsonl").sums == (None, 1414, 659)
+
+
+def test_a_line_of_debug_level_repeats_no_round(tmp_path: Path) -> None:
+    """Requests without their first rounds: of a log with both lines of a round, and of one with the second alone."""
+    both = read("llamacpp-log", "llamacpp_log_debug.txt")
+    lines = (FIXTURES / "llamacpp_log_debug.txt").read_text().splitlines(keepends=True)
+    alone = tmp_path / "log"
+    alone.write_text("".join(line for line in lines[1:] if "new n_tokens" in line))
+    drafted, accepted = by_hand("llamacpp", "3")
+    assert both.totals is not None and both.requests == 2
+    count = both.totals.rounds
+    assert rounds_of(both).accepted.tolist() == accepted[88 - count : 88]
+    assert rounds_of(both).drafted.tolist() == drafted[88 - count : 88]
+    assert rounds_of(read_format("llamacpp-log", [alone])).accepted.tolist() == accepted[88 - count : 87]
+    assert "2 requests without their last line" in both.notes[1]
+
+
+def test_of_a_log_that_begins_late_whole_requests_are_read(tmp_path: Path) -> None:
+    late = tmp_path / "log"
+    late.write_text("".join(LOG[10:]) + "0.07 I slot operator(): id 0 | task 466 | accepted  1/ 3 dra")
+    imported = read_format("llamacpp-log", [late])
+    assert imported.requests == 11 and len(rounds_of(imported).drafted) == 475 - 47
+    assert imported.skipped == {
+        "lines that were cut off or have another form": 1,
+        "requests whose rounds are not all in the log": 1,
+    }
+    late.write_text("".join(LOG) + "0.07 I slot operator(): id 0 | task 500 | accepted  x/ 3 draft tokens\n")
+    assert read_format("llamacpp-log", [late]).skipped == {"lines that were cut off or have another form": 1}
+
+
+OLDER = {
+    "June 2026": (
+        "slot print_timing: id 0 | task 7 | draft acceptance = 0.64479 (  167 accepted /   259 generated), "
+        "mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)\n",
+        (87, 259, 167, [70, 55, 42]),
+    ),
+    "2025": (
+        "slot print_timing: id 0 | task 7 | draft acceptance rate = 0.57576 (  171 accepted /   297 generated)\n",
+        (None, 297, 171),
+    ),
+    "lookup": (
+        "statistics ngram_mod: #calls = 81, #gen drafts = 15, #acc drafts = 15, #gen tokens = 960, #acc tokens = 730\n",
+        (15, 960, 730),
+    ),
+}
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_llamacpp_of_before(version: str, tmp_path: Path) -> None:
+    line, wanted = OLDER[version]
+    log = tmp_path / "log"
+    log.write_text(line)
+    imported = read_format("llamacpp-log", [log])
+    if len(wanted) == 4:
+        assert sums(imported) == wanted  # 1 + 167 / 87 = 2.92, and 70 / 87 = 0.805
+        return
+    assert imported.source is None and imported.sums == wanted and "LLAMA_TRACE" in imported.instead
+    assert_refused(call("specsim", "import", "llamacpp-log", log, "--out", tmp_path / "c.json"), "LLAMA_TRACE=1")
+
+
+def test_statistics_of_two_processes_are_added_and_of_two_drafters_refused(tmp_path: Path) -> None:
+    log = log_without(tmp_path / "log", "draft tokens", "task")
+    once = log.read_text()
+    log.write_text(once * 2)
+    assert sums(read_format("llamacpp-log", [log]))[:3] == (950, 2828, 1318)
+    log.write_text(once + once.replace("draft-simple", "ngram-mod"))
+    with pytest.raises(InputError, match=r"several drafters \(draft-simple, ngram-mod\)"):
+        read_format("llamacpp-log", [log])
+
+
+def vllm_line(drafted: np.ndarray, accepted: np.ndarray, k: int) -> str:
+    """As vLLM prints an interval of these rounds."""
+    shares = ", ".join(f"{(accepted >= i).sum() / len(drafted):.3f}" for i in range(1, k + 1))
+    return (
+        f"(EngineCore pid=7) INFO 11-22 08:20:35 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: "
+        f"{1 + accepted.sum() / len(drafted):.2f}, Accepted throughput: 4.35 tokens/s, "
+        f"Drafted throughput: 9.86 tokens/s, Accepted: {accepted.sum()} tokens, Drafted: {drafted.sum()} tokens, "
+        f"Per-position acceptance rate: {shares}, "
+        f"Avg Draft acceptance rate: {100 * accepted.sum() / drafted.sum():.1f}%\n"
+    )
+
+
+def test_vllm_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
+    """Its metrics of every request; a log and scrapes of the same rounds, as vLLM prints them."""
+    requests = read("vllm-requests", "vllm_requests_k3.json")
+    drafted, accepted = map(np.array, by_hand("vllm", "3"))
+    assert np.array_equal(rounds_of(requests).accepted, accepted) and np.array_equal(
+        rounds_of(requests).drafted, drafted
+    )
+    log, before, after = tmp_path / "log", tmp_path / "before", tmp_path / "after"
+    log.write_text("".join(vllm_line(drafted[part], accepted[part], 3) for part in (slice(0, 200), slice(200, None))))
+    for path, part in ((before, slice(0, 90)), (after, slice(0, None))):
+        counts = {
+            "drafts": len(drafted[part]),
+            "draft_tokens": drafted[part].sum(),
+            "accepted_tokens": accepted[part].sum(),
+        }
+        lines = [f'vllm:spec_decode_num_{name}_total{{engine="0"}} {value:.1f}' for name, value in counts.items()]
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        for i in range(3):
+            lines.append(f'{name}{{engine="0",position="{i}"}} {(accepted[part] > i).sum():.1f}')
+            lines.append(f'{name.replace("total", "created")}{{engine="0",position="{i}"}} 1.7e+09')
+        path.write_text("\n".join(lines))
+    summary = tmp_path / "summary.jsonl"
+    records = json.loads((FIXTURES / "vllm_requests_k3.json").read_text())
+    for one in records:
+        del one["per_step_accepted"], one["per_step_drafted"]
+    summary.write_text("".join(json.dumps({"metrics": {"speculative_decoding": one}}) + "\n" for one in records))
+    wanted = len(drafted), drafted.sum(), accepted.sum(), [int((accepted > i).sum()) for i in range(3)]
+    assert wanted[:3] == (481, 1443, 674)
+    found = [requests, read_format("vllm-log", [log]), read_format("vllm-requests", [summary])]
+    for one in (*found, read_format("prometheus", [after])):
+        assert sums(one) == wanted
+    since = read_format("prometheus", [before, after])
+    assert sums(since)[:3] == (391, 391 * 3, accepted[90:].sum())
+    with pytest.raises(InputError, match="the server started anew between the scrapes"):
+        read_format("prometheus", [after, before])
+
+
+def test_a_real_line_of_vllm_gives_its_counts(tmp_path: Path) -> None:
+    """Of the third, of prompt lookup, some drafts are short: 469 / 228 = 2.057 is printed as 2.06, 469 / 227 is not."""
+    wanted = [(338, 1014, 430, [208, 133, 89]), (247, 1235, 376, [142, 89, 60, 48, 37]), (228, 908, 469)]
+    for line, counts in zip((FIXTURES / "vllm_log.txt").read_text().splitlines(), wanted, strict=True):
+        (tmp_path / "log").write_text(line + "\n" + line[: len(line) - 30])
+        imported = read_format("vllm-log", [tmp_path / "log"])
+        assert sums(imported)[: len(counts)] == counts
+        assert imported.skipped == {"lines that were cut off or have another form": 1}
+    with pytest.raises(InputError, match=r"several draft lengths \(3, 4, 5\)"):
+        read("vllm-log", "vllm_log.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (
+            "SpecDecoding metrics: Draft acceptance rate: 50.0%, Accepted: 66 tokens, Drafted: 132 tokens",
+            (None, 264, 132),
+        ),
+        (
+            "Speculative metrics: Draft acceptance rate: 0.500, System efficiency: 0.6, "
+            "Number of speculative tokens: 4, Number of accepted tokens: 66, Number of draft tokens: 132, "
+            "Number of emitted tokens: 99",
+            (33, 132, 66),
+        ),
+    ],
+)
+def test_vllm_of_before_gives_sums(line: str, wanted: tuple[int | None, int, int], tmp_path: Path) -> None:
+    """Lines of version 0.8 count an interval, those before all since the start."""
+    log = tmp_path / "log"
+    log.write_text(f"INFO 01-01 {line}\n" * 2)
+    imported = read_format("vllm-log", [log])
+    assert imported.source is None and imported.sums == wanted
+    log.write_text(log.read_text() + (FIXTURES / "vllm_log.txt").read_text())
+    with pytest.raises(InputError, match="lines of several versions of vllm"):
+        read_format("vllm-log", [log])
+
+
+def test_counters_under_a_schedule_are_not_divided_by_drafts() -> None:
+    """The rounds say that 17 of 526 drafted a third token; as its share of 526 its 11 would be 2 %, not 65 %."""
+    with pytest.raises(InputError, match=r"differ in length \(1,103 tokens in 526 drafts of up to 5\).*detailed"):
+        read("prometheus", "vllm_metrics_schedule.prom")
+    with pytest.raises(InputError, match=r"differ in length \(607 tokens in 293 drafts of up to 7\).*LLAMA_TRACE"):
+        read("prometheus", "llamacpp_metrics_k7_pmin.prom")
+    imported = read("vllm-requests", "vllm_requests_schedule.json")
+    assert sums(imported) == (526, 1103, 626, [349, 252, 11, 8, 6])
+    accepted, verified = verified_by_depth(rounds_of(imported))
+    assert counters_of(rounds_of(imported)).drafted.tolist() == [526, 526, 17, 17, 17]
+    assert verified[2] < 17 and accepted[2] == 11
+
+
+def test_tensorrt_llm_counts_both_by_position(tmp_path: Path) -> None:
+    path = tmp_path / "scrape"
+    rows = [("drafted", 0, 500), ("drafted", 1, 100), ("accepted", 0, 300), ("accepted", 1, 40)]
+    path.write_text(
+        "trtllm_spec_decode_num_draft_tokens_total 600\ntrtllm_spec_decode_acceptance_length 1.7\n"
+        + "".join(f'trtllm_spec_decode_{what}_tokens_total{{token_position="{i}"}} {n}\n' for what, i, n in rows)
+    )
+    counted = counts_of(read_format("prometheus", [path]))
+    assert (counted.drafted.tolist(), counted.accepted.tolist()) == ([500, 100], [300, 40])
+
+
+def test_other_metrics_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scrape"
+    cases = {
+        'sglang:spec_accept_length{model_name="m"} 2.5\n': "gauges of its latest interval",
+        "python_info 1\n": "no counters of speculation",
+        "vllm:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_drafts_total 5\n": "is of llamacpp and vllm",
+        "vllm:spec_decode_num_drafts_total 0.5\n": "is 0.5, no count",
+        "vllm:spec_decode_num_drafts_total nan\n": "is nan, no count",
+    }
+    for text, says in cases.items():
+        path.write_text(text)
+        with pytest.raises(InputError, match=says):
+            read_format("prometheus", [path])
+    whole = (FIXTURES / "llamacpp_metrics_k3.prom").read_text()
+    path.write_text(whole[: whole.rindex("4")])  # 144 becomes 14
+    with pytest.raises(InputError, match="659 accepted tokens, but 529 by position"):
+        read_format("prometheus", [path])
+
+
+def test_what_the_benchmark_of_vllm_prints(tmp_path: Path) -> None:
+    path = tmp_path / "bench"
+    path.write_text(
+        "---------------Speculative Decoding---------------\nAcceptance rate (%):                     83.39\n"
+        "Acceptance length:                       1.83\nDrafts:                                  26407\n"
+        "Draft tokens:                            26407\nAccepted tokens:                         22021\n"
+        "Per-position acceptance (%):\n  Position 0:                            83.39\n"
+    )
+    assert sums(read_format("vllm-bench", [path])) == (26407, 26407, 22021, [22021])
+    path.write_text(path.read_text().replace("22021", "22121"))
+    with pytest.raises(InputError, match="does not fit 22,121 accepted tokens"):
+        read_format("vllm-bench", [path])
+
+
+def test_lmdeploy_prints_vllms_numbers_in_another_order(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "2026-01-01 - lmdeploy - INFO - SpecDecoding metrics: Draft acceptance rate: 55.00%, "
+        "Mean acceptance length: 2.10, Accepted: 110 tokens, Drafted: 200 tokens, "
+        "Per-position acceptance rate: 0.700, 0.400\n"
+    )
+    assert sums(read_format("lmdeploy-log", [log])) == (100, 200, 110, [70, 40])
+
+
+def test_neutral_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for kind, name in (("llamacpp-log", "llamacpp_log_k3.txt"), ("vllm-requests", "vllm_requests_schedule.json")):
+        imported = read(kind, name)
+        path = tmp_path / "records.jsonl"
+        path.write_text(neutral_text(imported))
+        again = read_format("aiperf", [path])
+        assert again.engine == imported.engine and again.output_tokens == imported.output_tokens
+        for column in ("drafted", "accepted", "sequence_id", "t"):
+            own, other = (getattr(rounds_of(one), column) for one in (imported, again))
+            assert (own is None and other is None) or np.array_equal(own, other), column
+    wrapped = tmp_path / "wrapped.jsonl"
+    lines = [json.dumps({"spec_decode_acceptance": json.loads(line)}) for line in path.read_text().splitlines()]
+    wrapped.write_text("\n".join([*lines, '{"spec_decode_acceptance": null}', lines[0][:40]]))
+    found = read_format("aiperf", [wrapped])
+    assert sums(found) == (526, 1103, 626, [349, 252, 11, 8, 6])
+    assert found.skipped == {"lines cut off at the end of a file": 1, "requests without speculation": 1}
+
+
+SPOILT = {
+    "acceptance_histogram": ([28, 3, 4, 12], "is not of 48 steps with 50 accepted"),
+    "num_accepted_draft_tokens": (49, "is not of 48 steps with 49 accepted"),
+    "num_draft_tokens": (40, "50 of 40 drafted tokens accepted"),
+    "num_spec_tokens": (0, "0 a step"),
+    "per_step_drafted": ([3] * 47, "drafts in 47 rounds but accepts in 48"),
+    "per_step_accepted": ([4] + [0] * 47, "accepts 4 of 3 drafted tokens in round 1"),
+    "num_spec_steps": ("48", "wanted a whole number"),
+}
+
+
+@pytest.mark.parametrize("key", SPOILT)
+def test_metrics_that_contradict_themselves_are_refused(key: str, tmp_path: Path) -> None:
+    value, says = SPOILT[key]
+    records = json.loads((FIXTURES / "vllm_requests_k3.json").read_text())
+    records[0][key] = value
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    with pytest.raises(InputError, match=says):
+        read_format("vllm-requests", [tmp_path / "a.json"])
+
+
+def test_requests_of_several_samples_and_positions_of_rounds(tmp_path: Path) -> None:
+    """Where output tokens are told, rounds have positions; where they contradict the rounds, they have none."""
+    records = json.loads((FIXTURES / "vllm_requests_k3.json").read_text())
+    path = tmp_path / "a.jsonl"
+
+    def written(tokens: int) -> Imported:
+        responses: list[dict[str, object]] = [{"metrics": {"speculative_decoding": None}}]
+        for one in records:
+            responses.append({"usage": {"completion_tokens": tokens}, "metrics": {"speculative_decoding": one}})
+        path.write_text("".join(json.dumps(one) + "\n" for one in responses))
+        return read_format("vllm-requests", [path])
+
+    imported = written(96)
+    assert [*imported.skipped.values()] == [1] and imported.output_tokens == (96,) * 12
+    t = rounds_of(imported).t
+    assert t is not None and t[:3].tolist() == [1, 5, 8]
+    assert rounds_of(written(120)).t is None
+
+
+def test_rates_become_the_only_counts_that_fit() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rounds = int(rng.integers(50, 900))
+        counts = np.sort(rng.integers(0, rounds + 1, size=4))[::-1]
+        rates = [Printed.of(f"{one / rounds:.3f}") for one in counts]
+        found = counts_of_rates(rates, rounds, int(counts.sum()))
+        assert found is not None and found.accepted.tolist() == counts.tolist() and found.off_by == 0
+        drafted, length = 4 * rounds, Printed.of(f"{1 + counts.sum() / rounds:.2f}")
+        part = part_of(length, rates, drafted, int(counts.sum()))
+        assert part is not None and part.rounds == rounds and part.counted.accepted.tolist() == counts.tolist()
+
+
+def test_of_more_rounds_counts_are_within_what_is_said() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        rounds = int(rng.integers(10_000, 10_000_000))
+        counts = np.sort(rng.integers(0, rounds + 1, size=4))[::-1]
+        found = counts_of_rates([Printed.of(f"{one / rounds:.3f}") for one in counts], rounds, int(counts.sum()))
+        assert found is not None and abs(found.accepted - counts).max() <= found.off_by
+        assert found.accepted.sum() == counts.sum() and (np.diff(found.accepted) <= 0).all()
+
+
+def test_rates_that_fit_no_counts() -> None:
+    half = [Printed.of("0.500"), Printed.of("0.250")]
+    assert counts_of_rates(half, 100, 75) is not None
+    assert counts_of_rates(half, 100, 76) is None
+    assert counts_of_rates([Printed.of("0.250"), Printed.of("0.500")], 100, 75) is None
+    assert counts_of_rates([Printed.of("0.505")], 10, 5) is None
+    assert part_of(Printed.of("3.00"), half, 200, 75) is None
+
+
+def test_two_positions_of_drafts_of_any_length_are_exact() -> None:
+    found, notes = counters(100, 130, [60, 20], "import rounds")
+    assert (found.drafted.tolist(), found.accepted.tolist(), notes) == ([100, 30], [60, 20], [])
+    with pytest.raises(InputError, match="import rounds"):
+        counters(100, 230, [60, 20, 10], "import rounds")
+    with pytest.raises(InputError, match="grow with the position"):
+        counters(100, 300, [10, 20, 20], "")
+
+
+def test_from_a_log_to_a_model(tmp_path: Path) -> None:
+    out, model = tmp_path / "rounds.parquet", tmp_path / "model.json"
+    text = call("specsim", "import", "llamacpp-log", FIXTURES / "llamacpp_log_k3.txt", "--out", out).out
+    assert f"specsim acceptance fit {out}" in text and "mean len" in text and "2.387" in text and "2.425" in text
+    assert len(read_rounds(out).drafted) == 475 and read_rounds(out).t is not None
+    fitted = json_of(call("specsim", "acceptance", "fit", out, "--model", "per_position", "--out", model, "--json"))
+    assert fitted["parameters"]["alpha"] == pytest.approx([308 / 475, 207 / 308, 144 / 203])
+    counted = tmp_path / "counters.json"
+    found = json_of(
+        call("specsim", "import", "prometheus", FIXTURES / "llamacpp_metrics_k3.prom", "--out", counted, "--json")
+    )
+    assert found["engine"] == "llamacpp" and found["rounds"] == 475 and found["holds"] == "counters"
+    document = json.loads(counted.read_text())
+    assert document["first_token"] == "prefill" and document["clips_draft"] is True and document["notes"]
+    assert isinstance(read_source(counted), Counters) and read_counters(counted).accepted.tolist() == [308, 207, 144]
+    import pyarrow.parquet as pq
+
+    origin = json.loads(pq.read_schema(out).metadata[b"specsim.import"])
+    assert origin["engine"] == "llamacpp" and "1 + accepted tokens" in origin["definition"]
+
+
+def test_a_name_that_other_commands_would_not_read_is_refused(tmp_path: Path) -> None:
+    log, scrape = FIXTURES / "llamacpp_log_k3.txt", FIXTURES / "llamacpp_metrics_k3.prom"
+    assert_refused(call("specsim", "import", "llamacpp-log", log, "--out", tmp_path / "a.json"), ".parquet")
+    assert_refused(call("specsim", "import", "prometheus", scrape, "--out", tmp_path / "a.parquet"), ".json")
+    assert_refused(call("specsim", "import", "prometheus", scrape, "--out", tmp_path / "a.jsonl"), "requests")
+    assert_refused(call("specsim", "import", "prometheus", tmp_path / "none"), "none does not exist")
+    assert_refused(call("specsim", "import", "tgi", scrape), "choose one of llamacpp-log")
+    (tmp_path / "a.json").write_text("{}")
+    assert_refused(call("specsim", "import", "prometheus", scrape, "--out", tmp_path / "a.json"), "--overwrite")
+
+
+def test_help_names_every_kind() -> None:
+    text = call("specsim", "import", "--help").out
+    listed = {line.split()[0] for line in text.splitlines() if line.strip()}
+    assert set(FORMATS) <= listed

@@ -1,0 +1,197 @@
+"""Sweeps: every speedup against single replays, and the same answer whoever does the work, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import specsim
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.files import read_cost
+from specsim.errors import InputError
+from specsim.ranking.sweep import Cell, Configuration, Swept, configurations_of, sweep, write_sweep
+from specsim.ranking.workers import Workers
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.packed import pack_trace
+from specsim.trace.remote import depth_at, read_trace_at
+from specsim.trace.split import split_sequences
+from tests.support.commands import assert_refused, call, json_of
+
+COSTS = ("vllm-llama3.1-8b-eagle-h100", "edd-llama2-chat-7b-a6000")
+HERE = Workers(jobs=1)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two of different acceptance and depth."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for name, accept_prob, depth in (("often", 0.9, 6), ("seldom", 0.3, 4)):
+        write_trace(generate(IID(accept_prob), sequences=6, output_tokens=30, depth=depth), folder / name)
+    return [folder / "often", folder / "seldom"]
+
+
+def cells_of(traces: list[Path]) -> list[Cell]:
+    return [Cell(str(trace), name, read_cost(name, batch=size), size)
+            for trace in traces for name, size in ((COSTS[0], 1), (COSTS[0], 16), (COSTS[1], None))]  # fmt: skip
+
+
+def points() -> list[Configuration]:
+    return configurations_of(["fixed_k", "beta_ts"], 8, depth=4)
+
+
+def assert_same(one: Swept, other: Swept) -> None:
+    """To the last bit."""
+    assert np.array_equal(one.tuning, other.tuning) and np.array_equal(one.holdout, other.holdout)
+    assert one.best == other.best and one.reasons == other.reasons
+    assert one.table().equals(other.table())
+
+
+def test_every_speedup_is_that_of_a_replay(traces: list[Path]) -> None:
+    cells, configurations = cells_of(traces), points()
+    assert [name for name, _ in configurations] == ["fixed_k"] * 4 + ["beta_ts"] * 8
+    swept = sweep(cells, configurations, HERE)
+    for number, cell in enumerate(cells):
+        trace = read_trace(cell.trace)
+        for part, speedups in zip(split_sequences(trace), (swept.tuning, swept.holdout), strict=True):
+            for at, (policy, settings) in enumerate(configurations):
+                run = specsim.replay(trace.select(part), cell.cost, policy, **settings)
+                told = run.autoregressive_s.sum() / run.speculative_s.sum()
+                assert speedups[number, at] == pytest.approx(told, rel=1e-12)
+        best = swept.best[number]
+        assert best is not None and best.configuration == int(np.argmax(swept.tuning[number]))
+        reported = best.holdout["speedup"]
+        assert reported["estimate"] == pytest.approx(swept.holdout[number, best.configuration], rel=1e-12)
+        assert reported["low"] < reported["estimate"] < reported["high"]
+        assert best.tuning_speedup == swept.tuning[number, best.configuration]
+
+
+def test_costs_and_traces_decide_the_best(traces: list[Path]) -> None:
+    swept = sweep(cells_of(traces), configurations_of(["fixed_k"], 8, depth=4), HERE)
+    lengths = [best.holdout["params"]["k"] for best in swept.best if best]
+    assert lengths[0] > lengths[3]  # more where more is accepted
+
+
+def test_progress_counts_replays_of_all_cells(traces: list[Path]) -> None:
+    said: list[tuple[int, int]] = []
+    sweep(cells_of(traces), points(), HERE, progress=lambda *at: said.append(at))
+    assert said[0] == (0, 72) and said[-1] == (72, 72) and said == sorted(said)
+
+
+def test_what_a_trace_cannot_serve_is_told(traces: list[Path]) -> None:
+    deep: list[Configuration] = [("fixed_k", {"k": 5}), ("fixed_k", {"k": 2}), ("pct", {})]
+    swept = sweep(cells_of(traces)[::3], deep, HERE)
+    assert (swept.tuning > 0).tolist() == [[True, True, False], [False, True, False]]
+    assert "true_rank" in swept.reasons[0] and swept.best[1] is not None and swept.best[1].configuration == 1
+    nothing = sweep(cells_of(traces)[:1], [("pct", {})], HERE)
+    assert nothing.best == [None] and nothing.as_dict()["cells"][0]["refused"] == 1
+
+
+def test_a_table_has_a_row_for_every_cell_and_configuration(traces: list[Path], tmp_path: Path) -> None:
+    swept = sweep(cells_of(traces), points(), HERE)
+    write_sweep(tmp_path / "out", swept, {"seed": 0})
+    frame = pq.read_table(tmp_path / "out" / "sweep.parquet").to_pandas()
+    assert len(frame) == 6 * 12
+    one = frame[(frame.trace == str(traces[1])) & (frame.batch == 16) & (frame.settings == '{"k": 3}')]
+    assert one.tuning_speedup.tolist() == [swept.tuning[4, 2]]
+    assert one.holdout_speedup.tolist() == [swept.holdout[4, 2]]
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text())["cells"] == swept.as_dict()["cells"]
+
+
+def test_a_trace_is_fetched_from_any_store(traces: list[Path], tmp_path: Path) -> None:
+    """fsspec's own store in memory stands for S3 and its like."""
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    store = fsspec.filesystem("memory")
+    store.put(f"{traces[0]}/", "/bucket/often/", recursive=True)
+    pack_trace(traces[1], tmp_path / "seldom.zip")
+    store.put(str(tmp_path / "seldom.zip"), "/bucket/seldom.zip")
+    try:
+        assert depth_at("memory://bucket/often") == 6 and depth_at("memory://bucket/seldom.zip") == 4
+        there = [Cell(f"memory://bucket/{name}", COSTS[0], read_cost(COSTS[0])) for name in ("often", "seldom.zip")]
+        here = [Cell(str(path), COSTS[0], read_cost(COSTS[0])) for path in traces]
+        found, own = sweep(there, points(), HERE), sweep(here, points(), HERE)
+        assert np.array_equal(found.tuning, own.tuning) and found.best == own.best
+        with pytest.raises(InputError, match="memory://bucket/no.*missing"):
+            read_trace_at("memory://bucket/no")
+        store.rm("/bucket/often/steps.parquet")
+        with pytest.raises(InputError, match="memory://bucket/often/steps.parquet is missing"):
+            read_trace_at("memory://bucket/often")
+        with pytest.raises(InputError, match="nowhere://bucket cannot be fetched"):
+            read_trace_at("nowhere://bucket")
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+def test_the_command_prints_the_best_of_every_cell(traces: list[Path], tmp_path: Path) -> None:
+    given = ["specsim", "sweep", *traces, "--cost", COSTS[0], "--batch", "1,16", "--policy", "fixed_k", "--jobs", 1]
+    done = json_of(call(*given, "--json"))
+    assert [(Path(cell["trace"]).name, cell["batch"]) for cell in done["cells"]] == [
+        ("often", 1), ("often", 16), ("seldom", 1), ("seldom", 16)
+    ]  # fmt: skip
+    assert done["configurations"] == 4 and all(cell["best"]["params"]["k"] <= 4 for cell in done["cells"])
+    shown = call(*given, "--out", tmp_path / "out")
+    assert shown.code == 0 and "4 configurations in each of 4 cells" in shown.out
+    assert "sweep.parquet has all speedups" in shown.out
+
+
+def test_what_cannot_be_swept_is_refused_in_one_line(traces: list[Path], tmp_path: Path) -> None:
+    given = ["specsim", "sweep", traces[0], "--cost", COSTS[0], "--jobs", 1]
+    for more, words in [
+        (["--cost", COSTS[0]], ("given twice",)),
+        (["--batch", "many"], ("--batch", "1,8,64")),
+        (["--policy", "nonesuch"], ("nonesuch", "known")),
+        (["--scheduler", "tcp://127.0.0.1:1"], ("loky has no scheduler",)),
+    ]:
+        assert_refused(call(*given, *more), *words)
+    assert_refused(call("specsim", "sweep", tmp_path, "--cost", COSTS[0]), "no trace", "meta.json")
+
+
+@pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
+def test_one_line_says_what_a_backend_needs(
+    traces: list[Path], monkeypatch: pytest.MonkeyPatch, backend: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # an import of it fails
+    given = ["specsim", "sweep", traces[0], "--cost", COSTS[0], "--policy", "fixed_k", "--backend", backend]
+    assert_refused(call(*given), f"backend {backend} is not installed", f".[{backend}]")
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine_give_the_same_answer(traces: list[Path]) -> None:
+    assert_same(sweep(cells_of(traces), points(), Workers(jobs=2)), sweep(cells_of(traces), points(), HERE))
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_that_loses_a_worker_gives_the_same_answer(traces: list[Path], tmp_path: Path) -> None:
+    """Two workers, of which one is killed when the first results are there; its tasks are done again."""
+    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    cells = cells_of([Path(shutil.copytree(traces[n % 2], tmp_path / f"{n}")) for n in range(6)])
+    alone = sweep(cells, points(), HERE)
+    killed: list[int] = []
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        victim = next(iter(client.run(os.getpid).values()))
+
+        def kill(done: int, total: int) -> None:
+            if 0 < done < total and not killed:
+                os.kill(victim, signal.SIGKILL)
+                killed.append(done)
+
+        found = sweep(cells, points(), Workers("dask", scheduler=cluster.scheduler_address), progress=kill)
+        assert killed and victim not in client.run(os.getpid).values()
+    assert_same(found, alone)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_answer(traces: list[Path]) -> None:
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    assert_same(sweep(cells_of(traces), points(), Workers("ray", jobs=2)), sweep(cells_of(traces), points(), HERE))
