@@ -11,7 +11,7 @@ from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
-from specsim.cost.roofline.hardware import BITS, find_hardware
+from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
@@ -38,8 +38,7 @@ class Server(NamedTuple):
         passes = [self.memory.target, self.memory.draft_passes]
         free = MEMORY_SHARE * self.memory.target.hardware.memory_bytes
         free -= sum(one.weight_bytes for one in passes if one)
-        numbers = sum(float(one.model.attended(np.array(context)) * one.model.kv_width) for one in passes if one)
-        return int(free / (numbers * BITS[self.memory.target.dtype] / 8))
+        return int(free / sum(float(one.kv_bytes(context)) for one in passes if one))
 
 
 def servers(config: Config) -> list[Server]:
