@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -157,20 +158,31 @@ class Decoder:
         assert policy is None or isinstance(policy, ChainPolicy)
         start = self.clock()
         draft = Draft()
+        drafted = 0
         if context.limit > 0 and policy is not None:
             decide, params = policy.keep_drafting, policy.params
+            proceed = True
 
             def keep(step: Step, depth: int) -> bool:
-                nonlocal state
+                nonlocal state, proceed
                 proceed, state = decide(state, params, step, depth, context.policy_uniform(depth))
                 return bool(proceed)
 
             draft = self.drafter.propose(tokens, context, keep)
+            drafted = len(draft.tokens)
+            if policy.drops_refused and drafted:
+                if draft.asked < drafted:
+                    asking = time.perf_counter()
+                    keep(draft.steps[-1], drafted)
+                    draft.asked += 1
+                    draft.policy_s += time.perf_counter() - asking
+                if not proceed:
+                    draft.drop_last()
         proposed = self.clock()
         logits = self.target.forward([tokens[-1], *draft.tokens])
         emitted = self.verifier(logits, draft, context)
         verified = self.clock()
-        drafted = len(draft.tokens)
+        verified_tokens = len(draft.tokens)
         accepted = len(emitted) - 1
         target_hidden = self.produced_by(accepted)
         for index, token in enumerate(emitted):
@@ -182,13 +194,13 @@ class Decoder:
         self.target.truncate(len(tokens) - 1)
         if policy is not None and drafted:
             self.drafter.commit(len(tokens) - 1, target_hidden)
-            state = policy.update(state, policy.params, drafted, accepted)
+            state = policy.update(state, policy.params, verified_tokens, accepted)
         rounds.append(
             Round(
                 t=context.position,
                 drafted=drafted,
                 accepted=accepted,
-                verified=drafted,
+                verified=verified_tokens,
                 last=accepted,
                 draft_s=proposed - start - draft.policy_s,
                 policy_s=draft.policy_s,

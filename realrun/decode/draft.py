@@ -47,6 +47,11 @@ class Draft:
     fed: int = 0
     asked: int = 0
 
+    def drop_last(self) -> None:
+        """Leave the last token of a chain out of what is verified; its draft step has been made all the same."""
+        for values in (self.tokens, self.parents, self.steps, self.probs):
+            del values[-1:]
+
 
 @lru_cache(maxsize=64)
 def params_of(policy: TreePolicy) -> tuple[Any, ...]:

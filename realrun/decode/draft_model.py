@@ -30,6 +30,7 @@ class DraftModel:
 
     max_depth : levels that it can draft, None for no limit
     scoring : whether the predictor's scores are being made
+    weighing_top10 : whether `Step.top10_confidence` is being made
     predictor : gives every drafted token of a chain its score, for policies that read it
     siblings : how the children of a tree's node are drafted in rejection mode; drawn ones must all
         be verified, so that only top_k serves every policy. Else they are always top_k
@@ -50,7 +51,7 @@ class DraftModel:
         self.siblings = siblings
         self.eos_token_ids = frozenset(eos_token_ids)
         self.predictor = None if predictor is None else predictor.cast(self.lm.device, self.lm.model.dtype)
-        self.wants_target_hidden = self.scoring = False
+        self.wants_target_hidden = self.scoring = self.weighing_top10 = False
         self._target_hidden: torch.Tensor | None = None
 
     def prepare(
@@ -58,7 +59,7 @@ class DraftModel:
     ) -> None:
         """Do ahead of the clock what sequences of `length` tokens, `positions` of them output, will need.
 
-        features : what the policy will read; scores are made only if "score" is among it
+        features : what the policy will read; scores are made only if "score" is among it, and so is top10_confidence
         """
         if "score" in features and self.predictor is None:
             raise InputError(
@@ -66,6 +67,7 @@ class DraftModel:
                 "--predictor, made by `realrun train predictor`"
             )
         self.enable_scores("score" in features)
+        self.weighing_top10 = "top10_confidence" in features
         self.lm.warm((1, 2), length)  # a fully accepted draft leaves two tokens to feed
         model = self.lm.model
         sampler.prepare(sequence, positions, int(model.config.vocab_size), self.lm.device, model.dtype)
@@ -101,13 +103,17 @@ class DraftModel:
                 draft.probs.append(probs[0])
             if self.scoring:
                 described = torch.cat([described, self._score(len(draft.tokens) + 1)])
+            if self.weighing_top10:
+                described = torch.cat([described, context.sampler.top10_confidence(logits)])
             # The only copy from the device to the host in a draft step.
             token, *features = described.tolist()
             draft.parents.append(len(draft.tokens) - 1)
             draft.tokens.append(int(token))
             # Traces hold float32, and both worlds must decide on the same numbers.
-            prob, confidence, entropy_nats, *scored = (float(np.float32(x)) for x in features)
-            step = Step(prob, confidence, entropy_nats, score=scored[0] if scored else 0.0)
+            prob, confidence, entropy_nats, *more = (float(np.float32(x)) for x in features)
+            top10_confidence = more.pop() if self.weighing_top10 else 0.0
+            score = more.pop() if self.scoring else 0.0
+            step = Step(prob, confidence, entropy_nats, score, top10_confidence)
             draft.steps.append(step)
             drafted = time.perf_counter()
             draft.step_s.append(drafted - start)

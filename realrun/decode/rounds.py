@@ -33,7 +33,7 @@ class RoundContext(NamedTuple):
 class Round:
     """One round: at output position t, `drafted` tokens proposed, `accepted` of them kept.
 
-    verified : tokens in the target's pass beside the pending one; all those drafted, of a chain
+    verified : tokens in the target's pass beside the pending one; of a chain all but what its policy drops
     last : place of the last accepted token among the verified ones, from 1 on; 0 if none was accepted
     step_s : seconds of each draft step, or pass of a tree; part of draft_s
     level_nodes : nodes that each draft pass of a tree ingested

@@ -90,6 +90,11 @@ class Sampler:
             return plain_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
 
+    def top10_confidence(self, logits: torch.Tensor) -> torch.Tensor:
+        """The largest probability among each row's ten likeliest tokens alone, [n] from logits [n, V]."""
+        best = self.warped(logits).topk(min(10, logits.shape[1]), dim=-1).values
+        return best.softmax(-1)[:, 0]
+
     def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         """The tokens of `statistics`, int64 [n]."""
         return self.tokens_at(logits, sequence, range(position, position + len(logits)))

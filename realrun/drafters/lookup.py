@@ -39,7 +39,7 @@ def step_of(index: NgramIndex, depth: int) -> Step:
     """What a policy sees of the depth-th token; numbers as traces hold them."""
     prob = index.prob(depth)
     seen, entropy_nats = float(np.float32(prob)), float(np.float32(index.entropy_nats(prob)))
-    return Step(seen, seen, entropy_nats, score=0.0)
+    return Step(seen, seen, entropy_nats, score=0.0, top10_confidence=0.0)
 
 
 class LookupDrafter(DraftModel):
@@ -57,6 +57,11 @@ class LookupDrafter(DraftModel):
     def prepare(
         self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
     ) -> None:
+        if "top10_confidence" in features:
+            raise InputError(
+                "the policy reads the probabilities of the ten likeliest tokens, and prompt lookup knows of one; "
+                "choose another policy"
+            )
         if "score" in features:
             raise InputError(
                 "the policy reads the score of an acceptance predictor, and prompt lookup has no states that one could "

@@ -16,7 +16,7 @@ from realrun.proposals.trees import TreeSize, grown_trees
 from specsim.arrays import Floats, Ints
 
 CHUNK = 256  # positions whose branches share one forward pass
-STATISTICS = 4  # columns of Sampler.statistics
+STATISTICS = 5  # columns of `described`
 NO_RANK = -1
 MAX_RANK = np.iinfo(np.int16).max
 
@@ -85,7 +85,7 @@ class Proposals:
     def take(self, lm: CachedLM, logits: torch.Tensor, begin: int, step: int) -> torch.Tensor:
         """Fill in what is drafted from logits [n, V] at depth step + 1 from position `begin` on; the tokens [n]."""
         rows = slice(begin, begin + len(logits))
-        drafted = self.sampler.statistics(logits, self.sequence, begin + step)
+        drafted = described(self.sampler, logits, self.sequence, begin + step)
         self.statistics[rows, step] = drafted.cpu()
         if self.scorer is not None and lm.hidden is not None:
             self.scores[rows, step] = self.scorer(lm.hidden[-len(logits) :], step + 1, begin).cpu()
@@ -112,6 +112,16 @@ class Proposals:
             trees = grown_trees(lm, first, *drafted, self.sampler, self.sequence, pending)
             columns |= {f"tree_{name}": column for name, column in trees._asdict().items()}
         return columns
+
+
+def described(sampler: Sampler, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+    """What is recorded of the tokens drafted from logits [n, V]: `Sampler.statistics`, then top10_confidence [n, 5]."""
+    return with_top10(sampler.statistics(logits, sequence, position), sampler, logits)
+
+
+def with_top10(statistics: torch.Tensor, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
+    """Statistics [n, 4] of these logits [n, V] and their top10_confidence, [n, 5]."""
+    return torch.cat([statistics, sampler.top10_confidence(logits)[:, None]], dim=-1)
 
 
 def true_ranks(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, position: int = 0) -> Ints:
@@ -162,6 +172,7 @@ def columns_of(
         "prob": statistics[:, :, 1].astype(np.float32),
         "confidence": statistics[:, :, 2].astype(np.float32),
         "entropy_nats": statistics[:, :, 3].astype(np.float32),
+        "top10_confidence": statistics[:, :, 4].astype(np.float32),
         # An independent draft model sees only tokens, so on the true path its distribution at
         # depth i is its first distribution i - 1 positions later.
         "true_rank": np.where(inside, np.minimum(rank, MAX_RANK)[position], NO_RANK).astype(np.int16),

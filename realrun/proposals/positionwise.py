@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
-from realrun.proposals.chain import MAX_RANK, NO_RANK, STATISTICS, columns_of, true_ranks
+from realrun.proposals.chain import MAX_RANK, NO_RANK, STATISTICS, columns_of, described, true_ranks
 from realrun.proposals.recorder import Columns
 from realrun.proposals.rejection import rejection_columns
 from realrun.proposals.trees import CHUNK_NODES, Trees, TreeSize, best_trees
@@ -66,7 +66,7 @@ def positionwise_columns(
         rank[:, step] = ranks_at(logits, output, sampler, sequence, step)
         if sampler.mode == "rejection":
             continue
-        statistics[:, step] = sampler.statistics(logits, sequence, step).cpu()
+        statistics[:, step] = described(sampler, logits, sequence, step).cpu()
         if scorer is not None:
             scores[:, step] = scorer(hidden, step + 1).cpu()
         if tree is not None:

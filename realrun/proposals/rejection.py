@@ -28,7 +28,7 @@ import torch
 from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler, describe, draw
 from realrun.lm.cached import CachedLM
-from realrun.proposals.chain import CHUNK, STATISTICS, branch_mask, columns_of, true_ranks
+from realrun.proposals.chain import CHUNK, STATISTICS, branch_mask, columns_of, true_ranks, with_top10
 from realrun.proposals.recorder import Columns
 from realrun.proposals.trees import TreeSize
 
@@ -75,7 +75,7 @@ def rejection_columns(
             wanted = truth[(rows + step).clamp(max=total - 1)]
             following &= rows + step < total
             tokens = drafted_with(draft_probs, target_probs, wanted, following, sampler, sequence, begin, step + 1)
-            statistics[begin:end, step] = describe(draft_probs, tokens).cpu()
+            statistics[begin:end, step] = with_top10(describe(draft_probs, tokens), sampler, logits[0]).cpu()
             drawn_from, judged_by = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft_probs, target_probs))
             inside = min(end, total - step) - begin  # rows whose token lies before the recorded end
             if inside > 0:

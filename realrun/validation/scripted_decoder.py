@@ -21,6 +21,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import vocabulary
 from realrun.profiling.rounds import ScriptedVerifier
 from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.replaying.chain import or_unread
 from specsim.trace.trace import Trace
 
 WARM_UP_ROUNDS = 8
@@ -31,8 +32,8 @@ class Script:
 
     def __init__(self, trace: Trace):
         self._first_row = dict(zip(trace.sequence_id.tolist(), trace.offsets[:-1].tolist(), strict=True))
-        score = trace.confidence if trace.score is None else trace.score  # as in the replay
-        self._features = np.stack([trace.prob, trace.confidence, trace.entropy_nats, score], axis=-1)
+        optional = [or_unread(trace, column) for column in (trace.score, trace.top10_confidence)]
+        self._features = np.stack([trace.prob, trace.confidence, trace.entropy_nats, *optional], axis=-1)
         self.match_len: list[int] = trace.match_len.tolist()
         self.draft_limit: list[int] = trace.draft_limit.tolist()
 
@@ -69,7 +70,9 @@ class ScriptedDrafter:
         def scripted(step: Step, depth: int) -> bool:
             return keep(self.script.step(row, depth), depth)
 
-        return self.drafter.propose(tokens, context._replace(limit=limit), scripted)
+        draft = self.drafter.propose(tokens, context._replace(limit=limit), scripted)
+        draft.steps = [self.script.step(row, depth) for depth in range(1, len(draft.tokens) + 1)]
+        return draft
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         self.drafter.commit(length)

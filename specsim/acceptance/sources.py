@@ -100,8 +100,9 @@ def longest_rounds(trace: Trace) -> Rounds:
 def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
     """Read and check `rounds.parquet`, as `realrun validate` writes it; only that policy's rounds if one is named.
 
-    Columns drafted and accepted must be there; policy, sequence_id and t (with round) may. Rounds of
-    trees, where a column `tree` says so, are left out: of them drafted counts nodes, not depth.
+    Columns drafted and accepted must be there; policy, sequence_id, t (with round) and verified may. Rounds of
+    trees, where a column `tree` says so, are left out: of them drafted counts nodes, not depth. Where verified says
+    that tokens were dropped, the draft is what was left.
     Raises InputError for impossible counts, and where a round does not begin where the one
     before it ended.
     """
@@ -110,7 +111,8 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
     from specsim.parquet_files import FLAGS, INTEGERS, TEXT, read_table
 
     path = Path(path)
-    counts, optional = ("drafted", "accepted", "sequence_id", "t"), ("sequence_id", "t", "policy", "tree")
+    counts = ("drafted", "accepted", "verified", "sequence_id", "t")
+    optional = ("verified", "sequence_id", "t", "policy", "tree")
     columns = dict.fromkeys(counts, INTEGERS) | {"policy": TEXT, "tree": FLAGS}
     table = read_table(path, columns, optional, invalid="give rounds.parquet of a run")
     if "tree" in table.column_names:
@@ -122,12 +124,13 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
         values = table.column(name).to_pylist()
         if name == "policy":
             return np.array(values, dtype=np.str_)
-        most = MOST_DRAFTED if name == "drafted" else MOST_COUNT
+        most = MOST_DRAFTED if name in ("drafted", "verified") else MOST_COUNT
         if any(abs(value) > most for value in values):
             raise InputError(f"{path}: column {name!r} has a number beyond {most}; give counts and positions")
         return np.array(values, dtype=np.int64)
 
-    rounds = Rounds(column("drafted"), column("accepted"), column("policy"), column("sequence_id"), column("t"))
+    draft = column("drafted") if "verified" not in table.column_names else column("verified")
+    rounds = Rounds(draft, column("accepted"), column("policy"), column("sequence_id"), column("t"))
     if policy is not None:
         if rounds.policy is None:
             raise InputError(f"{path} has no column 'policy' to choose {policy!r} from; leave --policy out")

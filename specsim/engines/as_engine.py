@@ -12,9 +12,9 @@ from specsim.arrays import Bools, IntArray, Ints
 from specsim.engines.conventions import Conventions
 from specsim.errors import InputError
 from specsim.replaying.rounds import RoundLog
-from specsim.trace.trace import Trace
+from specsim.trace.trace import OPTIONAL_LISTS, STEP_LISTS, Trace
 
-ROWS = ("token", "match_len", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "accept_prob", "score")
+ROWS = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
 
 
 class EngineTrace(NamedTuple):
@@ -107,11 +107,14 @@ def _prompts(trace: Trace, prefilled: int) -> IntArray | None:
 
 
 def rounds_of(log: RoundLog, conventions: Conventions) -> Rounds:
-    """The rounds that the engine counts, with positions as the engine numbers its output tokens."""
+    """The rounds that the engine counts, with positions as the engine numbers its output tokens.
+
+    Tokens that a policy drops are none of a draft's: engines count what is verified.
+    """
     if not conventions.counts_empty:
-        log = log[log.drafted > 0]
+        log = log[log.verified > 0]
     drafted, accepted, sequence, t = (
-        column.astype(np.int64) for column in (log.drafted, log.accepted, log.sequence, log.t)
+        column.astype(np.int64) for column in (log.verified, log.accepted, log.sequence, log.t)
     )
     return Rounds(drafted, accepted, None, sequence, t + int(conventions.first_token == "prefill"))
 

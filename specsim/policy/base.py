@@ -11,7 +11,8 @@ compiles them in and the real run calls the very same ones:
 index, a table as a float64 array; `state` is a tuple of floats; `step` describes the token
 just drafted, the `depth`-th of its round (from 1); `u` is a uniform in (0, 1) that belongs
 to this place alone (`specsim.rng.split` makes more of it). What a round must
-remember, keep_drafting puts into the state it returns; at depth 1 it starts afresh.
+remember, keep_drafting puts into the state it returns; at depth 1 it starts afresh. `drafted` counts
+the tokens that were verified: all, unless the policy drops some (`ChainPolicy.drops_refused`).
 """
 
 from __future__ import annotations

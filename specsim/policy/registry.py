@@ -14,7 +14,7 @@ from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.policy.chain.p_min import PMin
+from specsim.policy.chain.p_min import LlamaCpp, PMin
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
@@ -86,6 +86,7 @@ KINDS: tuple[type[Policy], ...] = (
     TimeGain,
     RenewalStop,
     HuggingFace,
+    LlamaCpp,
     PMin,
     SpaceK,
     VCT,

@@ -134,7 +134,7 @@ def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
     except NotImplementedError:
         raise InputError(f"{where} has no setting max_draft_tokens and no max_draft_tokens; add one") from None
     state = _call(where, kind, "initial_state", policy.params)
-    step = Step(0.5, 0.5, 1.0, 0.5)
+    step = Step(0.5, 0.5, 1.0, 0.5, 0.5)
     answer = _call(where, kind, "keep_drafting", state, policy.params, step, min(1, longest), 0.5)
     after = _call(where, kind, "update", state, policy.params, 1, 0)
     if not (isinstance(answer, tuple) and len(answer) == 2 and _shape(answer[1]) == _shape(state)):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Array, IntArray, Ints, Seconds
+from specsim.arrays import Array, FloatArray, IntArray, Ints, Seconds
 from specsim.cost.table import CostTable
 from specsim.policy.chain.base import ChainPolicy, Step
 
@@ -33,6 +33,7 @@ class ChainTrace(NamedTuple):
     confidence: Array
     entropy_nats: Array
     score: Array
+    top10_confidence: Array
 
 
 class ChainCosts(NamedTuple):
@@ -47,14 +48,14 @@ class ChainCosts(NamedTuple):
 
 
 def _replay(  # type: ignore[no-untyped-def]
-    params, carries_state, max_draft_tokens, seed, which, match_len, trace, costs, sums, log
+    params, carries_state, drops_refused, max_draft_tokens, seed, which, match_len, trace, costs, sums, log
 ):
     """The loop of one policy over the sequences `which`; `chain_kernel` binds the policy's functions.
 
     Entry i of the sums grows by what sequence which[i] took. Returns how many rounds were logged.
     """
     offsets, draft_limit, prob, confidence = trace.offsets, trace.draft_limit, trace.prob, trace.confidence
-    entropy_nats, score = trace.entropy_nats, trace.score
+    entropy_nats, score, top10_confidence = trace.entropy_nats, trace.score, trace.top10_confidence
     bucket_bits, draft_s, catch_up_s, verify_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s, costs.verify_s
     log_row = 0
     logging = len(log.t) > 0
@@ -67,40 +68,46 @@ def _replay(  # type: ignore[no-untyped-def]
         sequence_id = trace.sequence_id[s]
         t = start
         behind = 0  # 1 after a fully accepted draft: its last token is not in the draft cache
-        rounds = all_drafted = all_accepted = all_asked = 0
+        rounds = all_drafted = all_verified = all_accepted = all_asked = 0
         draft_time = verify_time = 0.0
         while t < end:
             limit = min(max_draft_tokens, np.int64(draft_limit[t]))
             drafted = min(limit, 1)
-            asked = 0
-            while 0 < drafted < limit:
+            asked = dropped = 0
+            while drafted > 0 and (drafted < limit or drops_refused):
                 step = Step(
                     np.float64(prob[t, drafted - 1]),
                     np.float64(confidence[t, drafted - 1]),
                     np.float64(entropy_nats[t, drafted - 1]),
                     np.float64(score[t, drafted - 1]),
+                    np.float64(top10_confidence[t, drafted - 1]),
                 )
                 asked += 1
                 u = uniform(seed, sequence_id, t - start, drafted)
                 proceed, state = keep_drafting(state, params, step, drafted, u)
                 if not proceed:
+                    dropped = 1 if drops_refused else 0
+                    break
+                if drafted == limit:
                     break
                 drafted += 1
-            accepted = min(drafted, np.int64(match_len[t]))
+            verified = drafted - dropped
+            accepted = min(verified, np.int64(match_len[t]))
             bucket = (base_context + t) >> bucket_bits
             if drafted > 0:
-                state = update(state, params, drafted, accepted)
+                state = update(state, params, verified, accepted)
                 draft_time += draft_s[drafted, bucket] + behind * catch_up_s[bucket]
-            behind = 1 if 0 < drafted == accepted else 0
-            verify_time += verify_s[drafted + 1, bucket]
+            behind = 1 if 0 < drafted == accepted else 0  # a dropped token's pass has cached the one before it
+            verify_time += verify_s[verified + 1, bucket]
             rounds += 1
             all_drafted += drafted
+            all_verified += verified
             all_accepted += accepted
             all_asked += asked
             if logging:
                 log.sequence[log_row] = s
                 log.t[log_row] = t - start
-                log.drafted[log_row] = log.verified[log_row] = drafted
+                log.drafted[log_row], log.verified[log_row] = drafted, verified
                 log.accepted[log_row] = log.last[log_row] = accepted
                 log_row += 1
             t += accepted + 1
@@ -108,12 +115,17 @@ def _replay(  # type: ignore[no-untyped-def]
         sums.drafted[i] += all_drafted
         sums.accepted[i] += all_accepted
         sums.policy_steps[i] += all_asked
-        sums.verified[i] += all_drafted
+        sums.verified[i] += all_verified
         sums.draft_s[i] += draft_time
         sums.policy_s[i] += all_asked * costs.policy_step_s
         sums.verify_s[i] += verify_time
         sums.other_s[i] += rounds * costs.round_overhead_s
     return log_row
+
+
+def or_unread(trace: Trace, column: FloatArray | None) -> FloatArray:
+    """An optional column; where it is not recorded another takes its place, as no policy that reads it is replayed."""
+    return trace.confidence if column is None else column
 
 
 @cache
@@ -125,7 +137,7 @@ def chain_kernel(kind: type[ChainPolicy]) -> Callable[..., int]:
 def bind_chain(policy: ChainPolicy) -> Callable[..., int]:
     """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`."""
     kernel = chain_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
-    own = policy.params, policy.carries_state, policy.max_draft_tokens
+    own = policy.params, policy.carries_state, policy.drops_refused, policy.max_draft_tokens
 
     def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
         match_len, seed = outcome
@@ -137,7 +149,8 @@ def bind_chain(policy: ChainPolicy) -> Callable[..., int]:
             prob=trace.prob,
             confidence=trace.confidence,
             entropy_nats=trace.entropy_nats,
-            score=trace.confidence if trace.score is None else trace.score,  # unread unless required
+            score=or_unread(trace, trace.score),
+            top10_confidence=or_unread(trace, trace.top10_confidence),
         )
         costs = ChainCosts(
             bucket_bits=table.bucket_bits,

@@ -7,7 +7,7 @@ from specsim.cost.model import SPACE
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.base import Policy
-from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
 
@@ -28,7 +28,7 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
     return f"needs {NEEDED.get(missing[0], f'the column {missing[0]!r}')}, which this trace lacks" if missing else None
 
 
-SIGNALS = frozenset({"prob", "confidence", "entropy_nats", "score"})  # of how sure the drafter is
+SIGNALS = frozenset(Step._fields)  # of how sure the drafter is
 NEEDED = {"tree": "recorded trees (`realrun record --tree-nodes`)"}
 
 

@@ -20,6 +20,7 @@ from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.replaying.chain import or_unread
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import Replay, replay
 from specsim.trace.outcomes import DRAWS
@@ -46,6 +47,8 @@ def expected_replay(trace: Trace, policy: ChainPolicy, table: CostTable) -> Repl
         result = replay(trace, policy, table)
         counts = {name: getattr(result, name).astype(np.float64) for name in _COUNTS}
         return dataclasses.replace(result, **counts)
+    if policy.drops_refused:
+        raise InputError(f"policy {policy} drops drafted tokens, which is not averaged over what is drawn; replay it")
     match = _match_chances(trace, policy.max_draft_tokens)
     if random:
         reached = _reached_by_counts(trace, policy, match)
@@ -91,19 +94,20 @@ def _match_chances(trace: Trace, longest: int) -> Floats:
 
 
 def _columns(trace: Trace) -> tuple[Any, ...]:
-    """The columns of a `Step`; score stands in where it is not recorded, and then is not read."""
-    score = trace.confidence if trace.score is None else trace.score
-    return trace.prob, trace.confidence, trace.entropy_nats, score
+    """The columns of a `Step`."""
+    optional = (or_unread(trace, column) for column in (trace.score, trace.top10_confidence))
+    return trace.prob, trace.confidence, trace.entropy_nats, *optional
 
 
 @nb.njit
 def _step(columns, row, depth):  # type: ignore[no-untyped-def]
-    prob, confidence, entropy_nats, score = columns
+    prob, confidence, entropy_nats, score, top10_confidence = columns
     return Step(
         np.float64(prob[row, depth - 1]),
         np.float64(confidence[row, depth - 1]),
         np.float64(entropy_nats[row, depth - 1]),
         np.float64(score[row, depth - 1]),
+        np.float64(top10_confidence[row, depth - 1]),
     )
 
 

@@ -28,7 +28,8 @@ class Replay:
     """Counts and seconds per sequence of one policy on one trace.
 
     num_rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
-    verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones
+    verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones, unless
+        its policy drops some
     truncated : int64 [S], rounds in which a tree policy asked for nodes that the trace does not hold and that might
         have been verified; the replay goes on as if they had not been drafted; None of a chain
     seconds : float64 [S, 4], in `PARTS`

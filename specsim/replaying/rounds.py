@@ -24,7 +24,7 @@ class RoundLog:
     sequence : index of the sequence in the trace
     t : output position at which the round starts
     drafted, accepted : tokens; the round emits accepted + 1 tokens, fewer where the text ends
-    verified : drafted tokens that the target verified; of a chain all of them
+    verified : drafted tokens that the target verified; of a chain all but what its policy drops
     last : place of the last accepted token among the verified ones, from 1 on, 0 where none is accepted; of a
         chain the same as accepted
     """

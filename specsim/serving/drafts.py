@@ -65,14 +65,17 @@ class KnownDrafts:
 def policy_drafts(trace: Trace, policy: Policy, *, seed: int = 0) -> KnownDrafts:
     """The drafts of a chain policy, of which every sequence has a copy that starts anew.
 
-    On a trace of rejection sampling, the rounds of the first outcome. Raises InputError for policies of trees, and
-    drafters that draft in the verification pass: their rounds are no chain of draft passes.
+    On a trace of rejection sampling, the rounds of the first outcome. Raises InputError for policies of trees, for
+    those that drop drafted tokens, and for drafters that draft in the verification pass: their rounds are no chain of
+    draft passes that is verified whole.
     """
     if not isinstance(policy, ChainPolicy) or trace.meta.get("drafter_kind") == SPACE:
         raise InputError(
             f"policy {policy.name}: batches are of chains that a drafter drafts, not of trees or of drafts that "
             "ride in the verification pass; give a chain policy"
         )
+    if policy.drops_refused:
+        raise InputError(f"policy {policy.name}: batches are of chains that are verified whole; give another policy")
     check_replayable(trace, policy)
     run, table = bind_kernel(policy), cost_table(trace, ConstantCost(1.0, 1.0))  # decisions do not see these costs
     log, rows = RoundLog.zeros(len(trace.token)), 0

@@ -7,7 +7,8 @@ overhead. A round without a draft, which no policy here chooses, leaves the draf
 token short, so the next draft starts with a step that ingests two; a longer lag is charged
 as two as well, the most that a table prices. Where the drafter had nothing to propose, as prompt
 lookup at times, nothing lags. All that a policy can do is among the oracle's
-choices at the same price, so no policy's replay under the same table takes less.
+choices at the same price, so no policy's replay under the same table takes less. A policy that drops a
+token pays a draft step and is spared catching up, which is taken to cost no more.
 """
 
 from __future__ import annotations

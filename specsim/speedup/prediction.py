@@ -32,7 +32,8 @@ class Prediction:
     Counts and seconds are those of all sequences, once; where a replay summed over several
     outcomes of each (approximate), their means, counts to the nearest whole number.
 
-    verified : tokens in the target's passes beside the pending ones; a chain's are all drafted ones
+    verified : tokens in the target's passes beside the pending ones; a chain's are all drafted ones, unless its policy
+        drops some
     truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
     oracle_regret : seconds over those of the oracle (`specsim.speedup.chain_oracle`) less 1, all sequences
         together, under the cost model as it is; None where no oracle was asked. Below 0 only

@@ -35,6 +35,7 @@ OPTIONAL_LISTS = {
     "true_rank": np.int16,  # rank of y[t+i-1] among the drafter's candidates after y[:t+i-1]; -1 beyond the output
     "accept_prob": np.float32,  # acceptance probability under the drafted prefix
     "score": np.float32,  # acceptance predictor's output
+    "top10_confidence": np.float32,  # largest of the ten largest draft probabilities, scaled to sum to 1
 }
 
 
@@ -52,7 +53,7 @@ class Trace:
     token, match_len : int32, uint8 [N]
     draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
         may be nothing at all, draft_token is NO_TOKEN, and the others mean nothing
-    true_rank, accept_prob, score : [N, D] or None where not recorded
+    true_rank, accept_prob, score, top10_confidence : [N, D] or None where not recorded
     tree : the drafter's expansion at every position, or None
 
     Examples
@@ -79,6 +80,7 @@ class Trace:
     true_rank: IntArray | None = None
     accept_prob: FloatArray | None = None
     score: FloatArray | None = None
+    top10_confidence: FloatArray | None = None
     tree: TreeRecord | None = None
     source: npt.NDArray[np.str_] | None = None
     prompt: IntArray | None = None
@@ -179,7 +181,7 @@ class Trace:
             "match_len": np.minimum(self.match_len[kept], remaining).astype(self.match_len.dtype),
             "tree": None if self.tree is None else self.tree.select(np.flatnonzero(kept)),
         }
-        for name in ("token", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "accept_prob", "score"):
+        for name in ("token", *STEP_LISTS, *OPTIONAL_LISTS):
             value = getattr(self, name)
             cut[name] = None if value is None else value[kept]
         if self.true_rank is not None:

@@ -142,6 +142,7 @@ POLICIES: dict[str, str] = {
     "time_gain": "",
     "renewal_stop": "",
     "hugging_face": "num_assistant_tokens=5 assistant_confidence_threshold=0.3",
+    "llama_cpp": "p_min=0.5",
     "p_min": "p_min=0.5",
     "space_k": "k=4",
     "vct": "width=2 depth=4",
@@ -156,8 +157,8 @@ POLICIES: dict[str, str] = {
 }
 LEARNED_BY_REGRESSION = ("renewal_stop", "hardware_pct")
 TREES = POLICIES.keys() - {
-    "fixed_k", "max_confidence", "adaedl", "beta_ts", "cali_ts", "time_gain", "renewal_stop", "hugging_face", "p_min",
-    "space_k",
+    "fixed_k", "max_confidence", "adaedl", "beta_ts", "cali_ts", "time_gain", "renewal_stop", "hugging_face",
+    "llama_cpp", "p_min", "space_k",
 }  # fmt: skip
 PAIR = "--target {target} --draft-model {draft} --dtype float64 --threads 1"
 INSIDE = "--target {target} --drafter {%s} --dtype float64 --threads 1"
@@ -633,6 +634,7 @@ def chain_trace(sequences: int = 16, tokens: int = 70, **changes: Any) -> Trace:
         confidence=confidence,
         entropy_nats=entropy,
         score=score,
+        top10_confidence=rounded(confidence**0.8),
         **optional,
     )
 
@@ -702,6 +704,7 @@ def tree_trace(sequences: int = 12, tokens: int = 50, width: int = 10, nodes: in
         entropy_nats=entropy,
         true_rank=ranks,
         score=score,
+        top10_confidence=chain_prob.copy(),
         tree=record_from_nodes(parent, drafted, prob, horizon, width),
     )
 

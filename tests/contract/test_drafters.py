@@ -59,6 +59,7 @@ CHAINS: list[tuple[str, dict[str, Any]]] = [
     ("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, **LIMIT}),
     ("space_k", {"k": DEPTH}),
 ]
+OF_TEN = [("llama_cpp", {"p_min": p_min, **LIMIT}) for p_min in (0.3, 0.5)]  # of what drafters know of ten tokens
 SCORED = [("cali_ts", LIMIT), ("cali_ts", {"theta": "per_round", "sigma_m": 0.3, **LIMIT})]
 TREES: list[tuple[str, dict[str, Any]]] = [  # of trees no wider than WIDTH
     ("vct", {"width": 2, "depth": DEPTH}),
@@ -102,7 +103,8 @@ def sampler_of(case: Case, mode: str) -> Sampler:
 
 def policies_of(case: Case) -> list[Policy]:
     drafter = case_pair(case).drafter
-    specs = [*CHAINS, *(SCORED if drafter.has_states else []), *(TREES if drafter.trees else [])]
+    scored = [*OF_TEN, *SCORED] if drafter.has_states else []
+    specs = [*CHAINS, *scored, *(TREES if drafter.trees else [])]
     return [*(make_policy(*spec) for spec in specs), *([CoinTree()] if drafter.trees else [])]
 
 

@@ -16,6 +16,7 @@ class Step(NamedTuple):
     confidence: float  # largest draft probability
     entropy_nats: float  # entropy of the draft distribution
     score: float  # acceptance predictor's output, where the drafter has one
+    top10_confidence: float  # largest of the ten largest draft probabilities, scaled to sum to 1; where recorded
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,12 @@ class ChainPolicy(Policy):
 
     functions = ("initial_state", "keep_drafting", "update")
     keep_drafting: ClassVar[Callable[..., Any]]
+
+    @property
+    def drops_refused(self) -> bool:
+        """Whether a token after which the policy does not continue is dropped: drafted, but not verified.
+
+        Such a policy is asked about every token, the last one of a draft as well, and `update` is given the verified
+        tokens, which may be none.
+        """
+        return False

@@ -1,4 +1,4 @@
-"""llama.cpp's p-min: stop after the first token whose distribution is not peaked enough."""
+"""llama.cpp's p-min: stop at the first token whose distribution is not peaked enough."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 
 
 @nb.njit
+def keep_drafting_by_top10(state, params, step, depth, u):  # type: ignore[no-untyped-def]
+    return step.top10_confidence >= params.p_min, state
+
+
+@nb.njit
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
     return state
 
@@ -29,9 +34,9 @@ def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
 class PMin(ChainPolicy):
     """Continue drafting while the top candidate's probability is at least p_min, at most max_draft_tokens tokens.
 
-    The rule of static Max-Confidence with the engine's defaults. Departures: the engine takes the
-    probability among its ten best candidates, here it is the whole distribution's; the token that
-    fails is kept, as in the releases of 2025, where later ones drop it; `--draft-min` is 0.
+    The rule of static Max-Confidence with the engine's defaults of 2025; `llama_cpp` is today's. Departures: the
+    engine takes the probability among its ten best candidates, here it is the whole distribution's; `--draft-min`
+    is 0.
     """
 
     p_min: float = setting(0.75, 0.0, 1.0, tune=(0.0, 0.95), doc="--draft-p-min")
@@ -44,6 +49,33 @@ class PMin(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
+
+    @property
+    def adapts(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class LlamaCpp(ChainPolicy):
+    """Draft until the top candidate's probability among the ten best is below p_min; that token is dropped unverified.
+
+    As releases of 2026 do, with their defaults, under which no draft stops early. Departures: the engine drafts at
+    temperature 1 whatever the target's temperature is, here both have the target's; `--spec-draft-n-min` is 0.
+    """
+
+    p_min: float = setting(0.0, 0.0, 1.0, tune=(0.0, 0.95), doc="--spec-draft-p-min")
+    max_draft_tokens: int = setting(3, 1, 256, bounds="depth", doc="--spec-draft-n-max, in tokens")
+
+    name = "llama_cpp"
+    source = "llama.cpp, common/speculative.cpp"
+    features = ("top10_confidence",)
+    initial_state = staticmethod(initial_state)
+    keep_drafting = staticmethod(keep_drafting_by_top10)
+    update = staticmethod(update)
+
+    @property
+    def drops_refused(self) -> bool:
+        return True
 
     @property
     def adapts(self) -> bool:

@@ -102,6 +102,30 @@ def test_greedy_is_the_argmax_and_ignores_temperature_and_seed() -> None:
         torch.testing.assert_close(confidence, logits.softmax(-1).amax(-1))
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Sampler(),
+        Sampler("gumbel", 0.6, seed=2),
+        Sampler("gumbel", 1.3, top_p=0.7),
+        Sampler("rejection", 0.8, top_p=0.4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocabulary", [4, 10, 60])
+def test_top10_confidence_is_the_largest_of_the_ten_largest_probabilities_over_their_sum(
+    sampler: Sampler, vocabulary: int
+) -> None:
+    logits = 2 * torch.randn(50, vocabulary, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    ranked = sampler.probs(logits).sort(dim=-1, descending=True).values[:, :10]
+    found = sampler.top10_confidence(logits)
+    torch.testing.assert_close(found, ranked[:, 0] / ranked.sum(-1), rtol=1e-12, atol=0)
+    if vocabulary > 10 and sampler.top_p == 1:
+        assert (found > ranked[:, 0]).all()
+    one_by_one = torch.cat([sampler.top10_confidence(row[None]) for row in logits])
+    assert torch.equal(found, one_by_one)
+
+
 def test_half_precision_logits_are_compared_in_float32() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.5, 0.0]])
     sampler = Sampler("gumbel", 0.7)

@@ -45,6 +45,7 @@ SETTINGS = {  # every policy, with settings that stop drafting here and there on
         {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.3, "schedule": s, "max_draft_tokens": DEPTH}
         for s in ("constant", "heuristic", "heuristic_transient")
     ],
+    "llama_cpp": [{"p_min": p_min, "max_draft_tokens": DEPTH} for p_min in (0.2, 0.4)],
     "p_min": [{"p_min": 0.4, "max_draft_tokens": DEPTH}],
     "space_k": [{"k": 3}],
     "beta_ts": [

@@ -38,6 +38,7 @@ SETTINGS = [
     ("hugging_face", {"max_draft_tokens": 16}),
     ("hugging_face", {"schedule": "heuristic", "num_assistant_tokens": 5, "assistant_confidence_threshold": 0.0}),
     ("hugging_face", {"schedule": "heuristic_transient", "num_assistant_tokens": 5}),
+    ("llama_cpp", {"p_min": 0.5, "max_draft_tokens": 16}),
     ("p_min", {}),
     ("space_k", {"k": 5}),
     ("beta_ts", {"alpha0": 1.0, "beta0": 1.0}),

@@ -116,6 +116,8 @@ def test_it_refuses_what_it_cannot_do() -> None:
         decoder.decode(prompts[0].tokens, 4, make_policy("vct", {"width": 2, "depth": 2}))
     with pytest.raises(InputError, match="score.*choose another policy"):
         decoder.decode(prompts[0].tokens, 4, make_policy("cali_ts"))
+    with pytest.raises(InputError, match="ten likeliest tokens, .*choose another policy"):
+        decoder.decode(prompts[0].tokens, 4, make_policy("llama_cpp"))
     with pytest.raises(InputError, match="leave --predictor lab out"):
         load_pair(drafter=LOOKUP, predictor="lab")
 

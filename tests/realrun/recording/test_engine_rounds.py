@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,12 +14,20 @@ from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
 from specsim.engines.conventions import CONVENTIONS
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.p_min import LlamaCpp
 from specsim.trace.from_text import TokenText, lookup_trace
 from specsim.trace.ngram import RULES, NgramRule
 from specsim.trace.trace import Trace
+from tests.specsim.engines import test_as_engine
 from tests.specsim.engines.test_as_engine import COUNTED, replayed_rounds
 
 TOKENS = 96  # of every prompt, in the engines; more are recorded, as vLLM accepts beyond them
+
+# llama.cpp's of the same pair and prompts, by K and p_min.
+BY_P_MIN = json.loads(Path(test_as_engine.__file__).with_name("rounds_p_min.json").read_text())
+# Where the engine's own arithmetic came out on the other side of p_min: sequence, position, depth.
+NEAR_TIES = {"7,0.3": (4, 53, 1), "7,0.5": (10, 62, 4)}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +44,7 @@ def as_digits(rounds: list[list[tuple[int, int, int]]]) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "k"), [(engine, k) for engine in ("llamacpp", "vllm") for k in COUNTED[engine]])
 def test_every_round_of_every_sequence_is_the_engines(recorded: Trace, engine: str, k: str) -> None:
-    rounds = replayed_rounds(recorded, int(k), TOKENS, CONVENTIONS[engine])
+    rounds = replayed_rounds(recorded, FixedK(int(k)), TOKENS, CONVENTIONS[engine])
     assert as_digits(rounds) == COUNTED[engine][k]
 
 
@@ -46,6 +58,22 @@ def test_prompt_lookup_from_the_text_alone_is_vllms(recorded: Trace) -> None:
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     trace = lookup_trace(texts, NgramRule(2, 3, "first", "stop"), 4)
-    assert as_digits(replayed_rounds(trace, 4, TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-ngram"]["4"]
+    assert as_digits(replayed_rounds(trace, FixedK(4), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-ngram"]["4"]
     others = lookup_trace(texts, RULES["specsim"], 4)
-    assert as_digits(replayed_rounds(others, 4, TOKENS, CONVENTIONS["vllm"])) != COUNTED["vllm-ngram"]["4"]
+    assert as_digits(replayed_rounds(others, FixedK(4), TOKENS, CONVENTIONS["vllm"])) != COUNTED["vllm-ngram"]["4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", BY_P_MIN)
+def test_every_round_under_p_min_is_llamacpps(recorded: Trace, setting: str) -> None:
+    k, p_min = int(setting.split(",")[0]), float(setting.split(",")[1])
+    assert recorded.top10_confidence is not None
+    confidence = recorded.top10_confidence.copy()
+    if setting in NEAR_TIES:
+        sequence, position, depth = NEAR_TIES[setting]
+        place = int(recorded.offsets[sequence]) + position, depth - 1
+        assert confidence[place] == pytest.approx(p_min, abs=1e-4)
+        confidence[place] = 2 * p_min - confidence[place]
+    trace = dataclasses.replace(recorded, top10_confidence=confidence)
+    rounds = replayed_rounds(trace, LlamaCpp(p_min, k), TOKENS, CONVENTIONS["llamacpp"])
+    assert as_digits(rounds) == BY_P_MIN[setting]

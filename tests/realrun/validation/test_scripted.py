@@ -44,6 +44,7 @@ POLICIES = [
     make_policy("max_confidence", {"max_draft_tokens": 3, "dynamic": False}),
     make_policy("adaedl", {"max_draft_tokens": 5, "lambda0": 0.0}),
     make_policy("adaedl", {"max_draft_tokens": 5, "dynamic": False}),
+    make_policy("llama_cpp", {"max_draft_tokens": 4, "p_min": 0.3}),
 ]
 EOS = (5, 11, 17, 23, 31, 43)
 
@@ -123,18 +124,10 @@ def test_the_policy_sees_the_traces_features_and_nothing_of_the_models() -> None
     drafter.begin([1, 2])
     draft = drafter.propose([1, 2, 3], RoundContext(Sampler(), 2, 7, 4), keep)
     row = trace().offsets[2] + 7
-    expected = [
-        (
-            Step(
-                *(
-                    float(x[row, i])
-                    for x in (trace().prob, trace().confidence, trace().entropy_nats, trace().confidence)
-                )
-            ),
-            i + 1,
-        )
-        for i in range(3)
-    ]
+    columns = (
+        trace().prob, trace().confidence, trace().entropy_nats, trace().confidence, trace().top10_confidence
+    )  # fmt: skip
+    expected = [(Step(*(float(x[row, i]) for x in columns)), i + 1) for i in range(3)]  # type: ignore[index]
     assert seen == expected and len(draft.tokens) == 4
     assert drafter.drafter.lm.length == 2 + 4  # type: ignore[attr-defined]  # every draft step was a real pass
 

@@ -45,6 +45,13 @@ def test_rounds_are_read_whole_and_by_policy(tmp_path: Path) -> None:
     assert least.policy is None and least.t is None and least.sequence_id is None
 
 
+def test_tokens_that_were_dropped_are_not_of_the_draft(tmp_path: Path) -> None:
+    rounds = read_rounds(write(tmp_path, {**GOOD, "verified": [3, 2, 0, 0]}))
+    assert rounds.drafted.tolist() == [3, 2, 0, 0]
+    with pytest.raises(InputError, match="2 of 1 drafted tokens accepted in row 0"):
+        read_rounds(write(tmp_path, {**GOOD, "verified": [1, 2, 0, 0]}))
+
+
 def test_two_runs_of_one_name_are_told_apart_by_their_start(tmp_path: Path) -> None:
     columns = {"policy": ["a"] * 4, "sequence_id": [3] * 4, "t": [0, 3, 0, 1], "drafted": [4] * 4}
     rounds = read_rounds(write(tmp_path, {**columns, "accepted": [2, 1, 0, 4]}))

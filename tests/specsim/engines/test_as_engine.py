@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import specsim
@@ -17,7 +19,9 @@ from specsim.engines.as_engine import as_engine, counters_of, rounds_of
 from specsim.engines.conventions import CONVENTIONS, Conventions, find_conventions
 from specsim.engines.counts import engine_counts
 from specsim.errors import InputError
+from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.p_min import LlamaCpp
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
@@ -27,14 +31,21 @@ COST = ConstantCost(0.001, 0.010)
 COUNTED = json.loads((Path(__file__).parent / "rounds.json").read_text())
 
 
-def plain_rounds(trace: Trace, k: int, limit: int, conventions: Conventions) -> list[list[tuple[int, int, int]]]:
-    """(t, drafted, accepted) of every sequence by an engine with these conventions, written out."""
+def plain_rounds(
+    trace: Trace, k: npt.ArrayLike, limit: int, conventions: Conventions
+) -> list[list[tuple[int, int, int]]]:
+    """(t, drafted, accepted) of every sequence by an engine with these conventions, written out.
+
+    k : of every round, or by the trace's row at which it starts
+    """
+    ks = np.broadcast_to(k, len(trace.token)).tolist()
     found = []
     for begin, length in zip(trace.offsets.tolist(), trace.output_tokens.tolist(), strict=False):
         end = min(length, limit)
         t = 1 if conventions.first_token == "prefill" else 0
         rounds = []
         while t < end:
+            k = ks[begin + t]
             drafted = min(k, limit - t - 1) if conventions.clips_draft else k
             accepted = min(drafted, int(trace.match_len[begin + t]))
             if drafted or conventions.counts_empty:
@@ -44,8 +55,10 @@ def plain_rounds(trace: Trace, k: int, limit: int, conventions: Conventions) -> 
     return found
 
 
-def replayed_rounds(trace: Trace, k: int, limit: int, conventions: Conventions) -> list[list[tuple[int, int, int]]]:
-    run = specsim.replay(as_engine(trace, conventions, max_output_tokens=limit).trace, COST, "fixed_k", k=k)
+def replayed_rounds(
+    trace: Trace, policy: Policy, limit: int, conventions: Conventions
+) -> list[list[tuple[int, int, int]]]:
+    run = specsim.replay(as_engine(trace, conventions, max_output_tokens=limit).trace, COST, policy)
     assert run.rounds is not None
     rounds = rounds_of(run.rounds, conventions)
     assert rounds.sequence_id is not None and rounds.t is not None
@@ -59,14 +72,28 @@ def replayed_rounds(trace: Trace, k: int, limit: int, conventions: Conventions) 
 def test_a_replay_is_the_engine_written_out(engine: str, k: int, limit: int) -> None:
     trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8, seed=k)
     conventions = find_conventions(engine)
-    assert replayed_rounds(trace, k, limit, conventions) == plain_rounds(trace, k, limit, conventions)
+    assert replayed_rounds(trace, FixedK(k), limit, conventions) == plain_rounds(trace, k, limit, conventions)
+
+
+@pytest.mark.parametrize("engine", CONVENTIONS)
+def test_engines_do_not_count_dropped_tokens(engine: str) -> None:
+    """By position, the third token is refused, the first one, or none: drafts of 2, 0 or 4 tokens."""
+    trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8)
+    confidence = np.ones(trace.prob.shape, dtype=np.float32)
+    confidence[0::3, 2] = confidence[1::3, 0] = 0.1
+    trace = dataclasses.replace(trace, top10_confidence=confidence)
+    conventions, limit = find_conventions(engine), 24
+    longest = np.take([2, 0, 4], np.arange(len(confidence)) % 3)
+    expected = plain_rounds(trace, longest, limit, conventions)
+    assert {drafted for sequence in expected for _, drafted, _ in sequence} >= {2, 4}
+    assert replayed_rounds(trace, LlamaCpp(0.5, 4), limit, conventions) == expected
 
 
 def test_only_engines_that_do_not_clip_accept_beyond_the_limit() -> None:
     trace = generate(IID(0.9), sequences=50, output_tokens=40, depth=8)
     beyond = {}
     for engine, conventions in CONVENTIONS.items():
-        rounds = replayed_rounds(trace, 8, 32, conventions)
+        rounds = replayed_rounds(trace, FixedK(8), 32, conventions)
         beyond[engine] = sum(t + accepted + 1 > 32 for sequence in rounds for t, _, accepted in sequence)
     assert beyond["vllm"] > 10
     assert {engine for engine, rounds in beyond.items() if rounds} == {"vllm"}

@@ -21,6 +21,7 @@ from specsim.policy.base import build_policy, setting
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.dynamic_threshold import update_threshold
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.p_min import LlamaCpp
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.replay import replay
@@ -66,14 +67,15 @@ DEPTH = 6
 
 
 def traced(seed: int = 0) -> Trace:
-    score = np.random.default_rng(seed + 1).random((102, DEPTH)).astype(np.float32)
-    return small_trace(seed, score=score)
+    score, top10_confidence = np.random.default_rng(seed + 1).random((2, 102, DEPTH)).astype(np.float32)
+    return small_trace(seed, score=score, top10_confidence=top10_confidence)
 
 
 def fitting(kind: type[ChainPolicy]) -> dict[str, Any]:
-    """Settings that keep drafts within the recorded depth."""
+    """Settings that keep drafts within the recorded depth, and stop some of them."""
     names = {field.name for field in dataclasses.fields(kind)}
-    return {"max_draft_tokens" if "max_draft_tokens" in names else "k": DEPTH}
+    stops = {"p_min": 0.4} if "p_min" in names else {}
+    return {"max_draft_tokens" if "max_draft_tokens" in names else "k": DEPTH, **stops}
 
 
 @st.composite
@@ -98,6 +100,7 @@ def drive(policy: ChainPolicy, trace: Trace, seed: int) -> list[list[int]]:
     """The loop of a real run: the policy's functions called one by one from Python."""
     rounds = []
     score = trace.confidence if trace.score is None else trace.score
+    top10_confidence = trace.confidence if trace.top10_confidence is None else trace.top10_confidence
     state: Any = None
     for s, identity in enumerate(trace.sequence_id.tolist()):
         start, end = trace.offsets[s : s + 2].tolist()
@@ -106,20 +109,22 @@ def drive(policy: ChainPolicy, trace: Trace, seed: int) -> list[list[int]]:
         row = start
         while row < end:
             limit = min(policy.max_draft_tokens, int(trace.draft_limit[row]))
-            drafted = 0
+            drafted, dropped = 0, False
             while drafted < limit:
                 drafted += 1
-                columns = (trace.prob, trace.confidence, trace.entropy_nats, score)
+                columns = (trace.prob, trace.confidence, trace.entropy_nats, score, top10_confidence)
                 step = Step(*(float(column[row, drafted - 1]) for column in columns))
                 u = uniform(seed, identity, row - start, drafted)
-                if drafted < limit:
+                if drafted < limit or policy.drops_refused:
                     proceed, state = policy.keep_drafting(state, policy.params, step, drafted, u)
                     if not proceed:
+                        dropped = policy.drops_refused
                         break
-            accepted = min(drafted, int(trace.match_len[row]))
+            verified = drafted - dropped
+            accepted = min(verified, int(trace.match_len[row]))
             if drafted:
-                state = policy.update(state, policy.params, drafted, accepted)
-            rounds.append([s, row - start, drafted, accepted])
+                state = policy.update(state, policy.params, verified, accepted)
+            rounds.append([s, row - start, drafted, accepted, verified])
             row += accepted + 1
     return rounds
 
@@ -199,7 +204,7 @@ def test_python_calls_decide_like_the_kernel(kind: type[ChainPolicy], seed: int)
         policy, trace = kind(**{**fitting(kind), **changes}), traced(seed % 7)
         result = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True)
         assert result.rounds is not None
-        assert [list(row[:4]) for row in result.rounds.rows()] == drive(policy, trace, seed)
+        assert [list(row[:5]) for row in result.rounds.rows()] == drive(policy, trace, seed)
 
 
 @every_policy
@@ -209,7 +214,7 @@ def test_compiled_functions_equal_their_python_source(data: st.DataObject, kind:
     state = policy.initial_state(policy.params)
     assert state == policy.initial_state.py_func(policy.params)
     for _ in range(3):
-        step = Step(*(data.draw(st.floats(0, high)) for high in (1, 1, 12, 1)))
+        step = Step(*(data.draw(st.floats(0, high)) for high in (1, 1, 12, 1, 1)))
         u = data.draw(st.floats(0, 1, exclude_min=True, exclude_max=True))
         depth, drafted = data.draw(st.integers(1, 256)), data.draw(st.integers(1, 256))
         accepted = data.draw(st.integers(0, drafted))
@@ -353,7 +358,7 @@ def test_adaedl_score_at_known_entropies() -> None:
     """gamma = 0.2: H = 0 scores 1, H = 1.25 scores 0.5, H = 5 scores 0, H = 20 scores -1."""
     keep, params = POLICIES["adaedl"].keep_drafting, make_policy("adaedl", {"gamma": 0.2}).params
     for entropy, score in ((0.0, 1.0), (1.25, 0.5), (5.0, 0.0), (20.0, -1.0)):
-        step = Step(0.5, 0.5, entropy, 0.5)
+        step = Step(0.5, 0.5, entropy, 0.5, 0.5)
         assert keep((score - 1e-12, 0.0), params, step, 1, 0.5)[0]
         assert not keep((score + 1e-12, 0.0), params, step, 1, 0.5)[0]
 
@@ -425,6 +430,39 @@ def test_p_min_is_static_max_confidence() -> None:
     settings = {"lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH}
     other = replay(trace, make_policy("max_confidence", settings), table, log=True)
     assert one.rounds is not None and other.rounds is not None and one.rounds.rows() == other.rounds.rows()
+
+
+def test_a_dropped_token_costs_its_draft_step_and_is_not_verified() -> None:
+    trace, policy = traced(3), LlamaCpp(p_min=0.4, max_draft_tokens=DEPTH)
+    table = cost_table(trace, RampCost())
+    result = replay(trace, policy, table, log=True)
+    assert result.rounds is not None
+    assert [list(row[:5]) for row in result.rounds.rows()] == drive(policy, trace, 0)
+    seconds, asked = np.zeros((trace.sequences, 4)), np.zeros(trace.sequences, np.int64)
+    seen, before = set(), (-1, False)
+    for s, t, drafted, accepted, verified, _ in result.rounds.rows():
+        bucket = (int(trace.prompt_tokens[s]) + t - 1) >> table.bucket_bits
+        dropped, limit = drafted - verified, min(DEPTH, int(trace.draft_limit[trace.offsets[s] + t]))
+        asked[s] += drafted  # the last one too
+        if drafted:
+            behind = before == (s, True)
+            seconds[s, 0] += table.draft_s[drafted, bucket] + behind * table.catch_up_s[bucket]
+        seconds[s, 2] += table.verify_s[verified + 1, bucket]
+        before = s, 0 < drafted == accepted
+        seen.add((dropped, verified == 0, drafted == limit))
+    assert seen >= {(1, False, False), (1, True, False), (1, False, True), (0, False, True)}
+    seconds[:, 1] = asked * table.policy_step_s
+    seconds[:, 3] = result.num_rounds * table.round_overhead_s
+    np.testing.assert_allclose(result.seconds, seconds, rtol=1e-12)
+    assert result.policy_steps.tolist() == asked.tolist()
+    assert result.verified.sum() < result.drafted.sum()
+
+
+def test_a_trace_without_the_ten_likeliest_is_refused() -> None:
+    trace = small_trace()
+    with pytest.raises(InputError, match="llama_cpp needs the column 'top10_confidence', which this trace lacks"):
+        replay(trace, LlamaCpp(max_draft_tokens=3), cost_table(trace, RampCost()))
+    assert "'top10_confidence'" in str(unsupported_reason(trace, LlamaCpp))
 
 
 def test_why_a_policy_does_not_belong_on_a_trace() -> None:

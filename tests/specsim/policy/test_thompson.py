@@ -28,7 +28,7 @@ from tests.support.reference import RampCost, build_trace, small_trace
 
 OPTIONS = list(product(("exact", "printed"), ("per_token", "per_round")))
 every_option = pytest.mark.parametrize(("counting", "theta"), OPTIONS)
-NO_STEP = Step(math.nan, math.nan, math.nan, math.nan)
+NO_STEP = Step(math.nan, math.nan, math.nan, math.nan, math.nan)
 
 
 # Drafted, accepted -> r, n exact, n printed. Emitted are a + 1 tokens, so |Q_v| = a + 1 and r = |Q_v| - 1.
@@ -290,7 +290,7 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
     fixed_point = (math.sqrt(1 + 4 * missed * accept_prob) - 1) / (2 * missed)
     wanted = accept_prob if counting == "exact" else fixed_point
     error = math.sqrt(accept_prob * missed / state[1])
-    assert policy.keep_probability(state, policy.params, Step(0.5, 0.5, 0.5, 0.5), 1) == pytest.approx(
+    assert policy.keep_probability(state, policy.params, Step(0.5, 0.5, 0.5, 0.5, 0.5), 1) == pytest.approx(
         wanted, abs=4 * error
     )
     assert 4 * error < 0.015 < 0.7 * (accept_prob - fixed_point)  # the two rules are told apart

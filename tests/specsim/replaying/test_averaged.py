@@ -24,7 +24,7 @@ from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK, initial_state, update
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.policy.chain.p_min import PMin
+from specsim.policy.chain.p_min import LlamaCpp, PMin
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replaying.expected import MAX_CELLS, draws_uniforms, expected_replay
 from specsim.replaying.replay import Replay, replay
@@ -201,7 +201,7 @@ def one_sequence(length: int, approximate: bool = False) -> Trace:
     rng = np.random.default_rng(5)
     shape = (length, 8)
     score = rng.uniform(0.3, 1.2, shape).clip(0, 1).astype(np.float32)
-    trace = build_trace(rng, rng.random(shape) < 0.75, [length], score=score)
+    trace = build_trace(rng, rng.random(shape) < 0.75, [length], score=score, top10_confidence=score)
     return as_rejection(trace, rng) if approximate else trace
 
 
@@ -334,6 +334,7 @@ REFUSED: dict[str, tuple[ChainPolicy, bool, str]] = {
         True,
         "adapts to accepted tokens that are drawn",
     ),
+    "tokens dropped on drawn acceptance": (LlamaCpp(max_draft_tokens=6), True, "drops drafted tokens"),
     "drafts too deep": (BetaTS(max_draft_tokens=9), False, "recorded to depth 8"),
 }
 
