@@ -91,6 +91,29 @@ class Coin(ChainPolicy):
     update = staticmethod(unchanged)
 
 
+@nb.njit
+def flip_after(state, params, step, depth, u):
+    return u < params.heads - 0.1 * state[0], state
+
+
+@nb.njit
+def verified_tokens(state, params, drafted, accepted):
+    return (1.0 * drafted,)
+
+
+@dataclass(frozen=True)
+class DroppingCoin(Coin):
+    """A coin that drops the token it stops at, the likelier the more tokens were verified before."""
+
+    name = "dropping_coin"
+    keep_drafting = staticmethod(flip_after)
+    update = staticmethod(verified_tokens)
+
+    @property
+    def drops_refused(self) -> bool:
+        return True
+
+
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 policies = pytest.mark.parametrize("policy", ARMS, ids=str)
 
@@ -191,7 +214,7 @@ def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool
     trace = record(pair, prompts, RecordSettings(DEPTH, 30, sampler))
     table = cost_table(trace, ConstantCost(1e-3, 1e-2))
     real = Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler)
-    for policy in (*ARMS, Coin()):
+    for policy in (*ARMS, Coin(), DroppingCoin()):
         replayed = replay(trace, policy, table, seed=9, log=True)
         log, state = [], None
         for index, prompt in enumerate(prompts):
