@@ -59,7 +59,7 @@ def claims(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Every reader of files under mutated ones, an hour or two; `nox -s fuzz -- --count 1000 rounds` for less."""
+    """Every reader of files under mutated ones, for hours; `nox -s fuzz -- --count 1000 rounds` for less."""
     install(session, "real", "dev")
     session.run("python", "-m", "tests.fuzz", *session.posargs, env=ONE_THREAD)
 

@@ -59,6 +59,13 @@ def claim(out: Path, config: Config) -> None:
     write_json(dict(config), used)
 
 
+def kept(done: Path, make: Callable[[], Document]) -> Document:
+    """The document in this file; made where it is not there."""
+    if not done.is_file():
+        write_json(make(), done)
+    return dict(json.loads(done.read_text()))
+
+
 def named(report: Progress, name: str) -> Progress:
     """Progress that says what it is of."""
 

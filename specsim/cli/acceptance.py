@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from specsim.cli.console import check_new, print_json, print_table, progress_bar
-from specsim.cli.options import JsonOption, SeedOption
+from specsim.cli.options import JsonOption, RoundsPolicyOption, SeedOption
 
 acceptance = typer.Typer(
     help="Acceptance models: fit one to what data there is, generate traces from it, see how well it fits.\n\n"
@@ -47,9 +47,7 @@ def fit(
     ],
     model: Annotated[ModelKind, typer.Option(help="What to fit.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Where to write the model, as JSON.", show_default=False)],
-    policy: Annotated[
-        str | None, typer.Option(help="Of rounds, only those of this policy, as the file spells it.")
-    ] = None,
+    policy: RoundsPolicyOption = None,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:

@@ -45,6 +45,18 @@ DraftCostOption = Annotated[
     ),
 ]
 BatchOption = Annotated[int | None, typer.Option(help="Batch size, of cost grids and linear costs; default 1.", min=1)]
+CountsArgument = Annotated[
+    Path,
+    typer.Argument(
+        help='What was accepted: {"drafted": [...], "accepted": [...]} by depth as .json, a rounds.parquet, or a '
+        "trace.",
+        show_default=False,
+    ),
+]
+RoundsPolicyOption = Annotated[
+    str | None, typer.Option(help="Of rounds, only those of this policy, as the file spells it.")
+]
+ContextOption = Annotated[int, typer.Option(help="Tokens in the cache at which costs are taken.", min=1)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 LearningShareOption = Annotated[
     float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")

@@ -58,25 +58,27 @@ def replay(
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
     from specsim.api.predict import fitted_part, predict_fitted
-    from specsim.engines.as_engine import as_engine
-    from specsim.engines.conventions import find_conventions
-    from specsim.engines.counts import engine_counts
     from specsim.replaying.priced import PricedTrace
     from specsim.speedup.prediction import oracle_name
     from specsim.trace.files import read_trace
 
     if max_output_tokens is not None and as_ is None:
         raise InputError("--max-output-tokens is an engine's limit; name the engine with --as")
-    conventions = None if as_ is None else find_conventions(as_)
+    if as_ is not None:  # the engines' modules are not loaded otherwise
+        from specsim.engines.as_engine import as_engine
+        from specsim.engines.conventions import find_conventions
+        from specsim.engines.counts import engine_counts
+
+        conventions = find_conventions(as_)
     prepare_compiler()
     recorded, beyond = read_trace(trace), 0
-    if conventions is not None:
+    if as_ is not None:
         recorded, beyond = as_engine(recorded, conventions, max_output_tokens=max_output_tokens)
     priced = PricedTrace(recorded, read_costs(cost, draft_cost, batch))
     part, chosen, learned_on = fitted_part(priced, policy, parse_settings(set_), tuning_share, seed)
     prediction = predict_fitted(part, chosen, learned_on, expected=expected, seed=seed)
     document, oracle = prediction.as_dict(), oracle_name([type(prediction.policy)])
-    counts = {} if conventions is None else engine_counts(part, chosen, conventions, seed=seed)
+    counts = {} if as_ is None else engine_counts(part, chosen, conventions, seed=seed)
     if json:
         sizes = {name: getattr(prediction, name) for name in ("learned_on", "sequences")}
         engine = {"engine": {**counts, "sequences_cut_off": beyond}} if counts else {}

@@ -123,8 +123,7 @@ def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> A
     if context < 1:
         raise InputError(f"context={context} tokens; give at least 1")
     accepted, verified = counts_by_depth(source)
-    told = len(verified)
-    seconds = _seconds(cost, told, context)
+    seconds = _seconds(cost, len(verified), context)
     lengths = _lengths(accepted, verified, seconds, seed)
     chosen = max(lengths, key=lambda one: one.speedup.estimate)
     sure, times = chosen.near >= SURE, None
@@ -150,17 +149,15 @@ def _rounds(source: Source, verified: Floats) -> int:
     return int(describe(source).get("rounds", verified[0]))
 
 
-def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float, float]:
-    """Of rounds of K = 0, 1, ... drafts [D + 1], of catching up after a whole draft, and of a token without any."""
+def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
+    """Of rounds of K = 0, 1, ... drafts [D + 1], and of catching up after a draft that was accepted whole."""
     rounds = [float(cost.autoregressive_step(context))]
     for k in range(1, longest + 1):
         rounds.append(float(cost.draft(k, context)) + float(cost.verify(k + 1, context)) + cost.round_overhead())
-    return np.array(rounds), float(cost.catch_up(context)), rounds[0]
+    return np.array(rounds), float(cost.catch_up(context))
 
 
-def _lengths(
-    accepted: Floats, verified: Floats, seconds: tuple[Seconds, float, float], seed: int
-) -> list[DraftLengthAdvice]:
+def _lengths(accepted: Floats, verified: Floats, seconds: tuple[Seconds, float], seed: int) -> list[DraftLengthAdvice]:
     """Every K by the posterior of the rates."""
     rng = np.random.default_rng(seed)
     rates = rng.beta(accepted + 0.5, verified - accepted + 0.5, size=(DRAWS, len(accepted)))
@@ -180,9 +177,9 @@ def _lengths(
     ]
 
 
-def _speedups(rates: Floats, seconds: tuple[Seconds, float, float]) -> tuple[Floats, Floats]:
+def _speedups(rates: Floats, seconds: tuple[Seconds, float]) -> tuple[Floats, Floats]:
     """Tokens per round and speedups [R, D + 1] of K = 0, 1, ..., D, by rates [R, D] of the i-th token."""
-    rounds_s, catch_up_s, token_s = seconds
+    rounds_s, catch_up_s = seconds
     whole = np.concatenate([np.zeros((len(rates), 1)), np.cumprod(rates, axis=1)], axis=1)  # P(all K accepted)
     tokens = 1 + np.cumsum(whole, axis=1)
-    return tokens, tokens * token_s / (rounds_s + whole * catch_up_s)
+    return tokens, tokens * rounds_s[0] / (rounds_s + whole * catch_up_s)

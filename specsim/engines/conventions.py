@@ -55,7 +55,7 @@ CONVENTIONS = {
         ),
         Conventions(
             "transformers", "5.17", "round", True, True,
-            "read in _assisted_decoding; texts and rounds on a CPU equal to a replay",
+            "read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
         ),
     )
 }  # fmt: skip

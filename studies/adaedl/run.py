@@ -9,7 +9,6 @@ Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import product
@@ -27,7 +26,7 @@ from realrun.pairs.prompts import Prompt, study_prompts
 from specsim.cli.console import progress_bar
 from specsim.cost.contexts import context_range
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.files import replacing, write_json, write_text
+from specsim.files import replacing, write_text
 from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
@@ -52,7 +51,7 @@ from studies.adaedl.report import (
     against_entropy,
     report_text,
 )
-from studies.common import Config, Document, claim, middle_too, named, parts, profiled, recorded, run_study
+from studies.common import Config, Document, claim, kept, middle_too, named, parts, profiled, recorded, run_study
 
 FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
 FOUND, SIGNALS = "found.json", "signals.npz"
@@ -136,7 +135,8 @@ def policies(train: PricedTrace, config: Config) -> Iterator[tuple[str, Policy]]
 
 def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Document:
     """Every policy on the prompts that did not tune; read where it is there."""
-    if not done.is_file():
+
+    def replayed() -> Document:
         train, held = (PricedTrace(part, cost) for part in parts(trace, config))
         rows = []
         for label, policy in policies(train, config):
@@ -144,8 +144,9 @@ def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Docum
             baseline_s = played.autoregressive_s
             rows.append({"label": label, "settings": policy.settings, "seconds": played.speculative_s.tolist()})
         ratio = held.table().step_ratio
-        write_json({"rows": rows, "baseline_s": baseline_s.tolist(), "step_ratio": ratio, "draws": played.draws}, done)
-    return dict(json.loads(done.read_text()))
+        return {"rows": rows, "baseline_s": baseline_s.tolist(), "step_ratio": ratio, "draws": played.draws}
+
+    return kept(done, replayed)
 
 
 def pass_prices(cost: CostModel, trace: Trace) -> list[float]:
@@ -196,10 +197,7 @@ def find(out: Path, config: Config) -> Document:
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
     claim(out, config)
-    done = out / FOUND
-    if not done.is_file():
-        write_json(find(out, config), done)
-    document = json.loads(done.read_text())
+    document = kept(out / FOUND, lambda: find(out, config))
     found = {}
     for name, runs in document["rows"].items():
         for run, row in runs.items():

@@ -9,7 +9,6 @@ Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -19,11 +18,11 @@ from specsim.acceptance.synthetic import generate
 from specsim.cli.console import progress_bar
 from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.files import write_json, write_text
+from specsim.files import write_text
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from studies.common import Config, Document, claim, load, middle_too, named, parts, profiled, recorded, run_study
+from studies.common import Config, Document, claim, kept, load, middle_too, named, parts, profiled, recorded, run_study
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, against_spread, report_text
@@ -39,9 +38,7 @@ def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
 
 def compared(done: Path, prompts: Callable[[], tuple[PricedTrace, PricedTrace]], config: Config) -> Document:
     """The comparison of draft lengths on prompts to tune on and to report on; read where it is there."""
-    if not done.is_file():
-        write_json(gains.comparison(*prompts(), config), done)
-    return dict(json.loads(done.read_text()))
+    return kept(done, lambda: gains.comparison(*prompts(), config))
 
 
 def recordings(out: Path, config: Config, report: Progress) -> dict[tuple[str, str], tuple[Path, Trace]]:
@@ -121,10 +118,7 @@ def find(out: Path, config: Config) -> Document:
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
     claim(out, config)
-    done = out / FOUND
-    if not done.is_file():
-        write_json(find(out, config), done)
-    found = json.loads(done.read_text())
+    found = kept(out / FOUND, lambda: find(out, config))
     pools = {
         cost: {
             (run, drafter): documents for run, by_drafter in runs.items() for drafter, documents in by_drafter.items()

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specsim.cli.console import print_json, print_table
-from specsim.cli.options import BatchOption, CostOption, DraftCostOption, JsonOption, SeedOption, read_costs
+from specsim.cli.options import (
+    BatchOption,
+    ContextOption,
+    CostOption,
+    CountsArgument,
+    DraftCostOption,
+    JsonOption,
+    RoundsPolicyOption,
+    SeedOption,
+    read_costs,
+)
 
 
 def advise(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help='What was counted: {"drafted": [...], "accepted": [...]} by depth as .json, a rounds.parquet, or a '
-            "trace.",
-            show_default=False,
-        ),
-    ],
+    source: CountsArgument,
     cost: CostOption,
     draft_cost: DraftCostOption = None,
     batch: BatchOption = None,
-    context: Annotated[int, typer.Option(help="Tokens in the cache at which costs are taken.", min=1)] = 1000,
-    policy: Annotated[str | None, typer.Option(help="Of several policies' rounds, whose.")] = None,
+    context: ContextOption = 1000,
+    policy: RoundsPolicyOption = None,
     engine: Annotated[
         str | None, typer.Option(help="Whose flags to print: vllm, sglang, llamacpp, tensorrt-llm or transformers.")
     ] = None,

@@ -8,18 +8,18 @@ from typing import Annotated
 import typer
 
 from specsim.cli.console import print_json, print_table
-from specsim.cli.options import BatchOption, JsonOption, SeedOption
+from specsim.cli.options import (
+    BatchOption,
+    ContextOption,
+    CountsArgument,
+    JsonOption,
+    RoundsPolicyOption,
+    SeedOption,
+)
 
 
 def diagnose(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help='What was accepted: {"drafted": [...], "accepted": [...]} by depth as .json, a rounds.parquet, or a '
-            "trace.",
-            show_default=False,
-        ),
-    ],
+    source: CountsArgument,
     baseline_tokens_per_second: Annotated[
         float, typer.Option(help="Measured without speculation, at the same load.", show_default=False)
     ],
@@ -28,8 +28,8 @@ def diagnose(
         Path | None, typer.Option(help="Costs, which split a round's time further; `specsim cost list` has some.")
     ] = None,
     batch: BatchOption = None,
-    context: Annotated[int, typer.Option(help="Tokens in the cache at which costs are taken.", min=1)] = 1000,
-    policy: Annotated[str | None, typer.Option(help="Of several policies' rounds, whose.")] = None,
+    context: ContextOption = 1000,
+    policy: RoundsPolicyOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:

@@ -26,6 +26,7 @@ BatchCostOption = Annotated[
     ),
 ]
 GOODPUT = "goodput"
+GOODPUT_SETTINGS = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}
 
 
 def goodput_rule(trace: Trace, cost: BatchCost, settings: Mapping[str, str]) -> GoodputK:
@@ -34,13 +35,10 @@ def goodput_rule(trace: Trace, cost: BatchCost, settings: Mapping[str, str]) -> 
 
     values: dict[str, Any] = {"max_draft_tokens": trace.depth}
     for key, text in settings.items():
-        kind = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}.get(key)
-        if kind is None:
-            raise InputError(
-                f"{GOODPUT} has no setting {key!r}; known: max_draft_tokens, accept_prob, prior_tokens, memory"
-            )
+        if key not in GOODPUT_SETTINGS:
+            raise InputError(f"{GOODPUT} has no setting {key!r}; known: {', '.join(GOODPUT_SETTINGS)}")
         try:
-            values[key] = kind(text)
+            values[key] = GOODPUT_SETTINGS[key](text)
         except ValueError:
             raise InputError(f"{GOODPUT}: {key}={text!r} is no number; give one") from None
     return GoodputK(cost, **values)

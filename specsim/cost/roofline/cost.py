@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -151,10 +151,18 @@ class Covered:
 class PassCost(BatchCostModel):
     """Costs of a target and a drafter that follow from passes; says all but what verification takes."""
 
+    form: ClassVar[str]  # as errors call it
+    target: Any  # a model's passes
     drafter: Drafter
     draft_passes: Any  # a model's passes, or None where no pass drafts
     batch: int
     overheads: Overheads
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"{self.form}: batch={self.batch}; give at least 1")
+        if self.draft_passes is None and self.drafter.model is not None:
+            object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
 
     @property
     def max_tree_tokens(self) -> int:
@@ -225,11 +233,7 @@ class RooflineCost(PassCost):
     overheads: Overheads = field(default_factory=Overheads)
     covered: Covered | None = None
 
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise InputError(f"roofline: batch={self.batch}; give at least 1")
-        if self.draft_passes is None and self.drafter.model is not None:
-            object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
+    form = "roofline"
 
     @property
     def subject(self) -> str:

@@ -17,7 +17,6 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Drafter, Overheads, PassCost, find_drafter
 from specsim.cost.silicon.passes import Attention, SiliconPasses
-from specsim.errors import InputError
 
 
 class SiliconDocument(TypedDict):
@@ -77,11 +76,7 @@ class SiliconCost(PassCost):
     batch: int = 1
     overheads: Overheads = field(default_factory=Overheads)
 
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise InputError(f"silicon: batch={self.batch}; give at least 1")
-        if self.draft_passes is None and self.drafter.model is not None:
-            object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
+    form = "silicon"
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         shared, model = self.drafter.shared_layers, self.target.model

@@ -11,6 +11,7 @@ import pytest
 import specsim
 from specsim.acceptance.sources import Counters, Rounds
 from specsim.arrays import Floats
+from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
 from specsim.engines.advise import advise
 from specsim.engines.as_engine import counters_of
@@ -45,6 +46,14 @@ def test_many_rounds_tell_the_truth() -> None:
     assert [one.speedup.estimate for one in found.lengths] == pytest.approx(truth, rel=3e-3)
     assert found.lengths[2].tokens_per_round == pytest.approx(1 + 0.9 + 0.63, rel=3e-3)
     assert sum(one.best for one in found.lengths) == pytest.approx(1)
+
+
+def test_a_draft_that_was_accepted_whole_leaves_a_token_to_catch_up_with() -> None:
+    """By hand: a draft step of 1 ms and 0.5 ms a token, a pass of 10; after K accepted tokens a step takes 0.5 more."""
+    cost = LinearCost(target=LinearPass(0.010), drafter=LinearPass(0.0010, 0.0005))
+    found = advise(Counters(np.array([10**6, 10**6]), np.array([8 * 10**5, 4 * 10**5])), cost, context=100)
+    by_hand = [1.0, 1.8 / (1.15 + 0.8 * 0.05), 2.2 / (1.3 + 0.4 * 0.05)]
+    assert [one.speedup.estimate for one in found.lengths] == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_where_no_draft_pays_none_is_recommended() -> None:
