@@ -22,6 +22,7 @@ from realrun.validation.measuring import Costs, measure_in_turns
 from realrun.validation.timing import Timings, make_arm
 from speckernels import backend_for
 from specsim.arrays import Floats
+from specsim.cost.model import CostModel
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
@@ -150,7 +151,7 @@ class Validation:
 
 def candidates(
     train: Trace,
-    cost: ProfileCost,
+    cost: CostModel,
     *,
     kinds: Sequence[type[Policy]] | None = None,
     trials: int,
@@ -325,10 +326,12 @@ def mean_round_s(timings: Timings, arm: int) -> float:
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
-    """Share of replayed rounds that the real run did just so: t, drafted, accepted and verified tokens, the last."""
+    """Share of replayed rounds that the real run did just so: t, drafted, accepted, verified tokens, last, drafter."""
     assert replayed.rounds is not None
-    real = {(index, *row) for index, run in enumerate(runs) for row in run.tree_log()}
-    return len(real.intersection(replayed.rounds.rows())) / len(replayed.rounds)
+    real = {(index, *row) for index, run in enumerate(runs) for row in run.full_log()}
+    log = replayed.rounds
+    wanted = [(*row, drafter) for row, drafter in zip(log.rows(), log.drafter.tolist(), strict=True)]
+    return len(real.intersection(wanted)) / len(log)
 
 
 def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:
