@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.cost import step_times
 from specsim.cost.linear import LinearPass
 from specsim.cost.step_times import FORMS, Steps, fit_step_time, judge_step_times, profile_steps
 from tests.specsim.cost.test_batch_profile import document, read
@@ -73,6 +75,11 @@ def test_curves_by_hand() -> None:
     assert found.as_dict()["sequences"] == {"at": [1.0], "seconds": [0.0]}
     asked = Steps(np.ones(4), np.array([0.5, 3.0, 6.0, 10.0]), np.zeros(4), np.ones(4))
     assert found.seconds(asked) == pytest.approx([1.0, 2.0, 4.0, 8.0])
+
+
+def test_the_example_is_right() -> None:
+    found = doctest.testmod(step_times)
+    assert found.attempted == 6 and found.failed == 0
 
 
 def test_noise_does_not_make_a_curve_fall() -> None:
