@@ -25,6 +25,7 @@ from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS
 from specsim.errors import InputError
+from specsim.files import read_csv
 
 MAX_KNOTS = 8
 # Knots of the curve along each of these facts of a step; 2 are those of a straight line through 0.
@@ -186,12 +187,7 @@ def read_steps(path: Path) -> Steps:
     import pandas as pd  # slow to import
 
     wanted = f"give a CSV file with the columns {','.join(Steps._fields)}, or a batch profile (.json)"
-    if not path.is_file():
-        raise InputError(f"{name} does not exist; {wanted}")
-    try:
-        frame = pd.read_csv(path, dtype=str)
-    except (ValueError, pd.errors.ParserError) as error:  # also of text that is no UTF-8
-        raise InputError(f"{name} is no CSV file ({error}); {wanted}") from None
+    frame = read_csv(path, name, wanted)
     if not set(Steps._fields) <= set(frame.columns):
         raise InputError(f"{name} has the columns {', '.join(map(str, frame.columns))}; {wanted}")
     steps = Steps(*(pd.to_numeric(frame[field], errors="coerce").to_numpy(np.float64) for field in Steps._fields))

@@ -142,6 +142,7 @@ def test_what_holds_no_steps_is_refused_in_one_line(tmp_path: Path) -> None:
         head + "1,1,-10,0.1\n": ("cached_tokens=-10",),
         head + "1,1,10,inf\n": ("seconds=inf",),
         head + "1,1,10,0.1\n" * 20: ("1 distinct steps", "at least 8"),
+        head + "1,1,10,0.1,5\n": ("more cells",),
         head: ("0 distinct steps",),
         "": ("no CSV file",),
     }.items():
