@@ -3,29 +3,27 @@
 =============== ======================================= ==========================================================
 form            seconds                                 used by
 =============== ======================================= ==========================================================
-linear          fixed + a tokens + k cached             arXiv 2601.11580, of vLLM; a linear cost file's ``target``
+linear          fixed + a tokens + k cached             arXiv 2601.11580, of vLLM
 tokens, cached  f(tokens) + k cached                    regressions on vLLM's steps
 batch, tokens   fixed + a(sequences) + b(tokens)        DSpark's tables, in SGLang and TensorRT-LLM
 =============== ======================================= ==========================================================
 
-f, a and b never fall, and are linear between at most `MAX_KNOTS` values that were seen, and beyond.
+f, a and b never fall, and are linear between at most `MAX_KNOTS` values that were seen, and beyond. A cost file of the
+form linear takes any of them as its ``target``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from specsim.arrays import Bools, Floats, Seconds
-from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, check_seconds
 from specsim.errors import InputError
-from specsim.files import read_csv
 
 MAX_KNOTS = 8
 # Knots of the curve along each of these facts of a step; 2 are those of a straight line through 0.
@@ -55,6 +53,13 @@ class Steps(NamedTuple):
         return Steps(*(column[rows] for column in self))
 
 
+class CurveDocument(TypedDict):
+    """A `Curve` in a file: seconds at these values beyond those at the first."""
+
+    at: list[float]
+    seconds: list[float]
+
+
 class Curve(NamedTuple):
     """How seconds rise with one fact: by `rise_s` [M - 1] between the knots `at` [M], the last rise going on."""
 
@@ -64,28 +69,39 @@ class Curve(NamedTuple):
     def __call__(self, values: Floats) -> Seconds:
         return np.asarray(_shares(values, self.at) @ self.rise_s)
 
-    def as_dict(self) -> dict[str, list[float]]:
+    @property
+    def slope_s(self) -> float | None:
+        """Of a straight line through 0."""
+        return float(self.rise_s[0] / self.at[1]) if len(self.at) == 2 and not self.at[0] else None
+
+    def as_dict(self) -> CurveDocument:
         return {"at": self.at.tolist(), "seconds": np.append(0.0, np.cumsum(self.rise_s)).tolist()}
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A fitted form: seconds where all curves begin, and the curves by fact."""
+    """Seconds of a pass, or of a step: `fixed_s` where all curves begin, and the curves by a fact of `Steps`."""
 
-    form: str
     fixed_s: float
     curves: Mapping[str, Curve]
+
+    def __post_init__(self) -> None:
+        check_seconds(self, "fixed_s", least=MIN_SECONDS)
 
     def seconds(self, steps: Steps) -> Seconds:
         """What it says of every step."""
         return np.asarray(self.fixed_s + sum(curve(getattr(steps, name)) for name, curve in self.curves.items()))
 
+    def batch_seconds(self, tokens: BatchTokens) -> Seconds:
+        """Of passes over ragged batches."""
+        return self.seconds(Steps(*np.broadcast_arrays(tokens.sequences, tokens.new, tokens.cached, 0.0)))
+
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form; a straight line as its slope."""
-        found: dict[str, Any] = {"form": self.form, "fixed_s": self.fixed_s}
+        """As a cost file of the form linear has it for a pass; a straight line as its slope."""
+        found: dict[str, Any] = {"fixed_s": self.fixed_s}
         for name, curve in self.curves.items():
-            line = FORMS[self.form][name] == 2
-            found[f"{name[:-1]}_s" if line else name] = _slope(curve) if line else curve.as_dict()
+            slope_s = curve.slope_s
+            found |= {name: curve.as_dict()} if slope_s is None else {f"{name[:-1]}_s": slope_s}
         return found
 
 
@@ -96,6 +112,7 @@ class Judged:
     median_error, p90_error : absolute and relative; rmse_s : of seconds
     """
 
+    form: str
     fitted: StepTime
     held_out: int
     median_error: float
@@ -128,9 +145,8 @@ def fit_step_time(steps: Steps, form: str) -> StepTime:
     >>> from specsim.cost.step_times import Steps, fit_step_time
     >>> tokens, cached = np.array([1.0, 8.0, 64.0, 512.0]), np.array([900.0, 100.0, 5000.0, 0.0])
     >>> steps = Steps(np.ones(4), tokens, cached, 0.006 + 2e-5 * tokens + 4e-8 * cached)
-    >>> _, *constants = fit_step_time(steps, "linear").as_dict().values()
-    >>> [float(f"{value:.3g}") for value in constants]
-    [0.006, 2e-05, 4e-08]
+    >>> {name: float(f"{value:.3g}") for name, value in fit_step_time(steps, "linear").as_dict().items()}
+    {'fixed_s': 0.006, 'token_s': 2e-05, 'cached_token_s': 4e-08}
     """
     from scipy.optimize import nnls
 
@@ -143,8 +159,31 @@ def fit_step_time(steps: Steps, form: str) -> StepTime:
     ends = np.cumsum([column.shape[1] for column in columns])
     _, *rises = np.split(found, ends[:-1])
     return StepTime(
-        form, float(found[0]), {name: Curve(at, rise) for (name, at), rise in zip(knots.items(), rises, strict=True)}
+        max(float(found[0]), MIN_SECONDS),
+        {name: Curve(at, rise) for (name, at), rise in zip(knots.items(), rises, strict=True)},
     )
+
+
+def step_time(document: Mapping[str, Any]) -> StepTime:
+    """What `StepTime.as_dict` wrote, or somebody else.
+
+    Raises InputError for a curve that falls, whose values do not increase, or beside which there is a slope.
+    """
+    curves = {}
+    for name in ("sequences", "tokens", "cached_tokens"):
+        slope_s, curve = document.get(f"{name[:-1]}_s"), document.get(name)
+        if curve is not None and slope_s is not None:
+            raise InputError(f"cost: {name[:-1]}_s and {name} say the same; give one of them")
+        if slope_s is not None:
+            curves[name] = Curve(np.array([0.0, 1.0]), np.array([slope_s]))
+        elif curve is not None:
+            at, seconds = np.array(curve["at"]), np.array(curve["seconds"])
+            if not len(at) or (np.diff(at, prepend=-1.0) <= 0).any():
+                raise InputError(f"cost: {name} at {curve['at']!r:.60}: give increasing values of 0 or more")
+            if len(seconds) != len(at) or seconds[0] or (np.diff(seconds) < 0).any() or seconds[-1] > MAX_SECONDS:
+                raise InputError(f"cost: {name} have seconds that do not rise from 0 on, one for each value; mend them")
+            curves[name] = Curve(at, np.diff(seconds))
+    return StepTime(document["fixed_s"], curves)
 
 
 def judge_step_times(steps: Steps, *, seed: int = 0) -> list[Judged]:
@@ -164,56 +203,8 @@ def judge_step_times(steps: Steps, *, seed: int = 0) -> list[Judged]:
         error = np.abs(told / rest.seconds - 1)
         rmse_s = float(np.sqrt(np.mean((told - rest.seconds) ** 2)))
         fitted = fit_step_time(steps, form)
-        found.append(Judged(fitted, len(error), float(np.median(error)), float(np.quantile(error, 0.9)), rmse_s))
+        found.append(Judged(form, fitted, len(error), float(np.median(error)), float(np.quantile(error, 0.9)), rmse_s))
     return found
-
-
-def profile_steps(profile: BatchProfileCost) -> Steps:
-    """The passes of the target that a batch profile measured, each with what a step takes beside its pass."""
-    axes = np.meshgrid(profile.batches, profile.contexts, profile.tokens, indexing="ij")
-    batch, context, tokens = (axis.ravel() for axis in axes)
-    held = BatchTokens.alike(batch, tokens, context)
-    return Steps(held.sequences, held.new, held.cached, profile.verify_s.ravel() + profile.step_s)
-
-
-def read_steps(path: Path) -> Steps:
-    """Steps of a CSV file with the columns sequences, tokens, cached_tokens and seconds, or of a batch profile (.json).
-
-    Raises InputError for another file, and for values that are none.
-    """
-    name = f"steps {path}"
-    if path.suffix.lower() == ".json":
-        return profile_steps(_profile(path))
-    import pandas as pd  # slow to import
-
-    wanted = f"give a CSV file with the columns {','.join(Steps._fields)}, or a batch profile (.json)"
-    frame = read_csv(path, name, wanted)
-    if not set(Steps._fields) <= set(frame.columns):
-        raise InputError(f"{name} has the columns {', '.join(map(str, frame.columns))}; {wanted}")
-    steps = Steps(*(pd.to_numeric(frame[field], errors="coerce").to_numpy(np.float64) for field in Steps._fields))
-    bounds = {"tokens": (1, 2**40), "sequences": (1, steps.tokens), "cached_tokens": (0, 2**40),
-              "seconds": (MIN_SECONDS, MAX_SECONDS)}  # fmt: skip
-    for field, (low, high) in bounds.items():
-        values = getattr(steps, field)
-        wrong = ~((low <= values) & (values <= high))  # also where it is no number
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(
-                f"{name}: line {row + 2} has {field}={frame[field][row]}; give a pass's sequences, of which each has a "
-                "token at least, cached tokens of 0 or more, and positive seconds"
-            )
-    return steps
-
-
-def _profile(path: Path) -> BatchProfileCost:
-    from specsim.cost.files import read_cost
-
-    profile = read_cost(path)
-    if not isinstance(profile, BatchProfileCost):
-        raise InputError(
-            f"steps {path} are no batch profile; make one with `realrun batch-profile`, or give a CSV file"
-        )
-    return profile
 
 
 def _knots(values: Floats, count: int) -> Floats:
@@ -224,11 +215,7 @@ def _knots(values: Floats, count: int) -> Floats:
 
 
 def _shares(values: Floats, at: Floats) -> Floats:
-    """Of the rise between each two knots, what has come about at these values [N, M - 1]."""
-    found = np.maximum((np.asarray(values, dtype=np.float64)[:, None] - at[:-1]) / np.diff(at), 0.0)
-    found[:, :-1] = np.minimum(found[:, :-1], 1.0)
+    """Of the rise between each two knots, what has come about at these values [..., M - 1]."""
+    found = np.maximum((np.asarray(values, dtype=np.float64)[..., None] - at[:-1]) / np.diff(at), 0.0)
+    found[..., :-1] = np.minimum(found[..., :-1], 1.0)
     return found
-
-
-def _slope(curve: Curve) -> float:
-    return float(curve.rise_s[0] / curve.at[1])

@@ -77,7 +77,7 @@ def step_rows(judged: Sequence[Judged]) -> Iterator[list[str]]:
     """Every form's errors on passes that it was not fitted to."""
     for one in judged:
         errors = (f"{100 * error:.1f}" for error in (one.median_error, one.p90_error))
-        yield [one.fitted.form, *errors, f"{1e3 * one.rmse_s:.2f}"]
+        yield [one.form, *errors, f"{1e3 * one.rmse_s:.2f}"]
 
 
 def real_lines(cases: Sequence[Case], about: Document, config: Config) -> list[str]:

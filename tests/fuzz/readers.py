@@ -19,7 +19,8 @@ from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
-from specsim.cost.step_times import judge_step_times, read_steps
+from specsim.cost.recorded_steps import read_steps
+from specsim.cost.step_times import judge_step_times
 from specsim.files import file_digest
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests

@@ -28,12 +28,13 @@ def fit(
 
     A step is a pass of the target: over so many new tokens of so many sequences, behind so
     many cached tokens of all. Each form is fitted to half of the distinct steps and judged by
-    the others; what is printed of it is fitted to all. The linear form is the `target` of a
-    cost file of the form linear.
+    the others; what is printed of it is fitted to all. With --json, each is a `target` as cost
+    files of the form linear take it.
 
     Example: specsim cost fit steps.csv
     """
-    from specsim.cost.step_times import judge_step_times, read_steps
+    from specsim.cost.recorded_steps import read_steps
+    from specsim.cost.step_times import judge_step_times
 
     recorded = read_steps(steps)
     judged = judge_step_times(recorded, seed=seed)
@@ -42,7 +43,7 @@ def fit(
         return
     rows = [
         [
-            one.fitted.form,
+            one.form,
             f"{100 * one.median_error:.2f}",
             f"{100 * one.p90_error:.2f}",
             f"{1e3 * one.rmse_s:.3f}",
@@ -62,6 +63,6 @@ def _words(fitted: dict[str, Any]) -> str:
         if isinstance(value, dict):
             points = zip(value["at"], value["seconds"], strict=True)
             told.append(f"{name} " + ", ".join(f"{at:g}: {1e3 * seconds:.3g}" for at, seconds in points))
-        elif name != "form":
+        else:
             told.append(f"{name.removesuffix('_s').replace('_', ' ')} {1e3 * value:.4g}")
     return "; ".join(told)

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
 from specsim.cost import step_times
+from specsim.cost.batches import BatchTokens
+from specsim.cost.files import read_cost, with_batch
 from specsim.cost.linear import LinearPass
-from specsim.cost.step_times import FORMS, Steps, fit_step_time, judge_step_times, profile_steps
+from specsim.cost.recorded_steps import profile_steps
+from specsim.cost.step_times import FORMS, Steps, fit_step_time, judge_step_times
+from specsim.serving.costs import batch_cost
+from specsim.trace.files import write_trace
 from tests.specsim.cost.test_batch_profile import document, read
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
@@ -46,12 +53,12 @@ TRUTHS = {
 
 
 def median_errors(steps: Steps) -> dict[str, float]:
-    return {one.fitted.form: one.median_error for one in judge_step_times(steps)}
+    return {one.form: one.median_error for one in judge_step_times(steps)}
 
 
 def test_linear_constants_are_found_exactly() -> None:
     found = fit_step_time(taking(TRUTHS["linear"]), "linear").as_dict()
-    assert list(found) == ["form", "fixed_s", "token_s", "cached_token_s"]
+    assert list(found) == ["fixed_s", "token_s", "cached_token_s"]
     for name in ("fixed_s", "token_s", "cached_token_s"):
         assert found[name] == pytest.approx(getattr(H100, name), rel=1e-6)
 
@@ -79,7 +86,7 @@ def test_curves_by_hand() -> None:
 
 def test_the_example_is_right() -> None:
     found = doctest.testmod(step_times)
-    assert found.attempted == 6 and found.failed == 0
+    assert found.attempted == 5 and found.failed == 0
 
 
 def test_noise_does_not_make_a_curve_fall() -> None:
@@ -121,13 +128,65 @@ def test_the_command_says_which_form_fits(tmp_path: Path) -> None:
     steps, path = taking(TRUTHS["linear"]), tmp_path / "steps.csv"
     np.savetxt(path, np.stack(steps, axis=1), delimiter=",", header=",".join(Steps._fields), comments="", fmt="%.17g")
     done = json_of(call("specsim", "cost", "fit", path, "--json"))
-    assert done["steps"] == 400 and [one["fitted"]["form"] for one in done["forms"]] == [*FORMS]
+    assert done["steps"] == 400 and [one["form"] for one in done["forms"]] == [*FORMS]
     linear = done["forms"][0]
     assert linear["median_error"] < 1e-6 and linear["rmse_s"] < 1e-6 and 150 < linear["held_out"] < 250
     shown = call("specsim", "cost", "fit", path)
     assert shown.code == 0 and "cached token 3.926e-05" in shown.out
     (tmp_path / "profile.json").write_text(json.dumps(document()))
     assert json_of(call("specsim", "cost", "fit", tmp_path / "profile.json", "--json"))["steps"] == 18
+
+
+CURVE = {"at": [1, 96, 256], "seconds": [0, 1e-3, 7.4e-3]}
+
+
+def written(folder: Path, target: dict[str, Any], drafter: dict[str, Any] | None = None) -> Path:
+    """A cost file of the form linear."""
+    path = folder / "cost.json"
+    about = {"kind": "specsim-cost", "version": 1, "form": "linear", "source": "a test", "date": "2026-11"}
+    path.write_text(json.dumps({**about, "target": target, "drafter": drafter or {"fixed_s": 0.002}, "step_s": 0.001}))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fitted_form_is_the_target_of_a_cost_file(form: str, tmp_path: Path) -> None:
+    fitted = fit_step_time(taking(TRUTHS["batch, tokens"]), form)
+    cost = batch_cost(read_cost(written(tmp_path, fitted.as_dict())))
+    steps = drawn()
+    told = cost.batch_verify(BatchTokens(steps.sequences, steps.tokens, steps.cached_tokens, steps.tokens))
+    assert told == pytest.approx(fitted.seconds(steps), rel=1e-12)
+    at_eight = with_batch(read_cost(tmp_path / "cost.json"), 8)
+    one = Steps(np.array([8.0]), np.array([24.0]), np.array([4000.0]), np.ones(1))
+    assert float(at_eight.verify(3, 500)) == pytest.approx(float(fitted.seconds(one)[0]), rel=1e-12)
+
+
+def test_curves_price_servers(tmp_path: Path) -> None:
+    """A pass over 48 tokens of 48 sequences, 47/95 of the way to 96; and a draft step by the same curve."""
+    path = written(
+        tmp_path, {"fixed_s": 0.01, "tokens": CURVE, "cached_token_s": 1e-8}, {"fixed_s": 1e-3, "tokens": CURVE}
+    )
+    cost = batch_cost(read_cost(path))
+    held = BatchTokens.alike(48, 1, 100)
+    assert float(cost.batch_verify(held)) == pytest.approx(0.01 + 1e-3 * 47 / 95 + 4800e-8)
+    assert float(cost.batch_draft(0, held)) == pytest.approx(1e-3 + 1e-3 * 47 / 95)
+    write_trace(generate(IID(0.7), sequences=4, output_tokens=12, depth=3), tmp_path / "trace")
+    given = ["specsim", "serve", "schedule", tmp_path / "trace", "--cost", path, "--batch", "1,64", "--json"]
+    assert len(json_of(call(*given))["cells"]) == 2
+
+
+def test_curves_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
+    for changes, words in [
+        ({"tokens": {"at": [1, 1], "seconds": [0, 1]}}, ("tokens at", "increasing")),
+        ({"tokens": {"at": [], "seconds": []}}, ("tokens at", "increasing")),
+        ({"tokens": {"at": [1, 2], "seconds": [0, -1]}}, ("do not rise from 0",)),
+        ({"tokens": {"at": [1, 2], "seconds": [1, 2]}}, ("do not rise from 0",)),
+        ({"sequences": {"at": [1, 2], "seconds": [0]}}, ("sequences have seconds",)),
+        ({"tokens": {"at": [1, 2]}}, ("seconds is missing",)),
+        ({"tokens": {**CURVE, "rise": 1}}, ("unknown key 'rise'",)),
+        ({"tokens": CURVE, "token_s": 1e-3}, ("token_s and tokens", "give one")),
+        ({"tokens": CURVE, "fixed_s": 0.0}, ("fixed_s=0",)),
+    ]:
+        refusal(lambda changes=changes: read_cost(written(tmp_path, {"fixed_s": 0.01, **changes})), "cost.json", *words)
 
 
 def test_what_holds_no_steps_is_refused_in_one_line(tmp_path: Path) -> None:
