@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from specsim.progress import ProgressLines
+from tests.support import default_cases
 
 # The first example of a policy compiles its kernel, so a deadline per example means nothing.
 settings.register_profile("specsim", deadline=None, print_blob=True)
@@ -46,6 +47,13 @@ def ctrl_c_is_heard() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def kernels_ran(pytestconfig: pytest.Config) -> set[tuple[str, str, str]]:
     return pytestconfig.stash[RAN]
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    default_cases.mark_the_others(items)
+    if config.args == config.getini("testpaths") and (wrong := default_cases.unknown(item.nodeid for item in items)):
+        raise pytest.UsageError(f"{default_cases.FILE.name} names what is no test: {'; '.join(wrong)}")
 
 
 def pytest_collection_finish() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Bools, Ints
+from specsim.arrays import Floats
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
 from specsim.fitting import tree_calibration
@@ -26,7 +26,7 @@ from specsim.static_tree import shape as tree_shapes
 from specsim.static_tree.rates import rates_of
 from specsim.static_tree.search import best_trees, expected_tokens, node_accept_probs
 from specsim.trace.trace import Trace
-from studies.common import MOST_TRUNCATED, truncated_share
+from studies.common import MOST_TRUNCATED
 from studies.costs import MOST_NODES
 from studies.words import first_best
 
@@ -37,53 +37,56 @@ Where = Callable[[Row], bool]
 PASSES = ConstantCost(1.0, 1.0)  # a second per draft pass
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WIDTHS = range(1, 9)
+PERCENTILES = (5, 25, 50, 75, 95)  # of the nodes of rounds
 STATIC = ("vct", "cartesian", "sparse_tree", "optimal_tree")
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """A policy's rounds on a trace. nodes : verified beside the pending token, of every round [R]"""
+    """A policy's rounds on a trace, counted by sequence [S]: plain data, which a file can hold.
 
-    replayed: Replay
-    nodes: Ints
+    truncated : those that asked for more than the recorded trees hold
+    """
+
+    num_rounds: list[int]
+    output_tokens: list[int]
+    verified_nodes: list[int]  # beside the pending tokens
+    draft_passes: list[int]
+    truncated_rounds: list[int]
 
     @property
     def tau(self) -> Estimate:
         """Acceptance length: tokens per round."""
-        return ratio_interval(self.replayed.output_tokens, self.replayed.num_rounds)
+        return ratio_interval(self.output_tokens, self.num_rounds)
 
     @property
     def verified(self) -> Estimate:
         """Nodes verified per round."""
-        return ratio_interval(self.replayed.verified, self.replayed.num_rounds)
+        return ratio_interval(self.verified_nodes, self.num_rounds)
 
     @property
     def passes(self) -> float:
         """Draft passes per round."""
-        return float(self.replayed.seconds[:, 0].sum() / self.replayed.num_rounds.sum())
+        return sum(self.draft_passes) / sum(self.num_rounds)
 
     @property
     def truncated(self) -> float:
         """Share of rounds that asked for more than the recorded trees hold."""
-        return truncated_share(self.replayed)
+        return sum(self.truncated_rounds) / sum(self.num_rounds)
 
-    def of(self, sequences: Bools) -> dict[str, Any]:
-        """Of these sequences [S] tau, the nodes of every round, and the share of rounds that was truncated."""
-        found, cut = self.replayed, self.replayed.truncated
-        assert found.rounds is not None
-        rounds = found.num_rounds[sequences].sum()
-        return {
-            "tau": float(found.output_tokens[sequences].sum() / rounds),
-            "nodes": self.nodes[sequences[found.rounds.sequence]],
-            "truncated": 0.0 if cut is None else float(cut[sequences].sum() / rounds),
-        }
+
+def passes_replay(trace: Trace, policy: Policy) -> Replay:
+    """The replay with draft passes for seconds: what costs have no part in; with the log of its rounds."""
+    return PricedTrace(trace, PASSES).replay(policy, log=True)
 
 
 def rounds_of(trace: Trace, policy: Policy) -> Rounds:
-    """Replay with draft passes for seconds: what costs have no part in."""
-    one = PricedTrace(trace, PASSES).replay(policy, log=True)
-    assert one.rounds is not None
-    return Rounds(one, one.rounds.verified)
+    """The policy's rounds on the trace."""
+    found = passes_replay(trace, policy)
+    cut = np.zeros_like(found.num_rounds) if found.truncated is None else found.truncated
+    passes = np.rint(found.seconds[:, 0]).astype(np.int64)
+    counts = (found.num_rounds, found.output_tokens, found.verified, passes, cut)
+    return Rounds(*(column.tolist() for column in counts))
 
 
 def policy_of(row: Row) -> Policy:
@@ -162,15 +165,23 @@ class PaperAnswer:
 
     def nodes_beyond(self, share: float) -> Comparison:
         """Nodes that PCT verifies per round less this share of EAGLE-2's."""
-        return self._beyond(share, [one.replayed.verified for one in (self.pct, self.eagle2)])
+        return self._beyond(share, self.pct.verified_nodes, self.eagle2.verified_nodes)
 
     def tau_beyond(self, share: float) -> Comparison:
         """PCT's acceptance length less this share of EAGLE-2's."""
-        return self._beyond(share, [one.replayed.output_tokens for one in (self.pct, self.eagle2)])
+        return self._beyond(share, self.pct.output_tokens, self.eagle2.output_tokens)
 
-    def _beyond(self, share: float, counts: Sequence[Ints]) -> Comparison:
-        rounds = [one.replayed.num_rounds for one in (self.pct, self.eagle2)]
-        return ratio_difference(counts[0], rounds[0], share * counts[1], rounds[1])
+    def _beyond(self, share: float, pct: Sequence[int], eagle2: Sequence[int]) -> Comparison:
+        return ratio_difference(pct, self.pct.num_rounds, share * np.asarray(eagle2), self.eagle2.num_rounds)
+
+    @classmethod
+    def of(cls, document: Document) -> Self:
+        """From what `dataclasses.asdict` made of one."""
+        rounds = {name: Rounds(**document[name]) for name in ("pct", "eagle2", "small")}
+        difference = document["difference"]
+        return cls(
+            **rounds, difference=Comparison(**{**difference, "difference": Estimate(**difference["difference"])})
+        )
 
 
 def paper_answer(trace: Trace, config: Document, cost: CostModel) -> PaperAnswer:
@@ -212,14 +223,26 @@ def width_rows(trace: Trace, config: Document) -> list[dict[str, float]]:
     return found
 
 
-def domain_rows(trace: Trace, policies: Mapping[str, Policy]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Acceptance length and every round's verified nodes, by policy and domain."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+def domain_rows(trace: Trace, policies: Mapping[str, Policy]) -> dict[str, dict[str, Document]]:
+    """Acceptance length, truncated share and spread of the verified nodes of rounds, by policy and domain."""
+    found: dict[str, dict[str, Document]] = {}
     for name, policy in policies.items():
-        rounds = rounds_of(trace, policy)
+        rounds, replayed = rounds_of(trace, policy), passes_replay(trace, policy).rounds
+        assert replayed is not None
         found[name] = {}
         for domain in np.unique(trace.domain).tolist():
-            found[name][domain] = rounds.of(trace.domain == domain)
+            (inside,) = np.nonzero(trace.domain == domain)
+            count, tokens, cut = (
+                sum(column[i] for i in inside)
+                for column in (rounds.num_rounds, rounds.output_tokens, rounds.truncated_rounds)
+            )
+            nodes = replayed.verified[np.isin(replayed.sequence, inside)]
+            found[name][domain] = {
+                "tau": tokens / count,
+                "truncated": cut / count,
+                "nodes_mean": float(nodes.mean()),
+                "nodes_percentiles": np.percentile(nodes, PERCENTILES).tolist(),
+            }
     return found
 
 
@@ -254,15 +277,16 @@ def static_point(trace: Trace, shape: tree_shapes.Shape, costs: Mapping[str, Pri
     return {"nodes": len(shape) - 1, "tokens": rounds_of(trace, policy).tau.estimate, "speedups": speedups}
 
 
-def best_static(boards: Mapping[str, Document], train: Trace) -> dict[str, tuple[tree_shapes.Shape, Any]]:
-    """The best static tree of each board, by the tuning sequences, and its nodes' chances: `tree_figures.trees`."""
+def best_static(boards: Mapping[str, Document], train: Trace) -> dict[str, Document]:
+    """The best static tree of each board, by the tuning sequences, and its nodes' chances, as `tree_figures` draws."""
     rates = rates_of(train, ranks=32)
     found = {}
     for cost, board in boards.items():
         row = tuned_best(board, STATIC)
         if row is not None:
             shape = tuple(policy_of(row).shape)  # type: ignore[attr-defined]
-            found[f"{cost}: {row['label']}, {len(shape) - 1} nodes"] = (shape, node_accept_probs(rates, shape))
+            title = f"{cost}: {row['label']}, {len(shape) - 1} nodes"
+            found[title] = {"shape": list(shape), "chances": node_accept_probs(rates, shape).tolist()}
     return found
 
 
@@ -271,6 +295,14 @@ def node_bins(holdout: Trace) -> dict[str, dict[str, Any]]:
     found = {}
     for label, rank in (("first children", 0), ("all nodes", None)):
         bins = tree_calibration.reliability(holdout, rank)
-        keys = ("count", "mean_confidence", "accept_rate")
-        found[label] = {"ece": bins.ece, **{key: getattr(bins, key).tolist() for key in keys}}
+        found[label] = {
+            "ece": bins.ece,
+            "count": bins.count.tolist(),
+            **{key: known(getattr(bins, key)) for key in ("mean_confidence", "accept_rate")},
+        }
     return found
+
+
+def known(values: Floats) -> list[float | None]:
+    """The values as JSON has them: None for what an empty bin does not have."""
+    return [None if np.isnan(value) else float(value) for value in values]

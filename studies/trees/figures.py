@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specsim.arrays import Floats
 from specsim.report.drawing import (
     ADAPTIVE,
     DOT,
@@ -24,9 +23,8 @@ from specsim.report.drawing import (
 )
 from specsim.report.tree_figures import DASHES, draw_tree, size_axis
 from specsim.static_tree import shape as tree_shapes
-from specsim.static_tree.shape import Shape
 
-WHISKERS = (5, 95)  # percentiles
+BOX = ("whislo", "q1", "med", "q3", "whishi")  # percentiles 5, 25, 50, 75, 95, as matplotlib names them
 SERIES = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac")
 Points = Sequence[Mapping[str, Any]]
 
@@ -85,7 +83,7 @@ def widths(rows: Points, reference: Mapping[str, Any], name: str) -> str:
 def domains(policies: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str) -> str:
     """Acceptance length, and how the verified nodes of rounds spread, by domain (EDD + PCT, figure 7).
 
-    policies : by name, then by domain: {"tau", "nodes": of every round [R]}; the same domains for all
+    policies : by name, then by domain: {"tau", "nodes_percentiles"}; the same domains for all
     """
     found = list(next(iter(policies.values())))
     figure = Figure(figsize=(10.4, 3.8), layout="constrained")
@@ -98,11 +96,10 @@ def domains(policies: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str) 
         left.bar(places, tau, 0.9 * width, color=color, label=policy)
         for x, value in zip(places, tau, strict=True):
             note_above(left, f"{value:.2f}", float(x), value)
-        boxes = right.boxplot(
-            [by_domain[domain]["nodes"] for domain in found],
+        boxes = right.bxp(
+            [dict(zip(BOX, by_domain[domain]["nodes_percentiles"], strict=True)) for domain in found],
             positions=places,
             widths=0.7 * width,
-            whis=WHISKERS,
             showfliers=False,
             patch_artist=True,
             medianprops={"color": INK, "linewidth": 1.5},
@@ -147,13 +144,13 @@ def reliability(series: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 @styled()
-def trees(chosen: Mapping[str, tuple[Shape, Floats]], name: str) -> str:
-    """Trees one below the other. chosen : by title, shape and every node's chance of acceptance [n + 1]"""
-    deepest = [int(tree_shapes.depths(shape).max()) for shape, _ in chosen.values()]
+def trees(chosen: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Trees one below the other. chosen : by title, {"shape", "chances": of acceptance, of every node [n + 1]}"""
+    deepest = [int(tree_shapes.depths(tree["shape"]).max()) for tree in chosen.values()]
     heights = [1.2 + 0.42 * depth for depth in deepest]
     figure = Figure(figsize=(11.5, sum(heights)), layout="constrained")
     panels = figure.subplots(len(chosen), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, (shape, chances)) in zip(panels, chosen.items(), strict=True):
-        draw_tree(axes, shape, chances)
+    for axes, (title, tree) in zip(panels, chosen.items(), strict=True):
+        draw_tree(axes, tree["shape"], np.asarray(tree["chances"]))
         axes.set_title(title)
     return svg(figure, f"{name}-trees", "Static trees")

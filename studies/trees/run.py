@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
-from studies.common import VALIDATED, Config, claim, parts, run_study, validation, without_truncated
+from studies.common import REPLAYED, Config, claim, kept, parts, run_study, validation, without_truncated
 from studies.costs import PAPER, costs_of
 from studies.trees import figures as drawn
 from studies.trees.facts import (
@@ -46,7 +48,8 @@ from studies.trees.facts import (
 )
 from studies.trees.text import OURS, Run, report_text
 
-RECORDED = ("config.json", *(f"*/{name}" for name in VALIDATED))
+FOUND = "found.json"  # what the report shows beside the validation
+RECORDED = ("config.json", f"*/{REPLAYED}", f"*/{FOUND}")
 SHOWN = 6  # one dense tree in so many is drawn
 
 
@@ -81,29 +84,29 @@ def boards_of(
     return found
 
 
-def facts_of(
-    trace: Trace, document: Mapping[str, Any], boards: Mapping[str, Any], costs: Mapping[str, CostModel], config: Any
-) -> Run:
-    """Everything that the report and the figures show of one run."""
+def found_of(folder: Path, document: Mapping[str, Any], config: Config, report: Progress) -> dict[str, Any]:
+    """Everything beside the validation that the report and the figures of one run show, as plain data."""
+    trace, costs = read_trace(folder / "trace"), costs_of(folder, config)
+    boards = boards_of(folder, trace, costs, config, report)
     train, holdout = parts(trace, config)
     policies = {"PCT, the paper's values": paper_pct(config)}
     ours = first(boards[PAPER]["rows"], lambda row: row["policy"] == OURS)
     if ours is not None:
         policies[f"{OURS}, {PAPER}"] = policy_of(ours)
-    return Run(
-        document=document,
-        boards=boards,
-        rounds={name: [rounds_of(holdout, policy_of(row)) for row in board["rows"]] for name, board in boards.items()},
-        measured=[rounds_of(holdout, policy_of(row)) for row in document["rows"]],
-        paper=paper_answer(trace, config, costs[PAPER]),
-        widths=width_rows(trace, config),
-        domains=domain_rows(holdout, policies),
-        sizes=static_sizes(train, holdout, costs),
-        trees=best_static(boards, train),
-        calibration=compare(train, holdout),
-        bins=node_bins(holdout),
-        record_ratio=elapsed_ratio(trace),
-    )
+    counted = {name: [rounds_of(holdout, policy_of(row)) for row in board["rows"]] for name, board in boards.items()}
+    return {
+        "boards": boards,
+        "rounds": {name: [asdict(one) for one in rows] for name, rows in counted.items()},
+        "measured": [asdict(rounds_of(holdout, policy_of(row))) for row in document["rows"]],
+        "paper": asdict(paper_answer(trace, config, costs[PAPER])),
+        "widths": width_rows(trace, config),
+        "domains": domain_rows(holdout, policies),
+        "sizes": static_sizes(train, holdout, costs),
+        "trees": best_static(boards, train),
+        "calibration": compare(train, holdout),
+        "bins": node_bins(holdout),
+        "record_ratio": elapsed_ratio(trace),
+    }
 
 
 def write_figures(folder: Path, name: str, run: Run) -> None:
@@ -131,9 +134,8 @@ def main(out: Path, config: Config) -> None:
         folder = out / name
         with progress_bar() as report:
             document = validation(folder, "model", kinds_run(config), run, config, report, trees=True)
-            trace, costs = read_trace(folder / "trace"), costs_of(folder, config)
-            boards = boards_of(folder, trace, costs, config, report)
-        runs[name] = facts_of(trace, document, boards, costs, config)
+            make = partial(found_of, folder, document, config, report)
+            runs[name] = Run.of(document, kept(folder / FOUND, make))
         write_figures(out / "figures", name, runs[name])
         write_text(out / "report.md", report_text(config, runs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -34,7 +34,7 @@ OURS = "hardware_pct"
 class Run:
     """All of one run that the report shows.
 
-    document : the validation
+    document : the validation; all else is found once and kept in a file
     boards, rounds : by cost; held-out sequences; rounds in the order of the board's rows
     measured : rounds of the validation's rows, replayed
     sizes : dense and sparse points of `tree_figures.sizes`; record_ratio : recording over decoding alone
@@ -53,6 +53,13 @@ class Run:
     calibration: Mapping[str, Mapping[str, float]]
     bins: Mapping[str, Document]
     record_ratio: float
+
+    @classmethod
+    def of(cls, document: Document, found: Document) -> Self:
+        """found : the other fields as plain data, as JSON has them"""
+        counted = {name: [Rounds(**row) for row in rows] for name, rows in found["rounds"].items()}
+        measured, paper = [Rounds(**row) for row in found["measured"]], PaperAnswer.of(found["paper"])
+        return cls(document, **{**found, "rounds": counted, "measured": measured, "paper": paper})
 
 
 def report_text(config: Document, runs: Mapping[str, Run]) -> str:
@@ -353,8 +360,8 @@ def domain_section(name: str, run: Run) -> list[str]:
     rows = []
     for policy, by_domain in run.domains.items():
         for domain, one in by_domain.items():
-            quarters = [f"{q:.0f}" for q in np.quantile(one["nodes"], (0.05, 0.25, 0.5, 0.75, 0.95))]
-            cells = [f"{one['tau']:.2f}", f"{100 * one['truncated']:.2f}", f"{np.mean(one['nodes']):.1f}"]
+            quarters = [f"{q:.0f}" for q in one["nodes_percentiles"]]
+            cells = [f"{one['tau']:.2f}", f"{100 * one['truncated']:.2f}", f"{one['nodes_mean']:.1f}"]
             rows.append([policy, domain, *cells, *quarters])
     columns = ["policy", "domain", "tau", "rounds truncated %", "nodes, mean", "5 %", "25 %", "50 %", "75 %", "95 %"]
     return [

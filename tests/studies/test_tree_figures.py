@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from studies.trees import figures
@@ -19,18 +18,23 @@ POINTS = [
 WIDTHS = [{"width": w, "nodes": 6.0 * w**0.5, "tau": 2 + w**0.2} for w in range(1, 9)]
 EAGLE2 = {"label": "EAGLE-2", "nodes": 49.5, "tau": 3.6}
 DOMAINS = {
-    "PCT": {"code": {"tau": 3.25, "nodes": np.arange(40)}, "prose": {"tau": 2.75, "nodes": np.arange(5, 15)}},
-    "other": {"code": {"tau": 3.5, "nodes": np.arange(9)}, "prose": {"tau": 2.5, "nodes": np.full(6, 3)}},
-}
+    "PCT": {"code": {"tau": 3.25, "nodes_percentiles": [2, 10, 20, 30, 38]},
+            "prose": {"tau": 2.75, "nodes_percentiles": [5, 7, 9, 12, 14]}},
+    "other": {"code": {"tau": 3.5, "nodes_percentiles": [0, 2, 4, 6, 8]},
+              "prose": {"tau": 2.5, "nodes_percentiles": [3, 3, 3, 3, 3]}},
+}  # fmt: skip
 BINS = {
     "first children": {
         "count": [5, 0, 15],
-        "mean_confidence": [0.1, float("nan"), 0.9],
-        "accept_rate": [0.2, float("nan"), 0.8],
+        "mean_confidence": [0.1, None, 0.9],
+        "accept_rate": [0.2, None, 0.8],
         "ece": 0.1,
     }
 }
-TREES = {"a fork": ((2, 1, 0, 0), np.array([1, 0.6, 0.3, 0.4])), "a chain": ((1, 1, 0), np.array([1, 0.6, 0.3]))}
+TREES = {
+    "a fork": {"shape": [2, 1, 0, 0], "chances": [1, 0.6, 0.3, 0.4]},
+    "a chain": {"shape": [1, 1, 0], "chances": [1, 0.6, 0.3]},
+}
 FIGURES: dict[str, Callable[[str], str]] = {
     "sizes": lambda name: figures.sizes(POINTS, POINTS, COSTS, name),
     "widths": lambda name: figures.widths(WIDTHS, EAGLE2, name),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from specsim.trace.trace import Trace
 from studies import costs
 from studies.common import parts, without_truncated
 from studies.trees import facts, text
+from studies.trees.run import write_figures
 from tests.support.tree_traces import tree_trace
 
 CONFIG = {
@@ -45,10 +49,11 @@ def test_rounds_count_passes_nodes_and_tokens(trace: Trace) -> None:
     assert chain.passes == pytest.approx(chain.verified.estimate) and chain.truncated == 0
     star = facts.rounds_of(trace, SparseTree(children=(4.0, 0.0, 0.0, 0.0, 0.0)))
     # Each sequence's last round has no room for a draft where a round before left just one token.
-    drafted = star.replayed.rounds.drafted > 0
+    log = facts.passes_replay(trace, SparseTree(children=(4.0, 0.0, 0.0, 0.0, 0.0))).rounds
+    drafted = log.drafted > 0
     assert star.passes == pytest.approx(drafted.mean())
     accepted = tree_shapes.accepted_tokens((4, 0, 0, 0, 0), trace.true_rank)
-    starts = trace.offsets[star.replayed.rounds.sequence] + star.replayed.rounds.t
+    starts = trace.offsets[log.sequence] + log.t
     assert star.tau.estimate == pytest.approx(1 + np.where(drafted, accepted[starts], 0).mean())
 
 
@@ -60,7 +65,7 @@ def test_pct_of_the_paper_has_no_more_nodes_as_it_narrows(trace: Trace) -> None:
     answer = facts.paper_answer(trace, CONFIG, ConstantCost(1.1e-3, 29.8e-3))
     assert answer.pct.verified.estimate == pytest.approx(rows[4]["nodes"])
     assert answer.node_share == pytest.approx(rows[4]["nodes"] / answer.eagle2.verified.estimate)
-    assert answer.small.nodes.max() == min(50, round(rows[4]["nodes"]))
+    assert answer.small == facts.rounds_of(trace, Eagle2(nodes=min(50, round(rows[4]["nodes"]))))
 
 
 def test_what_too_few_nodes_truncate_is_not_compared(trace: Trace) -> None:
@@ -85,8 +90,12 @@ def test_rounds_of_domains_are_all_rounds(trace: Trace) -> None:
     policy = PCT(max_depth=6)
     found = facts.domain_rows(trace, {"PCT": policy})["PCT"]
     assert set(found) == {"code", "prose"}
-    together = np.concatenate([one["nodes"] for one in found.values()])
-    assert sorted(together) == sorted(facts.rounds_of(trace, policy).nodes)
+    for domain, one in found.items():
+        alone = trace.select(np.flatnonzero(trace.domain == domain))
+        rounds, log = facts.rounds_of(alone, policy), facts.passes_replay(alone, policy).rounds
+        assert (one["tau"], one["truncated"]) == (rounds.tau.estimate, rounds.truncated)
+        assert one["nodes_mean"] == pytest.approx(rounds.verified.estimate) == pytest.approx(log.verified.mean())
+        assert one["nodes_percentiles"][2] == np.median(log.verified)
 
 
 def test_static_trees_by_size_leave_out_what_costs_do_not_cover(trace: Trace) -> None:
@@ -135,7 +144,7 @@ def validation_of(board: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
+def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace, tmp_path: Path) -> None:
     priced = {costs.MEASURED: ConstantCost(1.1e-3, 29.8e-3), **costs.paper_costs(CONFIG)}
     train, holdout = parts(trace, CONFIG)
     kinds = [FixedK, PCT, Eagle2, OptimalTree]
@@ -151,26 +160,28 @@ def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
     board = boards[costs.MEASURED]
     document = validation_of(board)
     document["autoregressive_sequence_seconds"] = board["baseline_s"]
-    rounds = {
-        name: [facts.rounds_of(holdout, facts.policy_of(row)) for row in one["rows"]] for name, one in boards.items()
+    counted = {
+        name: [asdict(facts.rounds_of(holdout, facts.policy_of(row))) for row in one["rows"]]
+        for name, one in boards.items()
     }
-    run = text.Run(
-        document=document,
-        boards=boards,
-        rounds=rounds,
-        measured=rounds[costs.MEASURED],
-        paper=facts.paper_answer(trace, CONFIG, priced[costs.PAPER]),
-        widths=facts.width_rows(trace, CONFIG),
-        domains=facts.domain_rows(holdout, {"PCT": PCT(max_depth=6)}),
-        sizes=facts.static_sizes(train, holdout, priced),
-        trees=facts.best_static(boards, train),
-        calibration={
+    found = {
+        "boards": boards,
+        "rounds": counted,
+        "measured": counted[costs.MEASURED],
+        "paper": asdict(facts.paper_answer(trace, CONFIG, priced[costs.PAPER])),
+        "widths": facts.width_rows(trace, CONFIG),
+        "domains": facts.domain_rows(holdout, {"PCT": PCT(max_depth=6)}),
+        "sizes": facts.static_sizes(train, holdout, priced),
+        "trees": facts.best_static(boards, train),
+        "calibration": {
             "draft probability": {"ece": 0.02, "log_loss_nats": 0.25},
             "calibrated": {"ece": 0.01, "log_loss_nats": 0.19},
         },
-        bins=facts.node_bins(holdout),
-        record_ratio=3.25,
-    )
+        "bins": facts.node_bins(holdout),
+        "record_ratio": 3.25,
+    }
+    run = text.Run.of(document, json.loads(json.dumps(found, allow_nan=False)))
+    write_figures(tmp_path, "one", run)
     report = text.report_text(CONFIG, {"one": run})
     answers = dict(text.answers([run]))
     assert answers["absolute error of predicted speedups of tree policies"] == (
@@ -191,3 +202,4 @@ def test_the_report_answers_with_the_numbers_of_the_runs(trace: Trace) -> None:
     assert answers["hardware_pct less PCT, tuned, measured costs"].startswith(f"{ahead:+.3f} [")
     for kind in ("widths", "sizes", "trees", "domains", "reliability"):
         assert f"](figures/one-{kind}.svg)" in report
+        assert (tmp_path / f"one-{kind}.svg").is_file()
