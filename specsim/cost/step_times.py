@@ -175,6 +175,8 @@ def step_time(document: Mapping[str, Any]) -> StepTime:
         if curve is not None and slope_s is not None:
             raise InputError(f"cost: {name[:-1]}_s and {name} say the same; give one of them")
         if slope_s is not None:
+            if not 0 <= slope_s <= MAX_SECONDS:
+                raise InputError(f"cost: {name[:-1]}_s={slope_s} seconds; give 0 to {MAX_SECONDS:g}")
             curves[name] = Curve(np.array([0.0, 1.0]), np.array([slope_s]))
         elif curve is not None:
             at, seconds = np.array(curve["at"]), np.array(curve["seconds"])

@@ -44,6 +44,11 @@ SECONDS = {
 }  # fmt: skip
 PROFILE = {"kind": PROFILE_KIND, "version": PROFILE_VERSION, "contexts": [0, 200], "mean_s": SECONDS}
 PROFILE["median_s"] = SECONDS
+LINEAR = {
+    "kind": "specsim-cost", "version": 1, "form": "linear", "source": "a test", "date": "2026-11", "step_s": 0.001,
+    "target": {"fixed_s": 0.01, "tokens": {"at": [1, 96, 256], "seconds": [0, 0.001, 0.007]}, "cached_token_s": 1e-8},
+    "drafter": {"fixed_s": 0.002, "token_s": 1e-6},
+}  # fmt: skip
 BATCH_PROFILE = {
     "kind": BATCH_PROFILE_KIND, "version": BATCH_PROFILE_VERSION, "batches": [1, 4], "contexts": [0, 200],
     "tokens": [1, 3], "verify_s": [[[0.01, 0.02]] * 2] * 2, "draft_s": [[[0.002, 0.001]] * 2] * 2,
@@ -306,6 +311,7 @@ PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain":
 
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
+    "linear costs": Reader(JSON, json_file(LINEAR), use_cost, mutate.of_json),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
     "batch profile": Reader(JSON, json_file(BATCH_PROFILE), use_cost, mutate.of_json),
     "cost grid": Reader(JSON, json_file(GRID), use_grid, mutate.of_json),

@@ -184,6 +184,7 @@ def test_curves_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
         ({"tokens": {"at": [1, 2]}}, ("seconds is missing",)),
         ({"tokens": {**CURVE, "rise": 1}}, ("unknown key 'rise'",)),
         ({"tokens": CURVE, "token_s": 1e-3}, ("token_s and tokens", "give one")),
+        ({"tokens": CURVE, "cached_token_s": -1e-9}, ("cached_token_s=-1e-09",)),
         ({"tokens": CURVE, "fixed_s": 0.0}, ("fixed_s=0",)),
     ]:
         refusal(lambda changes=changes: read_cost(written(tmp_path, {"fixed_s": 0.01, **changes})), "cost.json", *words)
