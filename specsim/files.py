@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
@@ -243,6 +244,26 @@ def write_table(table: pa.Table, path: Path | str) -> None:
 def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
     """Write one JSON document and a line feed."""
     write_text(path, json.dumps(document, indent=indent) + "\n")
+
+
+def read_csv(path: Path, name: str, wanted: str) -> pd.DataFrame:
+    """The cells of a CSV file, as text, under the columns of its first line.
+
+    name : as errors call it; wanted : what to give instead
+
+    Raises InputError for what is no such file, and where a line has more cells than the first one.
+    """
+    import pandas as pd  # slow to import
+
+    if not path.is_file():
+        raise InputError(f"{name} does not exist; {wanted}")
+    try:
+        frame = pd.read_csv(path, dtype=str)
+    except ValueError as error:  # also of text that is no UTF-8
+        raise InputError(f"{name} is no CSV file ({str(error).strip()}); {wanted}") from None
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the cells in front as names of the lines
+        raise InputError(f"{name} has lines with more cells than its first one; {wanted}")
+    return frame
 
 
 def digest(*parts: Any, length: int = 16) -> str:

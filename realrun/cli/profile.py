@@ -205,7 +205,7 @@ def batch_profile(
             depth=max_draft_tokens,
             repeats=repeats,
             seed=seed,
-            progress=lambda done, total: report("batch profile", done, total),
+            progress=lambda done, total: report("probes", done, total),
         )
     write_json(document, out)
     if json:
@@ -217,4 +217,6 @@ def batch_profile(
         for batch, drafts, passes in zip(sizes, document["draft_s"], document["verify_s"], strict=True)
     ]
     columns = ["batch", "first draft step", *(f"pass of {size}" for size in document["tokens"])]
-    print_table(f"{document['provenance']['device']}, milliseconds at context {grid[middle]}", columns, rows)
+    floor = document["noise_floor"]
+    noise = "" if floor is None else f"; noise floor {100 * floor:.1f} %"
+    print_table(f"{document['provenance']['device']}, milliseconds at context {grid[middle]}{noise}", columns, rows)

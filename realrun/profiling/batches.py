@@ -1,7 +1,7 @@
 """What rounds of a batch cost: probes at chosen contexts and draft lengths, through the loop that decodes.
 
-They take turns with what else decodes (`realrun.validation.timing.take_turns`), so that a profile made of them and what
-was measured beside them saw the same machine.
+They take turns with each other and with what else decodes (`realrun.profiling.turns`), so that all batches of a
+profile, and what was measured beside it, saw the same machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.curve import Point, along_contexts, centre
+from realrun.profiling.turns import turns
 from realrun.provenance import provenance
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION
 from specsim.errors import InputError
@@ -54,12 +55,13 @@ def profile_batches(
     seed : int
         Of the order and of the text, which is random.
     progress : callable, optional
-        Told (done, total) after every batch.
+        Told (done, total) of probes.
 
     Returns
     -------
     dict
-        The JSON document of a batch profile, in seconds; `specsim.read_cost` reads its file.
+        The JSON document of a batch profile, in seconds; `specsim.read_cost` reads its file. Its `noise_floor` is that
+        of `noise_floor`.
 
     Raises
     ------
@@ -73,17 +75,18 @@ def profile_batches(
     if not contexts or any(a >= b for a, b in pairwise(contexts)):
         raise InputError(f"contexts {list(contexts)}: give increasing ones")
     rng, lengths = np.random.default_rng(seed), range(1, depth + 1)
-    samples: dict[int, Samples] = {}
-    for number, batch in enumerate(batches):
+    probers = {}
+    for batch in batches:
         models = BatchedLlama(pair.target), BatchedLlama(pair.drafter.model)
-        prober = BatchProber(*models, batch, contexts, lengths, sweeps=repeats, end=1.0, rng=rng)
-        prober.warm_up()
-        while not prober.done:
-            prober.advance()
-        samples[batch] = prober.found
-        progress(number + 1, len(batches))
+        probers[batch] = BatchProber(*models, batch, contexts, lengths, sweeps=repeats, end=1.0, rng=rng)
+        probers[batch].warm_up()
+    total = sum(len(prober.probes) for prober in probers.values())
+    for _ in turns(probers.values(), rng):
+        progress(sum(prober.number for prober in probers.values()), total)
+    samples = {batch: prober.found for batch, prober in probers.items()}
     return {
         **batch_profile_document(samples, contexts, lengths),
+        "noise_floor": noise_floor(samples),
         "target": pair.target_name,
         "drafter": pair.draft_name,
         "repeats": repeats,
@@ -173,6 +176,22 @@ class BatchProber:
         decoding.drafter.lengths = np.full(len(self.texts), context - behind)
         decoding.k = k
         return decoding.advance()
+
+
+def noise_floor(samples: Mapping[int, Mapping[str, Sequence[Point]]]) -> float | None:
+    """How far two medians of the same time lie apart, of every other sample and of those between, as a share of them.
+
+    The median over passes and draft steps at their contexts; None where nothing was measured twice. As these are of
+    half of the samples each, what is made of all of them is known better.
+    """
+    apart = []
+    for name, points in ((name, points) for one in samples.values() for name, points in one.items()):
+        for context in {context for context, _ in points} if name.startswith(("verify", "draft")) else ():
+            seconds = [s for c, s in points if c == context]
+            if len(seconds) > 1:
+                halves = np.median(seconds[::2]), np.median(seconds[1::2])
+                apart.append(abs(halves[0] - halves[1]) / np.mean(halves))
+    return float(np.median(apart)) if apart else None
 
 
 def batch_profile_document(

@@ -15,8 +15,9 @@ from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.own_files import read_kept
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.stream import Samples, Stream
+from realrun.profiling.turns import TURN_ROUNDS
 from realrun.validation.measured_costs import MeasuredCosts
-from realrun.validation.timing import TURN_ROUNDS, Arm, Timings, decode_sequence, warm_up
+from realrun.validation.timing import Arm, Timings, decode_sequence, warm_up
 from specsim.files import write_json
 from specsim.progress import Counter
 from specsim.trace.trace import Trace

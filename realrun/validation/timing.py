@@ -1,14 +1,10 @@
-"""Time arms that really decode, in turns of a few rounds, so that all of them see the same machine.
-
-A shared machine drifts within seconds. Arms that take turns by sequence are therefore timed on different machines;
-arms that take turns by round are not (`studies/measurement`).
-"""
+"""Time arms that really decode, in turns of a few rounds, so that all of them see the same machine."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +13,12 @@ from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from realrun.profiling.turns import TURN_ROUNDS, Runner, take_turns
 from specsim.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.trace.trace import Trace
 
 WARM_UP_TOKENS = 24
-TURN_ROUNDS = 2  # of an arm before the next may go on; studies/measurement says why
 
 
 class Arm(NamedTuple):
@@ -36,40 +32,6 @@ class Arm(NamedTuple):
 def make_arm(name: str, policy: Policy | None, pair: Pair, sampler: Sampler) -> Arm:
     """An arm with its own caches, over weights that all arms of the pair share."""
     return Arm(name, policy, Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler))
-
-
-class Runner(Protocol):
-    """Something that goes through a sequence by rounds, as `realrun.decode.decoder.Decoding` does."""
-
-    @property
-    def position(self) -> int:
-        """Output tokens so far."""
-
-    @property
-    def done(self) -> bool: ...
-
-    def advance(self) -> Any: ...
-
-
-def take_turns(
-    runners: Iterable[Runner], order: np.random.Generator, turn_rounds: int = TURN_ROUNDS, shift: int = 0
-) -> None:
-    """Take all to their end: whoever is furthest behind does the next few rounds, one of them by lot.
-
-    shift : rounds by which everyone's first turn is shorter than `turn_rounds`
-    """
-    waiting = [runner for runner in runners if not runner.done]
-    rounds = {id(runner): turn_rounds - shift for runner in waiting}  # of the next turn
-    while waiting:
-        least = min(runner.position for runner in waiting)
-        last = [runner for runner in waiting if runner.position == least]
-        chosen = last[int(order.integers(len(last)))]
-        for _ in range(rounds[id(chosen)]):
-            chosen.advance()
-            if chosen.done:
-                waiting.remove(chosen)
-                break
-        rounds[id(chosen)] = turn_rounds
 
 
 class Timings:

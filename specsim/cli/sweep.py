@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +54,11 @@ def sweep(
         typer.Option(help="Address of a cluster; default: one on this machine.", metavar="ADDRESS", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for sweep.json and sweep.parquet.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder for sweep.json and sweep.parquet; where a sweep was interrupted, the same command goes on.",
+            show_default=False,
+        ),
     ] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -69,11 +74,12 @@ def sweep(
     Example: specsim sweep a/ b/ --cost h100.json --cost l40s.json --batch 1,8 --trials 1000 --backend dask
     """
     from specsim.cost.files import read_cost
-    from specsim.files import check_writable
-    from specsim.ranking.sweep import RESULT, TABLE, Cell, configurations_of, write_sweep
+    from specsim.files import check_writable, working_in
+    from specsim.ranking.sweep import JOURNAL, RESULT, TABLE, Cell, configurations_of, sweep_job, write_sweep
     from specsim.ranking.sweep import sweep as run
     from specsim.ranking.workers import Workers
     from specsim.trace.remote import depth_at
+    from specsim.tuning.journal import Journal
 
     if out is not None:
         check_writable(out / RESULT)
@@ -87,13 +93,16 @@ def sweep(
     depth = min(depth_at(trace) for trace in traces)
     cells = [Cell(trace, name, model, size) for trace in traces for name, size, model in costs]
     points = configurations_of(policy, trials, depth=depth, seed=seed)
-    with progress_bar() as bar:
-        swept = run(
-            cells, points, workers, tuning_share=tuning_share, seed=seed, progress=lambda *at: bar("replays", *at)
-        )
+    split: dict[str, Any] = {"tuning_share": tuning_share, "seed": seed}
+
+    with nullcontext() if out is None else working_in(out):
+        kept = (None, {}) if out is None else (out / JOURNAL, sweep_job(cells, points, **split))
+        with Journal(*kept) as journal, progress_bar() as bar:
+            swept = run(cells, points, workers, **split, progress=lambda *at: bar("replays", *at), journal=journal)
+        if out is not None:
+            write_sweep(out, swept, {"policies": policy, "trials": trials, **split})
+            (out / JOURNAL).unlink()
     document = swept.as_dict()
-    if out is not None:
-        write_sweep(out, swept, {"policies": policy, "trials": trials, "tuning_share": tuning_share, "seed": seed})
     if json:
         print_json(document)
         return

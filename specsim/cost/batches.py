@@ -54,11 +54,21 @@ class BatchCost(Protocol):
     def round_s(self) -> float:
         """Seconds that a step with speculation takes beyond that."""
 
+    @property
+    def max_tree_tokens(self) -> int:
+        """Most tokens of a sequence's tree that are priced; 0: no trees."""
+
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         """The draft step at this place of a round, from 0, of those who still draft."""
 
+    def batch_wider(self, nodes: BatchTokens, one: BatchTokens) -> Seconds:
+        """What a draft pass over nodes of trees takes beyond a chain's, over one token of each sequence."""
+
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         """One pass of the target over all pending and drafted tokens."""
+
+    def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
+        """One over trees, and compaction of the cache."""
 
 
 class BatchCostModel(CostModel):
@@ -79,8 +89,15 @@ class BatchCostModel(CostModel):
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         raise NotImplementedError
 
+    def batch_wider(self, nodes: BatchTokens, one: BatchTokens) -> Seconds:
+        # as measured, a pass over more tokens may be a little faster
+        return np.maximum(self.batch_draft(0, nodes) - self.batch_draft(0, one), 0.0)
+
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         raise NotImplementedError
+
+    def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
+        return self.batch_verify(tokens)
 
     def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
         """The draft step at this place of a round, from 0, in a round that starts at `context`."""
@@ -93,11 +110,13 @@ class BatchCostModel(CostModel):
         return self.wider(2, context)
 
     def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        wide, one = (self.batch_draft(0, BatchTokens.alike(self.batch, nodes, context)) for nodes in (n_nodes, 1))
-        return np.maximum(wide - one, 0.0)  # as measured, a pass over more tokens may be a little faster
+        return self.batch_wider(*(BatchTokens.alike(self.batch, nodes, context) for nodes in (n_nodes, 1)))
 
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return self.batch_verify(BatchTokens.alike(self.batch, n_tokens, context))
+
+    def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.batch_tree_verify(BatchTokens.alike(self.batch, n_tokens, context))
 
     def round_overhead(self) -> float:
         return self.step_s + self.round_s

@@ -7,6 +7,7 @@ whole batch, each round of which serves every sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +54,19 @@ class LinearPass:
         return np.asarray(self.fixed_s + tokens.new * self.token_s + tokens.cached * self.cached_token_s)
 
 
+class BatchPass(Protocol):
+    """One model's passes over ragged batches: a `LinearPass`, or one of curves, see `specsim.cost.step_times`."""
+
+    def batch_seconds(self, tokens: BatchTokens) -> Seconds: ...
+
+
 @dataclass(frozen=True)
 class LinearCost(BatchCostModel):
     """A target and a drafter with linear passes, and what a step costs beside them.
 
     Parameters
     ----------
-    target, drafter : LinearPass
+    target, drafter : LinearPass or StepTime
         Of one pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
     step_s : float
         Seconds per engine step beside its passes, such as scheduling: once a round, and once a token without
@@ -86,8 +93,8 @@ class LinearCost(BatchCostModel):
     (0.014, 0.006, 0.012)
     """
 
-    target: LinearPass
-    drafter: LinearPass
+    target: BatchPass
+    drafter: BatchPass
     step_s: float = 0.0
     round_s: float = 0.0
     batch: int = 1

@@ -4,7 +4,9 @@
 
 constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round takes beside its passes; ``token_s``, what
     a verified token takes beside the pending one
-linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``
+linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``. In
+    place of ``token_s``, or by sequences, a curve: ``"tokens": {"at": [...], "seconds": [...]}``, as of
+    `specsim cost fit`
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 silicon : the same by operators that NVIDIA measured, see `specsim.cost.silicon.cost`
 
@@ -17,10 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.linear import BatchPass, LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.roofline.document import NESTED, RooflineDocument, roofline_from_document
 from specsim.cost.silicon.cost import SiliconDocument, silicon_from_document
+from specsim.cost.step_times import CurveDocument, step_time
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
 
@@ -53,6 +56,8 @@ class Pass(TypedDict):
     fixed_s: float
     token_s: NotRequired[float]
     cached_token_s: NotRequired[float]
+    sequences: NotRequired[CurveDocument]
+    tokens: NotRequired[CurveDocument]
 
 
 class Linear(TypedDict):
@@ -90,6 +95,8 @@ def check_written(document: Any, where: str) -> dict[str, Any]:
     _refuse_others(document, {"version", *Written.__annotations__, *shape.__annotations__}, name)
     for part in ("target", "drafter") if shape is Linear else ():
         _refuse_others(document[part], set(Pass.__annotations__), f"{name}: {part}")
+        for curve in {"sequences", "tokens"} & set(document[part]):
+            _refuse_others(document[part][curve], set(CurveDocument.__annotations__), f"{name}: {part}: {curve}")
     calibration = document.get("calibration", {})
     _refuse_others(calibration, set(NESTED), f"{name}: calibration")
     for part, found in calibration.items():
@@ -105,6 +112,10 @@ def _refuse_others(document: Mapping[str, Any], known: set[str], name: str) -> N
             )
 
 
+def _pass(document: Mapping[str, Any]) -> BatchPass:
+    return step_time(document) if {"sequences", "tokens"} & set(document) else LinearPass(**document)
+
+
 def written_cost(document: Mapping[str, Any], where: str) -> CostModel:
     """The cost model of a checked document."""
     try:
@@ -113,7 +124,7 @@ def written_cost(document: Mapping[str, Any], where: str) -> CostModel:
         if document["form"] == "silicon":
             return silicon_from_document(document)
         if document["form"] == "linear":
-            target, drafter = (LinearPass(**document[part]) for part in ("target", "drafter"))
+            target, drafter = (_pass(document[part]) for part in ("target", "drafter"))
             return LinearCost(target, drafter, document.get("step_s", 0.0), document.get("round_s", 0.0))
         s_d, s_t = document["s_d"], document["s_t"]
         token_s, round_s = document.get("token_s", 0.0), document.get("round_s", 0.0)

@@ -23,6 +23,9 @@ class Conventions:
         what is accepted beyond the limit is counted, though it is never output.
     counts_empty : bool
         Whether rounds that drafted nothing count as rounds of speculation.
+    drafts_ahead : bool
+        Whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes by the
+        sequences of that step, see `specsim.serving.continuous.serve`.
     source : str
         Where these were found.
 
@@ -38,23 +41,25 @@ class Conventions:
     first_token: Literal["prefill", "round"]
     clips_draft: bool
     counts_empty: bool
+    drafts_ahead: bool
     source: str
 
 
 CONVENTIONS = {
     found.engine: found
     for found in (
-        Conventions("specsim", "0.1", "round", True, True, "this package"),
+        Conventions("specsim", "0.1", "round", True, True, False, "this package"),
         Conventions(
-            "vllm", "0.32.0", "prefill", False, False,
-            "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay",
+            "vllm", "0.32.0", "prefill", False, False, True,
+            "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay, under a schedule of "
+            "K by batch to a simulated server",
         ),
         Conventions(
-            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False,
+            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False, False,
             "runs on a CPU: LLAMA_TRACE of 12 prompts, texts and rounds equal to a replay",
         ),
         Conventions(
-            "transformers", "5.17", "round", True, True,
+            "transformers", "5.17", "round", True, True, False,
             "read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
         ),
     )

@@ -2,7 +2,8 @@
 
 A cell is one trace under one cost model at one batch. Every configuration is replayed on both parts of every cell's
 sequences; the one that is fastest on the tuning part is reported on the other. Workers read a trace when its first cell
-is due, and what they find does not depend on who finds it.
+is due, and what they find does not depend on who finds it. A journal keeps what is found, so that a sweep that was
+killed goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,8 @@ import pyarrow as pa
 from specsim.arrays import Floats
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
-from specsim.files import replacing, write_json, write_table
+from specsim.files import digest, replacing, write_json, write_table
+from specsim.json_files import checked
 from specsim.policy.registry import find_policy
 from specsim.progress import Counter, no_progress
 from specsim.ranking.workers import Workers
@@ -32,11 +34,12 @@ from specsim.trace.remote import read_trace_at
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import evaluate_many
+from specsim.tuning.journal import Journal, cost_digest, program, source_digest, trace_digest
 from specsim.tuning.search import fixed_settings
 from specsim.tuning.space import search_space
 
 KIND, VERSION = "specsim-sweep", 1
-RESULT, TABLE = "sweep.json", "sweep.parquet"
+RESULT, TABLE, JOURNAL = "sweep.json", "sweep.parquet", "sweep.journal"
 TOGETHER = 1024  # configurations of one task, which share a cell's cost table
 Configuration = tuple[str, dict[str, Any]]  # a policy by name or FILE.py, and its settings
 
@@ -62,6 +65,15 @@ class Task:
     points: list[dict[str, Any]]
     tuning_share: float
     seed: int
+
+
+class Found(TypedDict):
+    """A line of the journal: a task's answer. speedups : on the tuning part, and on the other"""
+
+    cell: int
+    start: int
+    speedups: list[list[float]]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,8 @@ class Swept:
         cells, points = self.tuning.shape
 
         def repeated(values: Sequence[Any], index: Any) -> pa.Array:
-            return pa.DictionaryArray.from_arrays(pa.array(index.astype(np.int32)), pa.array(values))
+            each = pa.array(values).dictionary_encode()  # of one with a value twice, bytes on disk are not determined
+            return pa.DictionaryArray.from_arrays(each.indices.take(pa.array(index)), each.dictionary)
 
         cell, point = np.repeat(np.arange(cells), points), np.tile(np.arange(points), cells)
         return pa.table(
@@ -145,23 +158,35 @@ def sweep(
     tuning_share: float = 0.5,
     seed: int = 0,
     progress: Counter = no_progress,
+    journal: Journal | None = None,
 ) -> Swept:
-    """Replay every configuration in every cell; the answer does not depend on the workers."""
-    run = secrets.token_hex(8)
-    tasks = []
+    """Replay every configuration in every cell; the answer does not depend on the workers.
+
+    journal : of `sweep_job`, as of `specsim.tuning.journal`: what is in it is not replayed again
+    """
+    run, journal = secrets.token_hex(8), journal or Journal(None, {})
+    tasks = {}
     for number, cell in enumerate(cells):
         for start, policy, points in _chunks(configurations):
-            tasks.append((Task(run, number, cell, policy, points, tuning_share, seed), start))
+            tasks[number, start] = Task(run, number, cell, policy, points, tuning_share, seed)
     speedups = np.zeros((2, len(cells), len(configurations)))
     reasons = [""] * len(cells)
     done, total = 0, len(cells) * len(configurations)
-    progress(0, total)
+
+    def take(number: int, start: int, found: Floats, reason: str) -> None:
+        nonlocal done
+        speedups[:, number, start : start + found.shape[1]] = found
+        reasons[number] = min(filter(None, (reasons[number], reason)), default="")
+        done += found.shape[1]
+
+    for line in journal.ahead:
+        take(*_from_line(line, tasks, journal))
+    progress(done, total)
     best: list[Best | None] = [None] * len(cells)
     with workers.ready() as each:
-        for number, start, found, reason in each(_evaluate, tasks):
-            speedups[:, number, start : start + found.shape[1]] = found
-            reasons[number] = min(filter(None, (reasons[number], reason)), default="")
-            done += found.shape[1]
+        for number, start, found, reason in each(_evaluate, [(task, start) for (_, start), task in tasks.items()]):
+            journal.keep({"cell": number, "start": start, "speedups": found.tolist(), "reason": reason})
+            take(number, start, found, reason)
             progress(done, total)
         last = []
         for number, at in enumerate(speedups[0].argmax(axis=1).tolist()):
@@ -171,6 +196,45 @@ def sweep(
         for number, one in each(_report, last):
             best[number] = one
     return Swept([*cells], [*configurations], speedups[0], speedups[1], best, reasons)
+
+
+def sweep_job(
+    cells: Sequence[Cell], configurations: Sequence[Configuration], *, tuning_share: float = 0.5, seed: int = 0
+) -> dict[str, Any]:
+    """Everything that determines a sweep's answer, in plain values and digests; reads every trace once."""
+    traces: dict[str, Trace] = {}
+    costs = []
+    for cell in cells:
+        if cell.trace not in traces:
+            traces[cell.trace] = read_trace_at(cell.trace)
+        try:
+            costs.append(cost_digest(PricedTrace(traces[cell.trace], cell.cost)))
+        except InputError as error:  # a cell that is refused
+            costs.append(str(error))
+    return {
+        "cells": [[cell.trace, cell.cost_name, cell.batch] for cell in cells],
+        "traces": {place: trace_digest(trace) for place, trace in traces.items()},
+        "costs": costs,
+        "configurations": digest(json.dumps(configurations)),
+        "policies": {
+            name: source_digest(find_policy(name)) for name in dict.fromkeys(name for name, _ in configurations)
+        },
+        "tuning_share": tuning_share,
+        "seed": seed,
+        **program(),
+    }
+
+
+def _from_line(
+    line: dict[str, Any], tasks: dict[tuple[int, int], Task], journal: Journal
+) -> tuple[int, int, Floats, str]:
+    """What an earlier run found of a task, which is done with it."""
+    invalid = "delete the file to sweep anew"
+    found = checked(line, f"{journal.path}", Found, invalid=invalid)
+    task = tasks.pop((found["cell"], found["start"]), None)
+    if task is None or [len(part) for part in found["speedups"]] != 2 * [len(task.points)]:
+        raise InputError(f"{journal.path} holds speedups that are none of this sweep's; {invalid}")
+    return found["cell"], found["start"], np.array(found["speedups"]), found["reason"]
 
 
 def _chunks(configurations: Sequence[Configuration]) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
+from specsim.files import read_csv
 from specsim.json_files import parse_json
 from specsim.trace.trace import Trace
 
@@ -127,12 +128,7 @@ Columns = tuple[Floats, Floats, Floats]  # seconds, prompt and output tokens
 
 def _read_csv(path: Path) -> Columns:
     """Azure's trace or BurstGPT's."""
-    import pandas as pd  # slow to import
-
-    try:
-        frame = pd.read_csv(path, dtype=str)
-    except (ValueError, pd.errors.ParserError) as error:  # also of text that is no UTF-8
-        raise InputError(f"arrivals {path} is no CSV file ({error}); give {FORMATS}") from None
+    frame = read_csv(path, f"arrivals {path}", f"give {FORMATS}")
     for names in (AZURE, BURST_GPT):
         if set(names) <= set(frame.columns):
             time, prompt, output = (frame[name] for name in names)

@@ -21,8 +21,8 @@ from specsim.arrays import Floats, Ints, Seconds
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.errors import InputError
 from specsim.serving.arrivals import Requests
-from specsim.serving.costs import round_seconds
-from specsim.serving.drafts import Drafts, tokens_behind
+from specsim.serving.costs import draft_levels, round_seconds
+from specsim.serving.drafts import Drafts
 
 Events = Generator[simpy.Event, Any, None]
 
@@ -38,6 +38,15 @@ class Step(NamedTuple):
     accepted: int
 
 
+class RequestRound(NamedTuple):
+    """A request's round, in this step."""
+
+    step: int
+    request: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True, eq=False)
 class ServingRun:
     """What a server did.
@@ -45,6 +54,7 @@ class ServingRun:
     requests : as they were asked
     submitted_s, started_s, first_token_s, finished_s : float [N], when each was asked, admitted, and answered
     steps : in order, one array [Q] per fact, see `Step`
+    rounds : of every request, in order of their steps, one array [R] per fact, see `RequestRound`
     """
 
     label: str
@@ -54,6 +64,7 @@ class ServingRun:
     first_token_s: Floats
     finished_s: Floats
     steps: dict[str, Floats]
+    rounds: dict[str, Ints]
 
 
 def serve(
@@ -64,6 +75,7 @@ def serve(
     slots: int,
     kv_tokens: int | None = None,
     users: int | None = None,
+    drafts_ahead: bool = False,
 ) -> ServingRun:
     """Serve requests by continuous batching.
 
@@ -81,6 +93,9 @@ def serve(
         Tokens that the cache holds; without, it is never full.
     users : int, optional
         A closed loop: so many users ask one request after another, each as soon as the last one is answered.
+    drafts_ahead : bool
+        Whether a round's draft is made at the end of the step before, as vLLM makes it, so that a rule sees how many
+        sequences that step had, prompts and those that it finished included.
 
     Returns
     -------
@@ -98,7 +113,7 @@ def serve(
         raise InputError(
             f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; give more memory"
         )
-    server = _Server(drafts, cost, requests, slots, kv_tokens or int(1e18))
+    server = _Server(drafts, cost, requests, slots, kv_tokens or int(1e18), drafts_ahead)
     if users is None:
         server.env.process(_arrivals(server))
     else:
@@ -108,6 +123,7 @@ def serve(
     server.env.process(server.work())
     server.env.run()
     columns = zip(*server.steps, strict=True)
+    rounds = zip(*server.rounds, strict=True)
     return ServingRun(
         label=drafts.label,
         requests=requests,
@@ -116,6 +132,7 @@ def serve(
         first_token_s=server.first_token_s,
         finished_s=server.finished_s,
         steps={name: np.array(column, dtype=np.float64) for name, column in zip(Step._fields, columns, strict=True)},
+        rounds={name: np.concatenate(column) for name, column in zip(RequestRound._fields, rounds, strict=True)},
     )
 
 
@@ -133,9 +150,12 @@ def _user(server: _Server, turns: deque[int]) -> Events:
 class _Server:
     """The engine's state."""
 
-    def __init__(self, drafts: Drafts, cost: BatchCost, requests: Requests, slots: int, kv_tokens: int) -> None:
+    def __init__(
+        self, drafts: Drafts, cost: BatchCost, requests: Requests, slots: int, kv_tokens: int, drafts_ahead: bool
+    ) -> None:
         count = len(requests)
         self.drafts, self.cost, self.requests, self.slots = drafts, cost, requests, slots
+        self.drafts_ahead, self.last_sequences = drafts_ahead, 0  # of the last step, prompts included
         self.rule = drafts.rule
         self.state = self.rule.initial_state()
         self.env = simpy.Environment()
@@ -152,6 +172,7 @@ class _Server:
         self.submitted_s, self.started_s, self.first_token_s, self.finished_s = np.full((4, count), np.nan)
         self.finished_now = 0  # in the last step
         self.steps: list[Step] = []
+        self.rounds: list[tuple[Ints, Ints, Ints, Ints]] = []
 
     def submit(self, request: int) -> simpy.Event:
         """Ask; the event is the answer."""
@@ -194,19 +215,21 @@ class _Server:
         now, requests = self.running, self.requests
         sequence, place, behind = requests.sequence[now], self.place[now], self.behind[now]
         cached = requests.prompt_tokens[now] - 1 + self.emitted[now]
-        k = self.rule.choose(self.state, len(now), int(cached.sum())) if now.size else 0
+        k = self._length(cached) if now.size else 0
+        self.last_sequences = len(now) + len(prompts)
         drafted, accepted = self.drafts.draft(k, sequence, place)
         remaining = requests.output_tokens[now] - self.emitted[now]
-        drafted = np.where(self.reshaped[now], np.minimum(drafted, remaining - 1), drafted)
-        accepted = np.minimum(accepted, drafted)
+        drafted = np.where(self.reshaped[now], self.drafts.cut(drafted, remaining - 1), drafted)
+        accepted = np.minimum(accepted, draft_levels(drafted, self.drafts.tree))
         emitted = np.minimum(accepted + 1, remaining)
         seconds = self._seconds(prompts, drafted, behind, cached, k)
         yield self.env.timeout(seconds)
         counts = (len(now), int(emitted.sum()), int(drafted.sum()), int(accepted.sum()))
+        self.rounds.append((np.full_like(now, len(self.steps)), now, drafted, accepted))
         self.steps.append(Step(self.env.now, seconds, *counts))
         if now.size:
             self.state = self.rule.update(self.state, drafted, accepted)
-        self.behind[now] = tokens_behind(behind, drafted, accepted, k)
+        self.behind[now] = self.drafts.left_behind(place, behind, drafted, accepted, k)
         self.place[now] = self.drafts.advance(sequence, place, emitted)
         self.first_token_s[now[self.emitted[now] == 0]] = self.env.now
         self.emitted[now] += emitted
@@ -217,11 +240,19 @@ class _Server:
             yield self.memory.put(self._held(request))
             self.answered[request].succeed()
 
+    def _length(self, cached: Ints) -> int:
+        """K of a round behind so many cached tokens of each sequence."""
+        sequences = len(cached)
+        seen = self.last_sequences or sequences if self.drafts_ahead else sequences
+        return self.rule.choose(self.state, seen, int(cached.sum()) * seen // sequences)
+
     def _seconds(self, prompts: Ints, drafted: Ints, behind: Ints, cached: Ints, k: int) -> float:
         """Of a step. Prompts ride in the passes of the round that the others decode, as far as there are such."""
         cost, count = self.cost, len(drafted)
         one_round = np.zeros(count, dtype=np.int64)
-        total_s = float(round_seconds(cost, one_round, drafted, behind, cached, speculates=k > 0).total_s.sum())
+        tree = self.drafts.tree
+        took = round_seconds(cost, one_round, drafted, behind, cached, speculates=k > 0, tree=tree)
+        total_s = float(took.total_s.sum())
         if not prompts.size:
             return total_s
 

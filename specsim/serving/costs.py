@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ from specsim.arrays import Ints, Seconds
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
+
+if TYPE_CHECKING:
+    from specsim.replaying.static_tree import Links
 
 
 class RoundSeconds(NamedTuple):
@@ -36,13 +39,24 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
     return model
 
 
+def draft_levels(drafted: Ints, tree: Links | None) -> Ints:
+    """Draft passes of drafts of so many tokens: a token each, or of a static tree cut at some depth, a level each."""
+    return drafted if tree is None else np.searchsorted(tree.level_end - 1, drafted)
+
+
 def round_seconds(
-    cost: BatchCost, batch_round: Ints, drafted: Ints, behind: Ints, cached: Ints, speculates: npt.ArrayLike
+    cost: BatchCost,
+    batch_round: Ints,
+    drafted: Ints,
+    behind: Ints,
+    cached: Ints,
+    speculates: npt.ArrayLike,
+    tree: Links | None = None,
 ) -> RoundSeconds:
     """Seconds of rounds of a batch, but for what policies take to decide.
 
-    A draft is one drafter pass per token. Sequences whose drafts are complete take no part in the passes that follow,
-    but wait for them. Verification is one target pass over all pending and drafted tokens.
+    A draft is one drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
+    the passes that follow, but wait for them. Verification is one target pass over all pending and drafted tokens.
 
     Parameters
     ----------
@@ -51,7 +65,13 @@ def round_seconds(
     drafted, cached : int [R], tokens of the draft, and of the cache that the pass finds
     behind : int [R], tokens beside the pending one that the drafter has yet to take in
     speculates : bool [R] or one for all, whether the step was one of speculation; one without takes no `round_s`
+    tree : that all drafts are of, each cut at some depth; chains otherwise
+
+    Raises InputError where costs do not price such trees.
     """
+    if tree is not None and cost.max_tree_tokens < (most := int(drafted.max(initial=0)) + 1):
+        priced = f"of up to {cost.max_tree_tokens} tokens" if cost.max_tree_tokens else "of chains alone"
+        raise InputError(f"costs are {priced}, a tree has {most}; give linear, roofline or silicon costs")
     count = int(batch_round.max(initial=-1)) + 1
 
     def summed(values: npt.ArrayLike, which: npt.NDArray[np.bool_] | slice = slice(None)) -> Seconds:
@@ -63,11 +83,16 @@ def round_seconds(
             summed(1, which), summed(new, which), summed(before, which), summed(new * (before + new), which)
         )
 
-    tokens = held(drafted + 1, cached)
+    tokens, levels = held(drafted + 1, cached), draft_levels(drafted, tree)
     draft_s = np.zeros(count)
-    for step in range(int(drafted.max(initial=0))):
-        passes = held(1 + behind * (step == 0), cached + step, drafted > step)
+    for step in range(int(levels.max(initial=0))):
+        drafting = levels > step
+        passes = held(1 + behind * (step == 0), cached + step, drafting)
         active = passes.sequences > 0
         draft_s[active] += cost.batch_draft(step, passes.select(active))
+        if tree is not None and tree.expanded[step] > 1:
+            wide, one = (held(np.full_like(cached, n), cached, drafting) for n in (tree.expanded[step], 1))
+            draft_s[active] += cost.batch_wider(wide.select(active), one.select(active))
+    verify_s = cost.batch_verify(tokens) if tree is None else cost.batch_tree_verify(tokens)
     other_s = cost.step_s + np.where(summed(speculates) > 0, cost.round_s, 0.0)
-    return RoundSeconds(draft_s, cost.batch_verify(tokens), other_s, tokens.sequences.astype(np.int64))
+    return RoundSeconds(draft_s, verify_s, other_s, tokens.sequences.astype(np.int64))

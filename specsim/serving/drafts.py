@@ -17,21 +17,27 @@ from specsim.cost.model import SPACE, ConstantCost
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
-from specsim.replaying.checks import check_replayable
+from specsim.policy.tree.static import StaticTree
+from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import bind_kernel
 from specsim.replaying.rounds import RoundLog
+from specsim.replaying.static_tree import Links, links
 from specsim.replaying.sums import Sums
 from specsim.replaying.table import cost_table
+from specsim.serving.costs import draft_levels
 from specsim.serving.draft_length import DraftLengthRule, fixed_length
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 
 class KnownDrafts:
-    """Rounds that are known before it is known which sequences share a batch; see `policy_drafts`, `plain_drafts`."""
+    """Rounds that are known before it is known which sequences share a batch; see `policy_drafts`, `plain_drafts`.
 
-    def __init__(self, trace: Trace, label: str, log: RoundLog, *, speculates: bool) -> None:
-        self.trace, self.label, self.speculates = trace, label, speculates
+    tree : that every draft is of, cut where the budget ends; None for chains
+    """
+
+    def __init__(self, trace: Trace, label: str, log: RoundLog, *, speculates: bool, tree: Links | None = None) -> None:
+        self.trace, self.label, self.speculates, self.tree = trace, label, speculates, tree
         self.rule = fixed_length(int(speculates))  # chooses nothing, but says whether rounds are of speculation
         self.t, self.drafted, self.accepted = (np.asarray(v, np.int64) for v in (log.t, log.drafted, log.accepted))
         counts = np.bincount(log.sequence, minlength=trace.sequences)
@@ -39,8 +45,12 @@ class KnownDrafts:
         ends = np.append(self.t[1:], 0)
         ends[self.offsets[1:] - 1] = trace.output_tokens
         self.emitted: Ints = ends - self.t
-        # The last token of a draft that is accepted whole is not in the draft cache.
-        self.behind: Ints = np.append(0, (self.drafted > 0) & (self.drafted == self.accepted))[:-1].astype(np.int64)
+        # The last token of a draft that is accepted whole is not in the draft cache, nor is that of a tree's path.
+        whole = (self.drafted > 0) & (draft_levels(self.drafted, tree) == self.accepted)
+        if tree is not None:
+            whole |= (self.accepted > 0) & (tree.children[log.last] == 0)
+        self.left: Ints = whole.astype(np.int64)  # after each round
+        self.behind: Ints = np.append(0, self.left)[:-1]
         self.behind[self.offsets[:-1]] = 0
 
     @property
@@ -56,6 +66,17 @@ class KnownDrafts:
         """Drafted and accepted tokens of the round at each place."""
         return self.drafted[place], self.accepted[place]
 
+    def cut(self, drafted: Ints, tokens: Ints) -> Ints:
+        """What is drafted of such drafts where so many tokens are left to draft."""
+        if self.tree is None:
+            return np.minimum(drafted, tokens)
+        deepest = len(self.tree.level_end) - 1
+        return np.minimum(drafted, self.tree.level_end[np.minimum(tokens, deepest)] - 1)
+
+    def left_behind(self, place: Ints, behind: Ints, drafted: Ints, accepted: Ints, k: int) -> Ints:
+        """As `tokens_behind`, after the rounds at these places."""
+        return self.left[place]
+
     def advance(self, sequence: Ints, place: Ints, emitted: Ints) -> Ints:
         """The places after these rounds; a text that is over starts again."""
         following = place + 1
@@ -63,27 +84,29 @@ class KnownDrafts:
 
 
 def policy_drafts(trace: Trace, policy: Policy, *, seed: int = 0) -> KnownDrafts:
-    """The drafts of a chain policy, of which every sequence has a copy that starts anew.
+    """The drafts of a policy of chains or of a static tree, of which every sequence has a copy that starts anew.
 
-    On a trace of rejection sampling, the rounds of the first outcome. Raises InputError for policies of trees, for
-    those that drop drafted tokens, and for drafters that draft in the verification pass: their rounds are no chain of
-    draft passes that is verified whole.
+    On a trace of rejection sampling, the rounds of the first outcome. Raises InputError for trees that grow by what the
+    drafter says, for policies that drop drafted tokens, and for drafters that draft in the verification pass: their
+    draft passes are not known by the length of the draft.
     """
-    if not isinstance(policy, ChainPolicy) or trace.meta.get("drafter_kind") == SPACE:
+    if not isinstance(policy, ChainPolicy | StaticTree) or trace.meta.get("drafter_kind") == SPACE:
         raise InputError(
-            f"policy {policy.name}: batches are of chains that a drafter drafts, not of trees or of drafts that "
-            "ride in the verification pass; give a chain policy"
+            f"policy {policy.name}: batches are of chains and static trees that a drafter drafts, not of trees that "
+            "grow by confidence or of drafts that ride in the verification pass; give a policy of those"
         )
-    if policy.drops_refused:
+    if isinstance(policy, ChainPolicy) and policy.drops_refused:
         raise InputError(f"policy {policy.name}: batches are of chains that are verified whole; give another policy")
     check_replayable(trace, policy)
     run, table = bind_kernel(policy), cost_table(trace, ConstantCost(1.0, 1.0))  # decisions do not see these costs
+    check_covered(trace, policy, table)
     log, rows = RoundLog.zeros(len(trace.token)), 0
     outcome = next(iter(outcomes(trace, seed)))
     together = np.arange(trace.sequences)
     for which in together[:, None] if policy.carries_state else [together]:
         rows += run(trace, table, outcome, which, Sums.zeros(len(which)), log[rows:])
-    return KnownDrafts(trace, str(policy), log[:rows], speculates=True)
+    tree = links(policy.shape) if isinstance(policy, StaticTree) else None
+    return KnownDrafts(trace, str(policy), log[:rows], speculates=True, tree=tree)
 
 
 def plain_drafts(trace: Trace) -> KnownDrafts:
@@ -97,6 +120,8 @@ def plain_drafts(trace: Trace) -> KnownDrafts:
 
 class RuleDrafts:
     """One K for all sequences of a batch, which a rule chooses by the load."""
+
+    tree: Links | None = None
 
     def __init__(self, trace: Trace, rule: DraftLengthRule, *, seed: int = 0) -> None:
         if rule.max_draft_tokens > trace.depth:
@@ -124,6 +149,14 @@ class RuleDrafts:
         """Drafted and accepted tokens of the round at each place."""
         drafted = np.minimum(k, self._draft_limit[place])
         return drafted, np.minimum(drafted, self._match_len[place])
+
+    def cut(self, drafted: Ints, tokens: Ints) -> Ints:
+        """What is drafted of such drafts where so many tokens are left to draft."""
+        return np.minimum(drafted, tokens)
+
+    def left_behind(self, place: Ints, behind: Ints, drafted: Ints, accepted: Ints, k: int) -> Ints:
+        """As `tokens_behind`."""
+        return tokens_behind(behind, drafted, accepted, k)
 
     def advance(self, sequence: Ints, place: Ints, emitted: Ints) -> Ints:
         """The places after these rounds; a text that is over starts again."""

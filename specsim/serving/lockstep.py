@@ -158,7 +158,7 @@ def lockstep(
         rounds = _of_rule(drafts, taken, batch, refill, context)
     cached = cached_tokens(drafts.trace, rounds.sequence, rounds.t, context)
     seconds = round_seconds(
-        cost, rounds.batch_round, rounds.drafted, rounds.behind, cached, speculates=rounds.speculates
+        cost, rounds.batch_round, rounds.drafted, rounds.behind, cached, rounds.speculates, drafts.tree
     )
     return Lockstep(drafts.label, batch, rounds, cached, seconds, drafts.trace.sequences)
 

@@ -48,9 +48,14 @@ class Journal:
 
     A last line without its end was torn by a kill and is cut off. Raises InputError where the
     file is another search's, no journal, or open in another process.
+
+    Attributes
+    ----------
+    ahead : what earlier runs left and `batch` has not given yet
     """
 
     def __init__(self, path: Path | None, job: Mapping[str, Any]) -> None:
+        self.path = path
         self.ahead: list[Line] = []
         self._handle: int | None = None
         if path is None:
@@ -78,9 +83,19 @@ class Journal:
         if self.ahead:
             return self.ahead.pop(0)
         line = find()
+        self.keep(line)
+        return line
+
+    def keep(self, line: Line) -> None:
+        """Write what was found."""
         if self._handle is not None:
             self._append(line)
-        return line
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._handle is not None:
@@ -138,9 +153,6 @@ def _check_header(path: Path, line: bytes, wanted: Line) -> None:
 
 def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, Any], search: Mapping[str, Any]) -> Line:
     """Everything that determines a search's answer, in plain values and digests."""
-    files = [PACKAGE / "rng.py", *(path for room in DECIDING for path in sorted((PACKAGE / room).rglob("*.py")))]
-    sources = [path.read_bytes() for path in files]
-    used = ["numpy", "scipy"] + (["optuna"] if search["search"] == "optuna" else [])
     return {
         "policy": kind.name,
         "policy_source": source_digest(kind),
@@ -148,8 +160,16 @@ def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, An
         **search,
         "trace": trace_digest(priced.trace),
         "cost": cost_digest(priced),
-        "program": nested_digest(*sources),
-        "libraries": {name: version(name) for name in used},
+        **program(*(["optuna"] if search["search"] == "optuna" else [])),
+    }
+
+
+def program(*libraries: str) -> Line:
+    """What computes: digests of the sources that an answer depends on, and versions of libraries."""
+    files = [PACKAGE / "rng.py", *(path for room in DECIDING for path in sorted((PACKAGE / room).rglob("*.py")))]
+    return {
+        "program": nested_digest(*(path.read_bytes() for path in files)),
+        "libraries": {name: version(name) for name in ("numpy", "scipy", *libraries)},
     }
 
 

@@ -16,12 +16,14 @@ from realrun.machine_load import Ticks, load_from, watch
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import study_prompts
 from realrun.profiling.batches import BatchProber, batch_profile_document
+from realrun.profiling.turns import TURN_ROUNDS, take_turns
 from realrun.provenance import provenance
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import recorded_trace
-from realrun.validation.timing import TURN_ROUNDS, take_turns
 from specsim.arrays import Floats
 from specsim.cost.batch_profile import batch_profile_from_json
+from specsim.cost.recorded_steps import profile_steps
+from specsim.cost.step_times import judge_step_times
 from specsim.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
@@ -145,7 +147,8 @@ def results(out: Path, config: Config) -> tuple[list[Case], Document]:
                 )
                 cases.append(Case(batch, k, *speedups, told[k].total_s, float(measured[k][1].sum())))
     load = load_from(Ticks(*ticks) for one in batches.values() for ticks in one["ticks"])
-    return cases, {"differing": differing, "load": load, "made": document["provenance"]}
+    judged = judge_step_times(profile_steps(cost))
+    return cases, {"differing": differing, "load": load, "made": document["provenance"], "step_times": judged}
 
 
 def measured_columns(arm: Sequence[Document], trace: Trace) -> tuple[Floats, Floats]:

@@ -20,6 +20,7 @@ from realrun.pairs.prompts import study_prompts
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import recorded_trace
 from specsim.cli.console import progress_bar
+from specsim.cost.step_times import Judged
 from specsim.files import write_text
 from specsim.progress import Progress
 from specsim.report.markdown import markdown_table
@@ -72,6 +73,13 @@ def best_rows(cases: Sequence[Case]) -> Iterator[list[str]]:
         yield [str(batch), f"{told.k}", f"{best.k}", f"{behind:.1f}"]
 
 
+def step_rows(judged: Sequence[Judged]) -> Iterator[list[str]]:
+    """Every form's errors on passes that it was not fitted to."""
+    for one in judged:
+        errors = (f"{100 * error:.1f}" for error in (one.median_error, one.p90_error))
+        yield [one.form, *errors, f"{1e3 * one.rmse_s:.2f}"]
+
+
 def real_lines(cases: Sequence[Case], about: Document, config: Config) -> list[str]:
     """Of the lab decoded in batches."""
     made, load = about["made"], about["load"]
@@ -109,6 +117,10 @@ def real_lines(cases: Sequence[Case], about: Document, config: Config) -> list[s
         *markdown_table(
             ["batch", "best K predicted", "best K measured", "predicted one behind by %"], best_rows(cases)
         ),
+        "Forms that serving papers and engines have for the time of a step (`specsim cost fit`), fitted to half of the "
+        f"passes that the probes measured, and how far they are off on the other {about['step_times'][0].held_out}:",
+        "",
+        *markdown_table(["form", "median error %", "90th percentile", "RMSE, ms"], step_rows(about["step_times"])),
     ]
 
 

@@ -23,9 +23,10 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
+from realrun.profiling.turns import TURN_ROUNDS
 from realrun.provenance import provenance
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.timing import TURN_ROUNDS, Arm, Timings, decode_in_turns, make_arm, warm_up
+from realrun.validation.timing import Arm, Timings, decode_in_turns, make_arm, warm_up
 from specsim.arrays import Floats
 from specsim.cli.console import progress_bar
 from specsim.files import write_json, write_text

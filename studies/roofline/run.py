@@ -1,27 +1,31 @@
 """Rooflines against measured costs: `python -m studies.roofline.run [OUT]`.
 
-Profiles the lab's target at several depths and with several drafters, calibrates a roofline on every other cell of each
-profile, and compares it with the cells that it has not seen. A second start goes on with what is there.
+Profiles the lab's target at several depths, with several drafters and in batches, calibrates a roofline on every other
+cell of each profile, and compares it with the cells that it has not seen. A second start goes on with what is there.
 
 Writes OUT/report.md, in which every number comes from the profiles, or from what `experts.py` measured.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from realrun.pairs.pair import LAB_DEEP, LAB_WEIGHTS, load_pair
+from realrun.profiling.batches import profile_batches
 from realrun.profiling.profile import profile
+from realrun.profiling.turns import TURN_ROUNDS
 from specsim.cli.console import progress_bar
+from specsim.cost.batch_profile import batch_profile_from_json
 from specsim.cost.profile import profile_from_json
 from specsim.cost.roofline.architecture import Architecture, Experts, find_architecture
 from specsim.cost.roofline.calibration import (
     Cells,
+    Measured,
     calibrate,
     fit_passes,
     measured_cells,
@@ -31,13 +35,19 @@ from specsim.cost.roofline.calibration import (
 from specsim.cost.roofline.cost import Drafter, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.files import write_json, write_text
+from specsim.files import write_text
+from specsim.progress import Progress
 from specsim.report.markdown import markdown_table
-from studies.common import Config, Document, claim, run_study
+from studies.common import Config, Document, claim, kept, run_study
 from studies.roofline import experts
 
-RECORDED = ("config.json", "*/profile.json")
+PROFILE = "profile.json"
+RECORDED = ("config.json", f"*/{PROFILE}")
+SETTINGS = ("contexts", "depth", "repeats", "seed")  # of a profile
 GOAL = 0.08  # median error on cells that a calibration has not seen
+COLUMNS = ["cells", "not calibrated: median", "calibrated: median", "90th percentile", "largest",
+           "share of memory, of throughput, launch, overlap"]  # fmt: skip
+REGION_COLUMNS = ["region", "cells", "median", "signed median", "largest"]
 # A layer of Qwen3-30B-A3B's experts on an H100, NVIDIA's measurements (aiconfigurator-core 0.12.0): tokens, seconds.
 EXPERT_LAYER_S = {1: 49e-6, 2: 75e-6, 4: 124e-6, 8: 228e-6, 16: 420e-6, 32: 422e-6}
 
@@ -92,26 +102,38 @@ def errors(cost: RooflineCost, cells: Cells) -> list[str]:
     return [percent(float(value)) for value in (np.median(found), np.quantile(found, 0.9), found.max())]
 
 
-def case_rows(documents: Mapping[tuple[str, str], Document], config: Config) -> Iterator[list[str]]:
-    """Of every case: how far its roofline is off before and after calibration, and what the calibration found."""
-    for (target, drafter), document in documents.items():
-        cost, measured = roofline(document, target, drafter, config), profile_from_json(document, target)
-        seen, unseen = halves(measured_cells(measured))
-        fitted = calibrate(cost, measured, seen)
-        found = fitted.target.derating
-        what = f"{found.memory:.2f}, {found.compute:.2f}, {1e6 * found.launch_s:.0f} us, {found.overlap:.2f}"
-        before, *_ = errors(cost, unseen)
-        yield [f"{target}, {drafter}", str(len(unseen.seconds)), before, *errors(fitted, unseen), what]
-
-
-def region_rows(documents: Mapping[tuple[str, str], Document], config: Config) -> Iterator[list[str]]:
-    """Of the deepest target with its draft model: errors by region, on the cells not seen."""
-    target, drafter = config["targets"][-1], "model"
-    document = documents[target, drafter]
-    measured = profile_from_json(document, target)
+def judged(cost: RooflineCost, measured: Measured) -> tuple[RooflineCost, Cells]:
+    """The roofline calibrated on half of the cells, and the others."""
     seen, unseen = halves(measured_cells(measured))
-    fitted = calibrate(roofline(document, target, drafter, config), measured, seen)
-    for one in residuals(fitted, unseen):
+    return calibrate(cost, measured, seen), unseen
+
+
+def case_row(cost: RooflineCost, measured: Measured) -> list[str]:
+    """Cells, how far the roofline is off on them before and after calibration, and what the calibration found."""
+    fitted, unseen = judged(cost, measured)
+    found = fitted.target.derating
+    what = f"{found.memory:.2f}, {found.compute:.2f}, {1e6 * found.launch_s:.0f} us, {found.overlap:.2f}"
+    before, *_ = errors(cost, unseen)
+    return [str(len(unseen.seconds)), before, *errors(fitted, unseen), what]
+
+
+def case_rows(documents: Mapping[tuple[str, str], Document], config: Config) -> Iterator[list[str]]:
+    """Every case's."""
+    for (target, drafter), document in documents.items():
+        row = case_row(roofline(document, target, drafter, config), profile_from_json(document, target))
+        yield [f"{target}, {drafter}", *row]
+
+
+def batch_rows(documents: Mapping[str, Document], config: Config) -> Iterator[list[str]]:
+    """Those of batches, by target; the last cell is the noise floor of what was measured."""
+    for target, document in documents.items():
+        row = case_row(roofline(document, target, "model", config), batch_profile_from_json(document, target))
+        yield [target, *row, percent(document["noise_floor"])]
+
+
+def region_rows(cost: RooflineCost, measured: Measured) -> Iterator[list[str]]:
+    """Errors by region, on the cells not seen."""
+    for one in residuals(*judged(cost, measured)):
         yield [one.region, str(one.cells), percent(one.median_abs), f"{100 * one.bias:+.1f}", percent(one.worst)]
 
 
@@ -145,9 +167,33 @@ def expert_rows() -> Iterator[list[str]]:
         yield [str(tokens), f"{1e6 * measured_s:.0f}", *shown]
 
 
-def report_text(documents: Mapping[tuple[str, str], Document], config: Config) -> str:
+def batch_lines(documents: Mapping[str, Document], config: Config) -> list[str]:
+    """Of rooflines of several sequences together."""
+    asked, rows = config["in_batches"]["probes"], [*batch_rows(documents, config)]
+    met = sum(float(row[3]) <= 100 * GOAL for row in rows)
+    deepest, document = list(documents.items())[-1]
+    cost, measured = roofline(document, deepest, "model", config), batch_profile_from_json(document, deepest)
+    return [
+        "## In batches",
+        "",
+        f"Batches of {', '.join(map(str, asked['batches']))} sequences with the draft model, all at one context "
+        f"({', '.join(map(str, asked['contexts']))}): draft steps by place, passes over 1 to {asked['depth'] + 1} "
+        f"tokens of every sequence, each {asked['repeats']} times; all batches took turns of {TURN_ROUNDS} rounds. The "
+        "noise floor is how far the medians of every other repeat and of those between lie apart (median over cells). "
+        f"One calibration serves all batches; its goal was met in {met} of {len(rows)} targets.",
+        "",
+        *markdown_table(["target", *COLUMNS, "noise floor"], rows),
+        f"{deepest} by region:",
+        "",
+        *markdown_table(REGION_COLUMNS, region_rows(cost, measured)),
+    ]
+
+
+def report_text(documents: Mapping[tuple[str, str], Document], batched: Mapping[str, Document], config: Config) -> str:
     """The whole report as Markdown."""
     made = next(iter(documents.values()))["provenance"]
+    deepest = config["targets"][-1], "model"
+    of_deepest = roofline(documents[deepest], *deepest, config), profile_from_json(documents[deepest], deepest[0])
     rows = [*case_rows(documents, config)]
     met = sum(float(row[3]) <= 100 * GOAL for row in rows)
     device = find_hardware(config["hardware"])
@@ -163,13 +209,11 @@ def report_text(documents: Mapping[tuple[str, str], Document], config: Config) -
         "",
         f"Goal: a median of at most {100 * GOAL:.0f} % on cells not seen; met in {met} of {len(rows)} cases.",
         "",
-        *markdown_table(
-            ["target, drafter", "cells", "not calibrated: median", "calibrated: median", "90th percentile", "largest",
-             "share of memory, of throughput, launch, overlap"], rows,
-        ),
+        *markdown_table(["target, drafter", *COLUMNS], rows),
         f"## By region: {config['targets'][-1]} with its draft model",
         "",
-        *markdown_table(["region", "cells", "median", "signed median", "largest"], region_rows(documents, config)),
+        *markdown_table(REGION_COLUMNS, region_rows(*of_deepest)),
+        *batch_lines(batched, config),
         "## Another depth",
         "",
         f"Passes of the target under the calibration of {config['targets'][-1]}: beyond what was calibrated, and "
@@ -188,21 +232,33 @@ def report_text(documents: Mapping[tuple[str, str], Document], config: Config) -
     return "\n".join(lines)
 
 
+def profiled(target: str, drafter: str, config: Config) -> Document:
+    """Measure a case."""
+    pair = load_pair(target, dtype=config["dtype"], threads=config["threads"], drafter=drafter)
+    return profile(pair, **{key: config[key] for key in SETTINGS}, tree_tokens=0)
+
+
+def profiled_in_batches(target: str, config: Config, report: Progress) -> Document:
+    """Measure batches of a target."""
+    pair = load_pair(target, dtype=config["dtype"], threads=config["threads"])
+    return profile_batches(
+        pair, **config["in_batches"]["probes"], seed=config["seed"], progress=partial(report, f"batches of {target}")
+    )
+
+
 def main(out: Path, config: Config) -> None:
     """Profile what is not there, and write the report."""
     claim(out, config)
     documents: dict[tuple[str, str], Document] = {}
+    batched: dict[str, Document] = {}
     with progress_bar() as report:
-        for number, (target, drafter) in enumerate(cases(config)):
+        for number, case in enumerate(cases(config)):
             report("profile", number, len(cases(config)))
-            done = out / case_name(target, drafter) / "profile.json"
-            if not done.is_file():
-                pair = load_pair(target, dtype=config["dtype"], threads=config["threads"], drafter=drafter)
-                measured = profile(pair, contexts=config["contexts"], depth=config["depth"], repeats=config["repeats"],
-                                   seed=config["seed"], tree_tokens=0)  # fmt: skip
-                write_json(measured, done)
-            documents[target, drafter] = json.loads(done.read_text())
-    write_text(out / "report.md", report_text(documents, config))
+            documents[case] = kept(out / case_name(*case) / PROFILE, partial(profiled, *case, config))
+        for target in config["in_batches"]["targets"]:
+            done = out / case_name(target, "batches") / PROFILE
+            batched[target] = kept(done, partial(profiled_in_batches, target, config, report))
+    write_text(out / "report.md", report_text(documents, batched, config))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
+from specsim.cost.recorded_steps import read_steps
+from specsim.cost.step_times import judge_step_times
 from specsim.files import file_digest
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests
@@ -46,6 +48,11 @@ SECONDS = {
 }  # fmt: skip
 PROFILE = {"kind": PROFILE_KIND, "version": PROFILE_VERSION, "contexts": [0, 200], "mean_s": SECONDS}
 PROFILE["median_s"] = SECONDS
+LINEAR = {
+    "kind": "specsim-cost", "version": 1, "form": "linear", "source": "a test", "date": "2026-11", "step_s": 0.001,
+    "target": {"fixed_s": 0.01, "tokens": {"at": [1, 96, 256], "seconds": [0, 0.001, 0.007]}, "cached_token_s": 1e-8},
+    "drafter": {"fixed_s": 0.002, "token_s": 1e-6},
+}  # fmt: skip
 BATCH_PROFILE = {
     "kind": BATCH_PROFILE_KIND, "version": BATCH_PROFILE_VERSION, "batches": [1, 4], "contexts": [0, 200],
     "tokens": [1, 3], "verify_s": [[[0.01, 0.02]] * 2] * 2, "draft_s": [[[0.002, 0.001]] * 2] * 2,
@@ -144,6 +151,11 @@ def use_arrivals(path: Path) -> None:
 
 def use_arrivals_csv(path: Path) -> None:
     use_arrivals(Path(shutil.copyfile(path, path.with_suffix(".csv"))))
+
+
+def use_steps_csv(path: Path) -> None:
+    for one in judge_step_times(read_steps(Path(shutil.copyfile(path, path.with_suffix(".csv"))))):
+        assert np.isfinite([one.median_error, one.p90_error, one.rmse_s]).all()
 
 
 def use_journal(path: Path) -> None:
@@ -305,6 +317,9 @@ def write_journal(path: Path) -> None:
 ARRIVALS = '{"timestamp": 27, "input_length": 374, "output_length": 4, "hash_ids": [4]}\n' * 3
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.9,396,109\n"
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
+ENGINE_STEPS = "sequences,tokens,cached_tokens,seconds\n" + "".join(
+    f"{b},{b * n},{b * c},{0.01 + 1e-4 * b * n}\n" for b in (1, 8) for n in (1, 3) for c in (100, 2000, 40000)
+)
 PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
 
 
@@ -313,6 +328,7 @@ READERS: dict[str, Reader] = {
     "joined costs": Reader(
         JSON, json_file(joined_document([{"s_d": 0.001, "s_t": 0.01}, PROFILE])), use_cost, mutate.of_json
     ),
+    "linear costs": Reader(JSON, json_file(LINEAR), use_cost, mutate.of_json),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
     "batch profile": Reader(JSON, json_file(BATCH_PROFILE), use_cost, mutate.of_json),
     "cost grid": Reader(JSON, json_file(GRID), use_grid, mutate.of_json),
@@ -340,6 +356,7 @@ READERS: dict[str, Reader] = {
     "arrivals, lines": Reader(JSON, lambda path: path.write_text(ARRIVALS), use_arrivals, mutate.of_json_lines),
     "arrivals, Azure": Reader(OTHER, lambda path: path.write_text(AZURE), use_arrivals_csv, mutate.of_tokens),
     "arrivals, BurstGPT": Reader(OTHER, lambda path: path.write_text(BURST_GPT), use_arrivals_csv, mutate.of_tokens),
+    "engine steps": Reader(OTHER, lambda path: path.write_text(ENGINE_STEPS), use_steps_csv, mutate.of_tokens),
     "text rows": Reader(JSON, write_text_folder, use_text, mutate.of_json_lines, files=("a.jsonl",)),
     "drafter": Reader(JSON, write_drafter, use_drafter, mutate.of_json_header, files=("drafter.safetensors",)),
     "predictor": Reader(JSON, write_predictor, use_predictor, mutate.of_json_header),

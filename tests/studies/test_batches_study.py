@@ -96,6 +96,9 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
         assert case.predicted_s == pytest.approx(case.measured_s, rel=0.01)
         assert (case.k == real.NULL) == (case.measured.estimate == 1)
     assert about["differing"] == 0 and about["load"].others_percent == pytest.approx(40)
+    assert {one.form: one.median_error < 0.005 for one in about["step_times"]} == {
+        "linear": True, "tokens, cached": True, "batch, tokens": False
+    }  # fmt: skip
     text = "\n".join(run.real_lines(cases, about, REAL))
     assert "(goal 7 %: met)" in text and "others used 40 %" in text and "All rounds are those" in text
 

@@ -14,6 +14,7 @@ import pytest
 from specsim.cost.roofline.cost import Overheads
 from specsim.cost.roofline.hardware import Derating
 from studies.roofline import run
+from tests.support.tiny import tiny_pair
 
 CONFIG = tomllib.loads((Path(run.__file__).parent / "config.toml").read_text())
 CONTEXTS = np.array(CONFIG["contexts"])
@@ -45,6 +46,40 @@ def measured(target: str, drafter: str, rng: np.random.Generator) -> dict[str, A
     return {**document, "contexts": CONTEXTS.tolist(), "mean_s": seconds, "provenance": made}
 
 
+def measured_in_batches(target: str, rng: np.random.Generator) -> dict[str, Any]:
+    """The same machine's profile of batches."""
+    cost = run.roofline({}, target, "model", CONFIG)
+    slow = Derating(0.5, 0.4, 3e-5, 0.2)
+    assert cost.draft_passes is not None
+    beside = Overheads(round_s=1e-4, cold_start_s=5e-4, cold_start_ratio=0.6)
+    cost = replace(
+        cost,
+        target=replace(cost.target, derating=slow),
+        draft_passes=replace(cost.draft_passes, derating=slow),
+        overheads=beside,
+    )
+    asked = CONFIG["in_batches"]["probes"]
+    sizes, each = range(1, asked["depth"] + 2), [replace(cost, batch=batch) for batch in asked["batches"]]
+
+    def table(rows: Any) -> Any:
+        seconds = np.swapaxes(rows, 1, 2)
+        return (seconds * np.exp(0.02 * rng.standard_normal(seconds.shape))).tolist()
+
+    return {
+        "batches": asked["batches"], "contexts": CONTEXTS.tolist(), "tokens": [*sizes],
+        "verify_s": table([[one.verify(n, CONTEXTS) for n in sizes] for one in each]),
+        "draft_s": table([[one.draft_step(place, CONTEXTS) for place in range(asked["depth"])] for one in each]),
+        "catch_up_s": np.zeros((len(each), len(CONTEXTS))).tolist(), "step_s": 1e-4, "round_s": 0.0,
+        "noise_floor": 0.016,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batched() -> dict[str, Any]:
+    rng = np.random.default_rng(2)
+    return {target: measured_in_batches(target, rng) for target in CONFIG["in_batches"]["targets"]}
+
+
 @pytest.fixture(scope="module")
 def documents() -> dict[tuple[str, str], Any]:
     rng = np.random.default_rng(1)
@@ -63,12 +98,36 @@ def test_depths_that_were_not_calibrated_are_predicted_too(documents: Any) -> No
     assert all(float(row[2]) < 5 for row in rows)
 
 
-def test_the_report_is_written_from_profiles_that_are_there(tmp_path: Path, documents: Any) -> None:
-    for case, document in documents.items():
+def test_one_calibration_serves_all_batches(batched: Any) -> None:
+    for row in run.batch_rows(batched, CONFIG):
+        cells, before, after, largest = int(row[1]), *(float(row[column]) for column in (2, 3, 5))
+        assert cells == 4 * 4 * (5 + 4) / 2 and after < 3 < 100 * run.GOAL < before and largest < 15, row
+        assert row[-1] == "1.6"
+
+
+def test_batches_are_profiled_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(target: str, **settings: Any) -> Any:
+        asked.append(target)
+        return tiny_pair()
+
+    monkeypatch.setattr(run, "load_pair", load)
+    probes = {"batches": [1, 2], "contexts": [8, 24], "depth": 1, "repeats": 2}
+    config = {**CONFIG, "in_batches": {"targets": ["lab"], "probes": probes}}
+    document = run.profiled_in_batches("lab", config, lambda *_: None)
+    assert asked == ["lab"] and document["noise_floor"] > 0
+    assert (document["batches"], document["contexts"], document["tokens"]) == ([1, 2], [8, 24], [1, 2])
+
+
+def test_the_report_is_written_from_profiles_that_are_there(tmp_path: Path, documents: Any, batched: Any) -> None:
+    of_batches = {(target, "batches"): document for target, document in batched.items()}
+    for case, document in {**documents, **of_batches}.items():
         folder = tmp_path / run.case_name(*case)
         folder.mkdir()
         (folder / "profile.json").write_text(json.dumps(document))
     run.main(tmp_path, CONFIG)
     report = (tmp_path / "report.md").read_text()
+    assert "its goal was met in 4 of 4 targets" in report and "| batch 8 | 18 |" in report
     assert "met in 9 of 9 cases" in report and "| lab-deep:40, medusa-1 |" in report
     assert "| 16 | 420 | 416 (-1.0 %) | 424 (+1.0 %) |" in report

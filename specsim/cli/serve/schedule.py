@@ -27,7 +27,10 @@ def schedule(
     ] = None,
     policy: Annotated[
         list[str],
-        typer.Option(help="A chain policy to rank beside, at its defaults; repeat for more.", show_default=False),
+        typer.Option(
+            help="A policy of chains or of a static tree to rank beside, at its defaults; repeat for more.",
+            show_default=False,
+        ),
     ] = [],  # noqa: B006 (typer reads the default, it is never changed)
     tuning_share: LearningShareOption = 0.5,
     seed: SeedOption = 0,

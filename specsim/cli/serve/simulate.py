@@ -25,7 +25,10 @@ def simulate(
     trace: TraceArgument,
     cost: BatchCostOption,
     policy: Annotated[
-        str, typer.Option(help="A chain policy of `specsim policies`, or goodput, which follows load and acceptance.")
+        str,
+        typer.Option(
+            help="A policy of chains or static trees, see `specsim policies`; or goodput, by load and acceptance."
+        ),
     ] = "fixed_k",
     set_: SetOption = [],  # noqa: B006 (typer reads the default, it is never changed)
     schedule: Annotated[

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from specsim.arrays import Bools, Floats, Ints, Seconds
+from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
-from specsim.cost.grid import GridCost, GridPairCost
+from specsim.cost.grid import GridPairCost
 from specsim.cost.profile import ProfileCost
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost
 from specsim.cost.roofline.hardware import Derating
 from specsim.cost.roofline.passes import Operation, Roofline, seconds_of
 from specsim.errors import InputError
 
+Measured = ProfileCost | GridPairCost | BatchProfileCost
 DRAFT, DRAFT_PASS, VERIFY, PLAIN = "draft", "draft pass", "verify", "autoregressive"
 MICROSECOND = 1e-6
 # Derating as it is fitted: memory, compute, launch in microseconds, overlap.
@@ -65,7 +67,7 @@ class Residuals:
     worst: float
 
 
-def measured_cells(measured: ProfileCost | GridPairCost) -> Cells:
+def measured_cells(measured: Measured) -> Cells:
     """What was measured, cell by cell; a gap of a grid is none."""
     rows: list[tuple[str, int, int, int, float]] = []
     if isinstance(measured, ProfileCost):
@@ -74,15 +76,23 @@ def measured_cells(measured: ProfileCost | GridPairCost) -> Cells:
             rows += [(kind, n + 1, int(c), 1, float(s)) for n, row in enumerate(table)
                      for c, s in zip(contexts, row, strict=True)]  # fmt: skip
         rows += [(PLAIN, 1, int(c), 1, float(s)) for c, s in zip(contexts, measured.autoregressive_s, strict=True)]
+    elif isinstance(measured, BatchProfileCost):
+        at = measured.batches, measured.contexts
+        places = np.arange(measured.draft_s.shape[2]) + 1
+        rows = [*_rows(VERIFY, *at, measured.tokens, measured.verify_s), *_rows(DRAFT, *at, places, measured.draft_s)]
     else:
-        rows = [*_grid_rows(VERIFY, measured.target), *_grid_rows(DRAFT_PASS, measured.drafter)]
+        for kind, grid in ((VERIFY, measured.target), (DRAFT_PASS, measured.drafter)):
+            rows += _rows(kind, grid.batches, grid.contexts, grid.tokens, grid.median_s)
     kinds, tokens, contexts, batches, seconds = map(np.array, zip(*(row for row in rows if row[-1] > 0), strict=True))
     return Cells(kinds, tokens, contexts, batches, seconds)
 
 
-def _grid_rows(kind: str, grid: GridCost) -> list[tuple[str, int, int, int, float]]:
-    axes = np.meshgrid(grid.batches, grid.contexts, grid.tokens, indexing="ij")
-    columns = [axis.ravel().tolist() for axis in (*axes, grid.median_s)]
+def _rows(
+    kind: str, batches: Ints, contexts: Ints, tokens: Ints, seconds: Seconds
+) -> list[tuple[str, int, int, int, float]]:
+    """Of a table [batches, contexts, tokens]."""
+    axes = np.meshgrid(batches, contexts, tokens, indexing="ij")
+    columns = [axis.ravel().tolist() for axis in (*axes, seconds)]
     return [(kind, n, c, b, s) for b, c, n, s in zip(*columns, strict=True) if np.isfinite(s)]
 
 
@@ -104,11 +114,11 @@ def predicted_seconds(cost: RooflineCost, cells: Cells) -> Seconds:
 
 
 def residuals(cost: RooflineCost, cells: Cells) -> list[Residuals]:
-    """Errors by region: draft steps, short and long passes of the target, small and large contexts, all."""
+    """Errors by region: draft steps, short and long passes of the target, small and large contexts, batches, all."""
     error = predicted_seconds(cost, cells) / cells.seconds - 1
     passes = cells.kind == VERIFY
     middle = np.median(cells.tokens[passes]) if passes.any() else 0
-    half = np.median(cells.context)
+    half, batches = np.median(cells.context), np.unique(cells.batch)
     regions = {
         "draft": np.isin(cells.kind, [DRAFT, DRAFT_PASS]),
         "autoregressive": cells.kind == PLAIN,
@@ -116,6 +126,7 @@ def residuals(cost: RooflineCost, cells: Cells) -> list[Residuals]:
         f"verify, more than {middle:g} tokens": passes & (cells.tokens > middle),
         f"context up to {half:g}": cells.context <= half,
         f"context above {half:g}": cells.context > half,
+        **({f"batch {batch}": cells.batch == batch for batch in batches} if len(batches) > 1 else {}),
         "all": np.ones(len(error), bool),
     }
     return [
@@ -126,15 +137,15 @@ def residuals(cost: RooflineCost, cells: Cells) -> list[Residuals]:
     ]  # fmt: skip
 
 
-def calibrate(cost: RooflineCost, measured: ProfileCost | GridPairCost, cells: Cells | None = None) -> RooflineCost:
+def calibrate(cost: RooflineCost, measured: Measured, cells: Cells | None = None) -> RooflineCost:
     """Fit a roofline to what was measured.
 
     Parameters
     ----------
     cost : RooflineCost
         Shapes and hardware; its derating and overheads are replaced.
-    measured : ProfileCost or GridPairCost
-        Of the same target and drafter. A profile is of batch 1.
+    measured : ProfileCost, GridPairCost or BatchProfileCost
+        Of the same target and drafter. A profile that is not one of batches is of batch 1.
     cells : Cells, optional
         Those of `measured_cells(measured)` that it may see; default: all.
 
@@ -184,7 +195,9 @@ def calibrate(cost: RooflineCost, measured: ProfileCost | GridPairCost, cells: C
     overheads = Overheads()
     if len(drafting.seconds):
         fitted, overheads = _fit_drafting(fitted, drafting)
-    step_s = 0.0 if isinstance(measured, ProfileCost) else measured.autoregressive_overhead_s
+    step_s = 0.0
+    if not isinstance(measured, ProfileCost):
+        step_s = measured.step_s if isinstance(measured, BatchProfileCost) else measured.autoregressive_overhead_s
     round_s = max(measured.round_overhead() - step_s, 0.0)  # step_s is part of rounds and of plain tokens
     overheads = replace(overheads, step_s=step_s, round_s=round_s, policy_step_s=measured.policy_step())
     return replace(fitted, overheads=overheads, covered=_covered(cost, cells))

@@ -256,9 +256,9 @@ class RooflineCost(PassCost):
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         return self.target.total(self.verify_operations(tokens))
 
-    def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+    def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
         """A pass, and where there is something to leave out of the cache, one more launch."""
-        return self.verify(n_tokens, context) + (n_tokens > 1) * self.target.derating.launch_s
+        return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered = self.covered

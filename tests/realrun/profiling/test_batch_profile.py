@@ -12,7 +12,7 @@ import pytest
 
 from realrun.drafters.lookup import LookupKind
 from realrun.lm.batched_llama import BatchedLlama
-from realrun.profiling.batches import BatchProber, batch_profile_document, profile_batches
+from realrun.profiling.batches import BatchProber, batch_profile_document, noise_floor, profile_batches
 from specsim.acceptance.iid import IID
 from specsim.acceptance.synthetic import generate
 from specsim.cost.batch_profile import BatchProfileCost
@@ -106,7 +106,9 @@ def test_a_pair_is_profiled_at_several_batches(tmp_path: Path) -> None:
         tiny_pair(), batches=[1, 3], contexts=CONTEXTS, depth=2, repeats=2, progress=lambda *at: done.append(at)
     )
     assert (document["batches"], document["contexts"], document["tokens"]) == ([1, 3], CONTEXTS, [1, 2, 3])
-    assert (document["target"], document["drafter"]) == ("tiny/target", "tiny/draft") and done == [(1, 2), (2, 2)]
+    assert (document["target"], document["drafter"]) == ("tiny/target", "tiny/draft")
+    assert 0 < document["noise_floor"] < 10
+    assert done == [*((2 * n, 24) for n in range(1, 13))]  # 2 batches x 2 repeats x 2 contexts x K of 0, 1 and 2
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(document))
     trace = generate(IID(0.8), sequences=6, output_tokens=12, depth=2, prompt_tokens=14)
@@ -116,6 +118,32 @@ def test_a_pair_is_profiled_at_several_batches(tmp_path: Path) -> None:
     args = ("serve", "schedule", tmp_path / "trace", "--cost", path, "--batch", "1,2,3", "--json")
     assert len(json_of(call("specsim", *args))["cells"]) == 3
     assert_refused(call("specsim", *args[:-2], "1,8"), "batch profile covers batches 1 to 3, asked for 4 to 8")
+
+
+def test_batches_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that none is measured on a machine of its own; turns are of two rounds."""
+    went: list[int] = []
+
+    class Noted(BatchProber):
+        def advance(self) -> None:
+            went.append(len(self.texts))
+            super().advance()
+
+    monkeypatch.setattr("realrun.profiling.batches.BatchProber", Noted)
+    profile_batches(tiny_pair(), batches=[1, 2, 3], contexts=CONTEXTS, depth=1, repeats=3)
+    in_turns = np.array(went).reshape(-1, 3, 2)  # everyone's turn comes before anyone's next one
+    assert (in_turns[:, :, 0] == in_turns[:, :, 1]).all()
+    assert (np.sort(in_turns[:, :, 0]) == [1, 2, 3]).all()
+
+
+def test_the_noise_floor_by_hand() -> None:
+    """Every other sample of a cell against those between; other cells are not mixed in, nor are those of one sample."""
+    verify = [(10, 1.0), (30, 5.0), (10, 1.2), (10, 1.1), (30, 5.0), (10, 1.4), (10, 9.0)]  # 1.1 and 1.3, at 10
+    samples = {1: {"verify 1": verify, "draft 0": [(10, 1.0), (10, 3.0)]}, 2: {"verify 1": [(10, 7.0)]}}
+    assert noise_floor(samples) == pytest.approx(0.2 / 1.2)  # of 0.2 / 1.2, 0 and 2 / 2
+    samples[1]["step"] = [(10, 1.0), (10, 100.0)]
+    assert noise_floor(samples) == pytest.approx(0.2 / 1.2)
+    assert noise_floor({1: {"verify 1": [(10, 7.0)]}}) is None
 
 
 def test_what_cannot_be_probed_is_refused() -> None:

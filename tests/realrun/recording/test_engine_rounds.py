@@ -21,6 +21,7 @@ from specsim.trace.ngram import RULES, NgramRule
 from specsim.trace.trace import Trace
 from tests.specsim.engines import test_as_engine
 from tests.specsim.engines.test_as_engine import COUNTED, replayed_rounds
+from tests.specsim.serving import test_vllm_schedule
 
 TOKENS = 96  # of every prompt, in the engines; more are recorded, as vLLM accepts beyond them
 
@@ -46,6 +47,12 @@ def as_digits(rounds: list[list[tuple[int, int, int]]]) -> list[list[str]]:
 def test_every_round_of_every_sequence_is_the_engines(recorded: Trace, engine: str, k: str) -> None:
     rounds = replayed_rounds(recorded, FixedK(int(k)), TOKENS, CONVENTIONS[engine])
     assert as_digits(rounds) == COUNTED[engine][k]
+
+
+@pytest.mark.slow
+def test_what_the_simulated_server_is_given_is_what_is_recorded(recorded: Trace) -> None:
+    match_len = np.minimum(recorded.match_len, 5).reshape(12, -1)
+    assert ["".join(map(str, row)) for row in match_len] == test_vllm_schedule.COUNTED["match_len"]
 
 
 @pytest.mark.slow

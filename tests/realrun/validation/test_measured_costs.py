@@ -15,9 +15,9 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from realrun.profiling.turns import take_turns
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.measured_costs import MeasuredCosts, Run
-from realrun.validation.timing import take_turns
 from specsim.cost.profile import profile_from_json
 from specsim.policy.registry import make_policy
 from specsim.trace.trace import Trace

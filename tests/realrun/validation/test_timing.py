@@ -14,6 +14,7 @@ from realrun.decode.decoder import Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
+from realrun.profiling.turns import take_turns
 from realrun.recording.record import RecordSettings, record
 from realrun.validation.timing import (
     Arm,
@@ -21,7 +22,6 @@ from realrun.validation.timing import (
     decode_in_turns,
     decode_sequence,
     make_arm,
-    take_turns,
     typical_rounds,
     warm_up,
 )

@@ -114,7 +114,7 @@ WRITTEN = {
         ({"token_s": 0.02}, "fixed_s"),
         ({"source": None}, "source"),
         ({"form": "linear"}, "target"),
-        ({"form": "linear", "target": {"fixed_s": 1.0}, "drafter": {"fixed_s": 1.0, "tokens": 1.0}}, "s_d"),
+        ({"form": "linear", "target": {"fixed_s": 1.0}, "drafter": {"fixed_s": 1.0, "token": 1.0}}, "s_d"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, changes: dict[str, Any], word: str) -> None:

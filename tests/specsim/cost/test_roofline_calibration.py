@@ -13,6 +13,7 @@ import pytest
 import specsim
 from specsim.acceptance.iid import IID
 from specsim.acceptance.synthetic import generate
+from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GridCost, GridPairCost
 from specsim.cost.profile import ProfileCost
@@ -83,6 +84,32 @@ def test_noise_of_measurement_does_not_get_into_the_prediction() -> None:
     for n in (1, 5, 12):
         assert found.verify(n, CONTEXTS) == pytest.approx(truth.verify(n, CONTEXTS), rel=0.02)
     assert found.draft(6, CONTEXTS) == pytest.approx(truth.draft(6, CONTEXTS), rel=0.02)
+
+
+def test_batches_are_found_from_half_of_the_cells_by_one_calibration() -> None:
+    """Batches 1 to 8 of a profile of batches, whose draft steps begin where the round does."""
+    truth = hidden(uncalibrated())
+    batches, sizes = np.array([1, 2, 4, 8]), np.array([1, 2, 3, 5])
+    each = [replace(truth, batch=int(batch)) for batch in batches]
+    measured = BatchProfileCost(
+        batches, CONTEXTS, sizes,
+        verify_s=np.array([[one.verify(int(n), CONTEXTS) for n in sizes] for one in each]).swapaxes(1, 2),
+        draft_s=np.array([[one.draft_step(place, CONTEXTS) for place in range(4)] for one in each]).swapaxes(1, 2),
+        catch_up_s=np.zeros((4, 4)), step_s=3e-4, round_s=1e-4,
+    )  # fmt: skip
+    cells = measured_cells(measured)
+    assert len(cells.seconds) == 4 * 4 * (4 + 4)
+    (row,) = np.flatnonzero(
+        (cells.kind == "draft") & (cells.tokens == 3) & (cells.context == 2048) & (cells.batch == 8)
+    )
+    assert cells.seconds[row] == each[-1].draft_step(2, 2048)
+    found = calibrate(uncalibrated(), measured, cells.select(cells.alternate))
+    after = {one.region: one for one in residuals(found, cells.select(~cells.alternate))}
+    assert {"batch 1", "batch 2", "batch 4", "batch 8", "all"} < set(after)
+    assert max(one.median_abs for one in after.values()) < 0.005 and after["all"].worst < 0.03
+    assert found.covered is not None and found.covered.batches == (1, 2, 4, 8)
+    assert (found.step_s, found.round_s) == (3e-4, pytest.approx(1e-4))
+    assert replace(found, batch=8).notes(3, (64, 6000)) == []
 
 
 def test_steps_that_no_pass_makes_are_calibrated_too() -> None:

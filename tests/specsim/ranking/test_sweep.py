@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,12 +22,15 @@ from specsim.acceptance.iid import IID
 from specsim.acceptance.synthetic import generate
 from specsim.cost.files import read_cost
 from specsim.errors import InputError
-from specsim.ranking.sweep import Cell, Configuration, Swept, configurations_of, sweep, write_sweep
+from specsim.ranking import sweep as sweeping
+from specsim.ranking.sweep import Cell, Configuration, Swept, configurations_of, sweep, sweep_job, write_sweep
 from specsim.ranking.workers import Workers
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace
 from specsim.trace.remote import depth_at, read_trace_at
 from specsim.trace.split import split_sequences
+from specsim.tuning.journal import Journal
+from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 
 COSTS = ("vllm-llama3.1-8b-eagle-h100", "edd-llama2-chat-7b-a6000")
@@ -142,6 +149,76 @@ def test_the_command_prints_the_best_of_every_cell(traces: list[Path], tmp_path:
     assert "sweep.parquet has all speedups" in shown.out
 
 
+def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_bytes(
+    traces: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[int, int]] = []
+    evaluate = sweeping._evaluate
+
+    def noted(task: sweeping.Task, start: int) -> Any:
+        if interrupt_after is not None and len(done) == interrupt_after:
+            raise KeyboardInterrupt
+        done.append((task.number, start))
+        return evaluate(task, start)
+
+    monkeypatch.setattr(sweeping, "_evaluate", noted)
+    monkeypatch.setattr(sweeping, "TOGETHER", 3)
+    given = ["specsim", "sweep", *traces, "--cost", COSTS[0], "--batch", "1,16", "--trials", 5, "--jobs", 1,
+             "--policy", "fixed_k", "--policy", "beta_ts", "--out"]  # fmt: skip
+    interrupt_after = None
+    assert call(*given, tmp_path / "whole").code == 0
+    whole, out = {*done}, tmp_path / "out"
+    assert len(whole) == 16 and not (tmp_path / "whole" / "sweep.journal").exists()
+    done.clear()
+    interrupt_after = 7
+    assert "the same command goes on" in call(*given, out).err
+    assert [path.name for path in out.iterdir()] == ["sweep.journal"]
+    # A line that the kill cut short is as good as none.
+    journal = out / "sweep.journal"
+    torn = journal.read_bytes()[:-20]
+    journal.write_bytes(torn)
+    first, interrupt_after = {*done}, None
+    done.clear()
+    for changed in (["--seed", 1], ["--tuning-share", 0.4], ["--policy", "p_min"]):
+        assert_refused(call(*given, out, *changed), "sweep.journal", "another search")
+    assert journal.read_bytes() == torn and not done
+    assert call(*given, out).code == 0
+    assert len(done) == 16 - 6 and len(first & {*done}) == 1 and first | {*done} == whole
+    assert sorted(path.name for path in out.iterdir()) == ["sweep.json", "sweep.parquet"]
+    for name in ("sweep.json", "sweep.parquet"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_journal_of_something_else_is_refused(traces: list[Path], tmp_path: Path) -> None:
+    cells, configurations, path = cells_of(traces)[:1], points()[:4], tmp_path / "sweep.journal"
+
+    def swept(line: dict[str, Any]) -> None:
+        path.unlink(missing_ok=True)
+        with Journal(path, {}) as journal:
+            journal.keep(line)
+        with Journal(path, {}) as journal:
+            sweep(cells, configurations, HERE, journal=journal)
+
+    found = {"cell": 0, "start": 0, "speedups": [[1.0] * 4] * 2, "reason": ""}
+    swept(found)
+    for changes in ({"cell": 1}, {"start": 2}, {"speedups": [[1.0] * 3] * 2}, {"speedups": [[1.0] * 4]}):
+        refusal(lambda changes=changes: swept({**found, **changes}), "none of this sweep's", "delete the file")
+    refusal(lambda: swept({**found, "speedups": "many"}), "sweep.journal", "delete the file")
+
+
+def test_what_decides_a_sweep_is_in_its_journal(traces: list[Path], tmp_path: Path) -> None:
+    """A trace or a cost that was changed under its name is another sweep's."""
+    changed = Path(shutil.copytree(traces[0], tmp_path / "often"))
+    cells = [Cell(str(changed), COSTS[0], read_cost(COSTS[0]))]
+    before = sweep_job(cells, points())
+    assert before == sweep_job(cells, points())
+    priced = [dataclasses.replace(cells[0], cost=read_cost(COSTS[1]))]
+    assert sweep_job(priced, points())["costs"] != before["costs"]
+    shutil.rmtree(changed)
+    write_trace(generate(IID(0.9), sequences=6, output_tokens=30, depth=6, seed=1), changed)
+    assert sweep_job(cells, points())["traces"] != before["traces"]
+
+
 def test_what_cannot_be_swept_is_refused_in_one_line(traces: list[Path], tmp_path: Path) -> None:
     given = ["specsim", "sweep", traces[0], "--cost", COSTS[0], "--jobs", 1]
     for more, words in [
@@ -161,6 +238,31 @@ def test_one_line_says_what_a_backend_needs(
     monkeypatch.setitem(sys.modules, module, None)  # an import of it fails
     given = ["specsim", "sweep", traces[0], "--cost", COSTS[0], "--policy", "fixed_k", "--backend", backend]
     assert_refused(call(*given), f"backend {backend} is not installed", f".[{backend}]")
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_ends_in_the_same_bytes(traces: list[Path], tmp_path: Path) -> None:
+    """Killed again and again while it works, by what only a started-anew process can go on from."""
+    given = [sys.executable, "-m", "specsim", "sweep", *map(str, traces), "--cost", COSTS[0], "--batch", "1,2,4,8",
+             "--trials", "3000", "--jobs", "1", "--policy", "adaedl", "--out"]  # fmt: skip
+    assert subprocess.run([*given, str(tmp_path / "whole")], capture_output=True, check=False).returncode == 0
+    journal, kills = tmp_path / "out" / "sweep.journal", 0
+    while True:
+        kept = len(journal.read_bytes().splitlines()) if journal.exists() else 0
+        process = subprocess.Popen([*given, str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while process.poll() is None:
+            if journal.exists() and len(journal.read_bytes().splitlines()) > kept + 5:
+                process.kill()
+                break
+            time.sleep(0.01)
+        process.communicate()
+        if process.returncode == 0:
+            break
+        kills += 1
+    assert kills >= 2
+    for name in ("sweep.json", "sweep.parquet"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not journal.exists()
 
 
 @pytest.mark.slow

@@ -61,6 +61,8 @@ BAD = {
     "no date": ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,2,3\n", "TIMESTAMP is no date"),
     "no time": ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n,2,3\n", "no valid time"),
     "no rows": ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
+    "more cells": ("a.csv", "Timestamp,Request tokens,Response tokens\n1,2,3,4\n", "more cells than its first one"),
+    "more cells below": ("a.csv", "Timestamp,Request tokens,Response tokens\n1,2,3\n1,2,3,4\n", "no CSV file"),
     "empty": ("a.csv", "", "no CSV file"),
     "failed alone": ("a.csv", "Timestamp,Request tokens,Response tokens\n1,2,0\n", "no request with output"),
     "no JSON": ("a.jsonl", "{}\n", "line 1", "timestamp is missing"),

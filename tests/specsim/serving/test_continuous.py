@@ -172,7 +172,7 @@ def made_run() -> ServingRun:
     columns = {
         name: np.array(column, dtype=float) for name, column in zip(Step._fields, zip(*steps, strict=True), strict=True)
     }
-    return ServingRun("made", requests, requests.arrival_s, requests.arrival_s, first, finished, columns)
+    return ServingRun("made", requests, requests.arrival_s, requests.arrival_s, first, finished, columns, {})
 
 
 def test_rates_and_latencies_by_hand() -> None:

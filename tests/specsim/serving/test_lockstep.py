@@ -29,7 +29,6 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.p_min import LlamaCpp, PMin
-from specsim.policy.tree.vct import VCT
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.serving.costs import batch_cost, round_seconds
@@ -316,7 +315,6 @@ def test_the_same_sequence_may_be_taken_several_times() -> None:
 
 def test_what_cannot_be_batched_is_refused() -> None:
     trace = small_trace(0)
-    refusal(lambda: decoded(trace, VCT(), 2), "trees", "vct")
     refusal(lambda: decoded(trace, LlamaCpp(), 2), "llama_cpp", "verified whole")
     refusal(lambda: decoded(trace, FixedK(k=3), 0), "batch=0")
     refusal(lambda: decoded(trace, FixedK(k=3), 2, order=[]), "0 sequences")

@@ -130,7 +130,7 @@ BAD = {
     "no users": ("--arrivals closed:0", "users=0"),
     "no file": ("--arrivals nowhere.csv", "nowhere.csv does not exist"),
     "no batch": ("--batch 0", "batch=0"),
-    "trees": ("--policy vct", "chain policy"),
+    "trees": ("--policy eagle2", "chains and static trees"),
     "unknown setting": ("--policy goodput --set k=3", "'k'", "max_draft_tokens"),
     "no number": ("--policy goodput --set memory=x", "memory='x'"),
     "no steady state": ("--arrivals closed:9 --requests 9", "no steady state"),

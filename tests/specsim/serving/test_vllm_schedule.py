@@ -1,0 +1,81 @@
+"""What a server decides under a schedule of K by batch, against vLLM: every request's rounds, with the K of each.
+
+vLLM 0.32 decoded 12 prompts of the lab's pair, 96 tokens each, greedily, with 4 slots and K = 5 up to 2 sequences, 2
+beyond. Its first request was there a step before the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.engines.as_engine import as_engine
+from specsim.engines.conventions import CONVENTIONS
+from specsim.serving.arrivals import Requests
+from specsim.serving.continuous import ServingRun, serve
+from specsim.serving.draft_length import GoodputK, ScheduledK
+from specsim.serving.drafts import drafts_of
+
+# By request, a digit each: tokens drafted and accepted in each round as vLLM counted them, and, of the lab's recording,
+# how many of 5 drafted tokens would be accepted at each position.
+COUNTED = json.loads((Path(__file__).parent / "vllm_schedule.json").read_text())
+SLOTS, SCHEDULE, TOKENS = 4, ScheduledK({1: 5, 3: 2}), 96
+COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001)
+
+
+def served(rule: Any, *, drafts_ahead: bool = CONVENTIONS["vllm"].drafts_ahead) -> ServingRun:
+    match_len = np.array([[int(digit) for digit in text] for text in COUNTED["match_len"]])
+    sequences, tokens = match_len.shape
+    drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
+    recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
+    trace, beyond = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=TOKENS)
+    assert beyond == 0
+    first = np.arange(sequences) == 0
+    requests = Requests(np.where(first, 0.0, 1e-6), trace.prompt_tokens, trace.output_tokens, np.arange(sequences))
+    return serve(drafts_of(trace, rule), COST, requests, slots=SLOTS, drafts_ahead=drafts_ahead)
+
+
+def digits(run: ServingRun, fact: str) -> list[str]:
+    """A fact of every request's rounds."""
+    return ["".join(map(str, run.rounds[fact][run.rounds["request"] == r])) for r in range(len(run.requests))]
+
+
+def test_every_requests_rounds_are_vllms() -> None:
+    run = served(SCHEDULE)
+    assert digits(run, "drafted") == COUNTED["drafted"]
+    assert digits(run, "accepted") == COUNTED["accepted"]
+    assert (len(run.rounds["step"]), run.rounds["drafted"].sum(), run.rounds["accepted"].sum()) == (526, 1103, 626)
+
+
+def test_by_its_own_step_a_rounds_k_is_another_where_the_batch_changes() -> None:
+    """Where a request is over and another one's prompt is prefilled, or none is left, the others would draft 5."""
+    drafted = digits(served(SCHEDULE, drafts_ahead=False), "drafted")
+    differing = [r for r, (own, theirs) in enumerate(zip(drafted, COUNTED["drafted"], strict=True)) if own != theirs]
+    assert differing == [4, 8, 10, 11]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_rule_sees_the_sequences_of_this_step_or_of_the_last_one(ahead: bool) -> None:
+    seen: list[int] = []
+
+    class Noted(GoodputK):
+        def choose(self, state: Any, sequences: int, cached_tokens: int) -> int:
+            assert 63 * sequences <= cached_tokens <= (64 + TOKENS) * sequences
+            seen.append(sequences)
+            return super().choose(state, sequences, cached_tokens)
+
+    run = served(Noted(COST, 5), drafts_ahead=ahead)
+    decoding = run.steps["sequences"] > 0
+    in_step = run.steps["sequences"].astype(int)
+    if ahead:  # those that decoded, and prompts
+        begin_s = run.steps["end_s"] - run.steps["seconds"]
+        in_step = np.append(0, in_step + np.isclose(run.started_s, begin_s[:, None]).sum(axis=1))[:-1]
+    assert seen == in_step[decoding].tolist()
