@@ -92,6 +92,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         "prompt_tokens": trace.prompt_tokens + prefilled,
         "prompt": _prompts(trace, prefilled),
         "tree": None,
+        "meta": {**trace.meta, "eos_token_id": None} if conventions.drafts_past_end else trace.meta,
     }
     return EngineTrace(dataclasses.replace(trace, **changed), cut_off)
 
@@ -109,11 +110,18 @@ def _prompts(trace: Trace, prefilled: int) -> IntArray | None:
     return np.insert(trace.prompt, ends, trace.token[trace.offsets[:-1]])
 
 
-def rounds_of(log: RoundLog, conventions: Conventions) -> Rounds:
+def rounds_of(log: RoundLog, trace: Trace, conventions: Conventions) -> Rounds:
     """The rounds that the engine counts, with positions as the engine numbers its output tokens.
 
     Tokens that a policy drops are none of a draft's: engines count what is verified.
+
+    trace : that was replayed
     """
+    if conventions.accepts_end != "always":
+        ends = log.t + log.accepted == trace.output_tokens[log.sequence]  # no token of the target's came behind
+        if conventions.accepts_end == "last":
+            ends &= log.verified > log.accepted
+        log = dataclasses.replace(log, accepted=log.accepted - ends)
     if not conventions.counts_empty:
         log = log[log.verified > 0]
     drafted, accepted, sequence, t = (

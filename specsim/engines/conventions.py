@@ -26,6 +26,11 @@ class Conventions:
     drafts_ahead : bool
         Whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes by the
         sequences of that step, see `specsim.serving.continuous.serve`.
+    drafts_past_end : bool
+        Whether a draft goes on behind an end-of-text token that the drafter proposes.
+    accepts_end : {"always", "last", "never"}
+        When a drafted end of text that is right counts as accepted: always, as a draft's last token alone, or never,
+        as it counts as the one that the target adds.
     source : str
         Where these were found.
 
@@ -42,28 +47,61 @@ class Conventions:
     clips_draft: bool
     counts_empty: bool
     drafts_ahead: bool
+    drafts_past_end: bool
+    accepts_end: Literal["always", "last", "never"]
     source: str
 
 
 CONVENTIONS = {
     found.engine: found
     for found in (
-        Conventions("specsim", "0.1", "round", True, True, False, "this package"),
         Conventions(
-            "vllm", "0.32.0", "prefill", False, False, True,
-            "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay, under a schedule of "
-            "K by batch to a simulated server",
+            engine="specsim",
+            version="0.1",
+            first_token="round",
+            clips_draft=True,
+            counts_empty=True,
+            drafts_ahead=False,
+            drafts_past_end=False,
+            accepts_end="always",
+            source="this package",
         ),
         Conventions(
-            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False, False,
-            "runs on a CPU: LLAMA_TRACE of 12 prompts, texts and rounds equal to a replay",
+            engine="vllm",
+            version="0.32.0",
+            first_token="prefill",
+            clips_draft=False,
+            counts_empty=False,
+            drafts_ahead=True,
+            drafts_past_end=True,
+            accepts_end="always",
+            source="runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay, under a "
+            "schedule of K by batch to a simulated server",
         ),
         Conventions(
-            "transformers", "5.17", "round", True, True, False,
-            "read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
+            engine="llamacpp",
+            version="2026.10 (0c1e57098)",
+            first_token="prefill",
+            clips_draft=True,
+            counts_empty=False,
+            drafts_ahead=False,
+            drafts_past_end=True,
+            accepts_end="last",
+            source="runs on a CPU: LLAMA_TRACE of 36 prompts, texts and rounds equal to a replay",
+        ),
+        Conventions(
+            engine="transformers",
+            version="5.17",
+            first_token="round",
+            clips_draft=True,
+            counts_empty=True,
+            drafts_ahead=False,
+            drafts_past_end=False,
+            accepts_end="never",
+            source="read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
         ),
     )
-}  # fmt: skip
+}
 
 
 def find_conventions(engine: str) -> Conventions:

@@ -38,13 +38,14 @@ def explain(
                 "yes" if one.clips_draft else "no",
                 "yes" if one.counts_empty else "no",
                 "yes" if one.drafts_ahead else "no",
+                f"{'goes on' if one.drafts_past_end else 'ends'}; accepted: {one.accepts_end}",
                 one.source,
             ]
             for one in conventions
         ]
-        columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft",
-                   "drafts in the step before", "found"]  # fmt: skip
-        print_table("How engines run and count rounds", columns, rows, labels=6)
+        columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft"]
+        columns += ["drafts in the step before", "a draft behind an end of text", "found"]
+        print_table("How engines run and count rounds", columns, rows, labels=7)
         return
     found = find_definitions(quantity, engine)
     if engine not in (None, "specsim"):

@@ -48,9 +48,12 @@ def plain_rounds(
             k = ks[begin + t]
             drafted = min(k, limit - t - 1) if conventions.clips_draft else k
             accepted = min(drafted, int(trace.match_len[begin + t]))
+            following = t + accepted + 1
+            if t + accepted == length and conventions.accepts_end != "always":  # an end of text, and nothing after it
+                accepted -= conventions.accepts_end == "never" or drafted > accepted
             if drafted or conventions.counts_empty:
                 rounds.append((t, drafted, accepted))
-            t += accepted + 1
+            t = following
         found.append(rounds)
     return found
 
@@ -58,9 +61,10 @@ def plain_rounds(
 def replayed_rounds(
     trace: Trace, policy: Policy, limit: int, conventions: Conventions
 ) -> list[list[tuple[int, int, int]]]:
-    run = specsim.replay(as_engine(trace, conventions, max_output_tokens=limit).trace, COST, policy)
+    played = as_engine(trace, conventions, max_output_tokens=limit).trace
+    run = specsim.replay(played, COST, policy)
     assert run.rounds is not None
-    rounds = rounds_of(run.rounds, conventions)
+    rounds = rounds_of(run.rounds, played, conventions)
     assert rounds.sequence_id is not None and rounds.t is not None
     rows = np.stack([rounds.t, rounds.drafted, rounds.accepted], axis=1)
     return [[tuple(row) for row in rows[rounds.sequence_id == s].tolist()] for s in range(trace.sequences)]
@@ -73,6 +77,27 @@ def test_a_replay_is_the_engine_written_out(engine: str, k: int, limit: int) -> 
     trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8, seed=k)
     conventions = find_conventions(engine)
     assert replayed_rounds(trace, FixedK(k), limit, conventions) == plain_rounds(trace, k, limit, conventions)
+
+
+@pytest.mark.parametrize("engine", CONVENTIONS)
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_a_text_that_ends_before_the_limit_ends_as_the_engine_has_it(engine: str, k: int) -> None:
+    """Its last token is an end of text, which the drafter proposes here and there."""
+    trace = generate(IID(0.7), sequences=30, output_tokens=20, depth=8, seed=k)
+    trace = dataclasses.replace(trace, budget_tokens=trace.budget_tokens + 10, meta=trace.meta | {"eos_token_id": None})
+    conventions = find_conventions(engine)
+    expected = plain_rounds(trace, k, 30, conventions)
+    assert replayed_rounds(trace, FixedK(k), 30, conventions) == expected
+    accepted_ends = [row for sequence in expected for row in sequence if row[0] + row[2] == 20]
+    if conventions.accepts_end == "last":
+        assert all(drafted == accepted for _, drafted, accepted in accepted_ends)
+    else:
+        assert bool(accepted_ends) == (conventions.accepts_end == "always")
+    draft_token = trace.draft_token.copy()
+    draft_token[:, 0] = 99  # an end of text, as the drafter has it, though the target goes on
+    ends = dataclasses.replace(trace, draft_token=draft_token, meta=trace.meta | {"eos_token_id": [99]})
+    drafted = {row[1] for sequence in replayed_rounds(ends, FixedK(k), 30, conventions) for row in sequence}
+    assert (max(drafted) == k) if conventions.drafts_past_end else (max(drafted) == 1)
 
 
 @pytest.mark.parametrize("engine", CONVENTIONS)
