@@ -83,7 +83,6 @@ def _replay(source: Source, subject_json: str) -> tuple[PricedTrace, Replay, int
 
 @lru_cache(maxsize=4)  # several policies are claimed of one trace
 def _priced(source: Source) -> PricedTrace:
-    from specsim.ranking.leaderboard import shallower
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
 
@@ -91,7 +90,7 @@ def _priced(source: Source) -> PricedTrace:
     if source.max_output_tokens is not None:
         found = found.shortened(source.max_output_tokens)
     if source.max_draft_tokens is not None:
-        found = shallower(found, source.max_draft_tokens)
+        found = found.shallower(source.max_draft_tokens)
     return PricedTrace(found, _cost(source))
 
 
