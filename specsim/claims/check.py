@@ -13,9 +13,9 @@ import numpy as np
 from specsim.arrays import Floats
 from specsim.claims.claim import Claim, Verdict, subject_text
 from specsim.claims.files import read_claims
-from specsim.claims.measured import Measured, measure
+from specsim.claims.measured import Measured, PerSequence, measure
 from specsim.errors import InputError
-from specsim.speedup.intervals import Estimate, ratio_of_ratios
+from specsim.speedup.intervals import Estimate, ratio_difference, ratio_of_ratios
 
 ROUNDING = 1e-9  # relative, of a bound: what sums in another order may differ by
 
@@ -25,6 +25,7 @@ class Checked:
     """A claim and what it came out as.
 
     found : the value with what it may be, which decided; None of an order
+    interval : the value with its 95 % interval over sequences, where the claim has one
     steps : of an order, each neighbour's lead over the next with its interval
     seconds : of the first subject, per sequence [S], and its tokens [S]; None where nothing takes time
     """
@@ -32,6 +33,7 @@ class Checked:
     claim: Claim
     verdict: Verdict
     found: Estimate | None = None
+    interval: Estimate | None = None
     steps: tuple[Estimate, ...] = ()
     seconds: tuple[Floats, Floats] | None = None
 
@@ -46,7 +48,7 @@ class Checked:
         if self.found is None:
             names = [subject_text(subject) for subject in self.claim.subjects]
             return ", ".join(f"{name} {_signed(step)}" for name, step in zip(names, self.steps, strict=False))
-        return _text(self.found)
+        return _text(self.interval or self.found)
 
     @property
     def message(self) -> str:
@@ -65,7 +67,7 @@ class Checked:
             "known_verdict": self.claim.statement.verdict,
             "passed": self.passed,
             "claimed": self.claim.claimed,
-            "recomputed": None if self.found is None else self.found.as_dict(),
+            "recomputed": found.as_dict() if (found := self.interval or self.found) else None,
             "order": [step.as_dict() for step in self.steps] or None,
             "source": self.claim.statement.source,
         }
@@ -96,14 +98,16 @@ def check(claim: Claim) -> Checked:
             leads = tuple(
                 _lead(first, second, over_prompts=statement.over_prompts) for first, second in pairwise(measured)
             )
-            return Checked(claim, judge_order(leads), None, leads, measured[0].seconds)
-        if claim.form == "ratio":
-            found = _ratio(*measured, over_prompts=statement.over_prompts)
-        else:
-            found = measured[0].prompts if statement.over_prompts else measured[0].record
+            return Checked(claim, judge_order(leads), steps=leads, seconds=measured[0].seconds)
+        found = FORMS[claim.form](*measured, over_prompts=statement.over_prompts)
         assert statement.bounds is not None
         outside: Verdict = "contradicted" if statement.expected is None else "drifted"
-        return Checked(claim, judge(found, statement.bounds, outside=outside), found, (), measured[0].seconds)
+        verdict, interval = judge(found, statement.bounds, outside=outside), None
+        if statement.interval is not None:
+            interval = FORMS[claim.form](*measured, over_prompts=True)
+            if not _ends_hold(interval, claim):
+                verdict = outside
+        return Checked(claim, verdict, found, interval, seconds=measured[0].seconds)
     except InputError as error:
         raise InputError(f"claim {claim.name!r}: {error}") from None
 
@@ -126,14 +130,41 @@ def _lead(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
     """How much larger the first value is: of the same sequences in pairs, else by the ends of the two intervals."""
     if over_prompts and (ratio := _paired(first, second)) is not None:
         return Estimate(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
-    a, b = (one.prompts if over_prompts else one.record for one in (first, second))
+    return _apart(first, second, over_prompts=over_prompts)
+
+
+def _ends_hold(found: Estimate, claim: Claim) -> bool:
+    """Whether both ends of the interval are those that the claim has."""
+    statement = claim.statement
+    assert statement.interval is not None
+    ends = zip((found.low, found.high), statement.interval, strict=True)
+    return all(judge(Estimate.exact(end), statement.around(said), outside="drifted") == "holds" for end, said in ends)
+
+
+def _value(only: Measured, *, over_prompts: bool) -> Estimate:
+    return only.prompts if over_prompts else only.record
+
+
+def _apart(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
+    """The first value less the second, by the ends of their intervals."""
+    a, b = (_value(measured, over_prompts=over_prompts) for measured in (first, second))
     return Estimate(a.estimate - b.estimate, a.low - b.high, a.high - b.low)
+
+
+def _difference(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
+    """The first value less the second; of the same sequences in pairs. The noise floors widen it."""
+    a, b = first.per_sequence, second.per_sequence
+    if not over_prompts or a is None or b is None or not _same_sequences(a, b):
+        return _apart(first, second, over_prompts=over_prompts)
+    found = ratio_difference(a.top, a.bottom, b.top, b.bottom).difference
+    reach = max(first.floor_percent, second.floor_percent) / 100 * abs(second.value)
+    return Estimate(found.estimate, found.low - reach, found.high + reach)
 
 
 def _ratio(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
     if over_prompts and (ratio := _paired(first, second)) is not None:
         return ratio
-    a, b = (one.prompts if over_prompts else one.record for one in (first, second))
+    a, b = (_value(measured, over_prompts=over_prompts) for measured in (first, second))
     if not b.low > 0 or a.low < 0:
         raise InputError("a ratio is of positive values; choose other subjects")
     return Estimate(a.estimate / b.estimate, a.low / b.high, a.high / b.low)
@@ -142,11 +173,18 @@ def _ratio(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate
 def _paired(first: Measured, second: Measured) -> Estimate | None:
     """The ratio of two values of the same sequences; None where they are of others. The noise floors widen it."""
     a, b = first.per_sequence, second.per_sequence
-    if a is None or b is None or a.key != b.key or a.top.shape != b.top.shape:
+    if a is None or b is None or not _same_sequences(a, b):
         return None
     found = ratio_of_ratios(a.top, a.bottom, b.top, b.bottom)
     factor = 1 + max(first.floor_percent, second.floor_percent) / 100
     return Estimate(found.estimate, found.low / factor, found.high * factor)
+
+
+def _same_sequences(a: PerSequence, b: PerSequence) -> bool:
+    return bool(a.key == b.key) and a.top.shape == b.top.shape
+
+
+FORMS: dict[str, Callable[..., Estimate]] = {"value": _value, "ratio": _ratio, "difference": _difference}
 
 
 def _text(found: Estimate) -> str:

@@ -1,7 +1,8 @@
 """What a claim states, and of what: the form of a claim file.
 
 A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run, a value of a JSON
-document, or a paper's table. Everything else in this package follows from these classes.
+document, or a paper's table; or of two, their ratio or their difference. Everything else in this package follows from
+these classes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ Text: TypeAlias = Annotated[Printable, Field(min_length=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Setting: TypeAlias = bool | int | FiniteFloat | Text | list[FiniteFloat]
+Step: TypeAlias = Text | Annotated[int, Field(ge=0)] | dict[str, Printable | int | float | bool]
+Way: TypeAlias = Annotated[list[Step], Field(min_length=1)]
+Ends: TypeAlias = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
 Verdict: TypeAlias = Literal["holds", "drifted", "contradicted", "not decidable"]
 
 
@@ -56,9 +60,11 @@ class ReplaySubject(Strict):
 
     average : "tokens" weighs every token alike (sum over sum), "sequences" every sequence (mean of their ratios)
     max_output_tokens : every sequence as if it had been decoded with this limit
+    max_draft_tokens : the trace as if it had been recorded to this depth
     tuning_share : share of the sequences on which policies that learn do so; given, every policy is reported on the
         others alone. Unless given, a half, and policies that do not learn are reported on all
     rounds : of quantity "rounds_identical_percent", the rounds.parquet of a real run of these sequences
+    replays : of a policy that draws, the mean over so many, with seeds from `seed` on
     """
 
     trace: Text
@@ -70,8 +76,10 @@ class ReplaySubject(Strict):
     quantity: Text = "speedup"
     average: Literal["tokens", "sequences"] = "tokens"
     max_output_tokens: PositiveInt | None = None
+    max_draft_tokens: PositiveInt | None = None
     tuning_share: Share | None = None
     rounds: Text | None = None
+    replays: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
@@ -90,12 +98,12 @@ class ValueSubject(Strict):
     """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list of positive numbers.
 
     at : the way to it: keys, positions from 0, and {key = value, ...} for the one entry of a list that has these
+    over : the way to a second list, of the same sequences; the value is then the first one's sum over this one's
     """
 
     document: Text
-    at: Annotated[
-        list[Text | Annotated[int, Field(ge=0)] | dict[str, Printable | int | float | bool]], Field(min_length=1)
-    ]
+    at: Way
+    over: Way | None = None
 
 
 class FindingSubject(Strict):
@@ -119,6 +127,7 @@ class Statement(Strict):
     about : "record" asks whether these very sequences give that number, so that only the noise of measured seconds
         leaves doubt; "prompts" asks it of prompts like these, with the 95 % interval over sequences. The first is the
         default of `expected`, the second that of bounds and orders
+    interval : beside `expected`, both ends of the 95 % interval over sequences, with its tolerance
     verdict : what the claim is known to come out as; another verdict fails
     source : where the figure is printed, or who states it
     """
@@ -128,6 +137,7 @@ class Statement(Strict):
     expected: FiniteFloat | None = None
     tolerance: NotNegative | None = None
     tolerance_percent: NotNegative | None = None
+    interval: Ends | None = None
     at_least: FiniteFloat | None = None
     at_most: FiniteFloat | None = None
     about: Literal["record", "prompts"] | None = None
@@ -141,6 +151,8 @@ class Statement(Strict):
             raise ValueError("expected and a bound exclude each other; keep one")
         if (self.expected is not None) != (tolerances == 1):
             raise ValueError("expected goes with one of tolerance and tolerance_percent")
+        if self.interval is not None and (self.expected is None or self.interval[0] > self.interval[1]):
+            raise ValueError("interval is [low, high] beside expected; give both, the lower end first")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError("at_least is above at_most; swap them")
         return self
@@ -149,13 +161,17 @@ class Statement(Strict):
     def bounds(self) -> tuple[float, float] | None:
         """The least and the largest value with which it holds; None of an order."""
         if self.expected is not None:
-            percent = self.tolerance_percent or 0.0
-            reach = abs(self.expected) * percent / 100 if self.tolerance is None else self.tolerance
-            return self.expected - reach, self.expected + reach
+            return self.around(self.expected)
         if self.at_least is None and self.at_most is None:
             return None
         low = -float("inf") if self.at_least is None else self.at_least
         return low, float("inf") if self.at_most is None else self.at_most
+
+    def around(self, value: float) -> tuple[float, float]:
+        """The least and the largest value that the tolerance does not tell from this one."""
+        percent = self.tolerance_percent or 0.0
+        reach = abs(value) * percent / 100 if self.tolerance is None else self.tolerance
+        return value - reach, value + reach
 
     @property
     def over_prompts(self) -> bool:
@@ -166,13 +182,13 @@ class Statement(Strict):
 class Claim(Strict):
     """One claim of a file.
 
-    form : "value" of one subject, "ratio" of the first subject's value to the second's, or "order", in which each
-        subject's value is above the next one's
+    form : "value" of one subject, "ratio" of the first subject's value to the second's, "difference" of the first's
+        less the second's, or "order", in which each subject's value is above the next one's
     """
 
     home: Path
     statement: Statement
-    form: Literal["value", "ratio", "order"]
+    form: Literal["value", "ratio", "difference", "order"]
     subjects: tuple[Subject, ...]
 
     @model_validator(mode="after")
@@ -182,8 +198,8 @@ class Claim(Strict):
             raise ValueError("an order is of two subjects or more, and has neither expected nor bounds")
         if self.form != "order" and bounds is None:
             raise ValueError("nothing is claimed; give expected with a tolerance, at_least, at_most, or an order")
-        if self.form == "ratio" and count != 2:
-            raise ValueError("a ratio is of two subjects")
+        if self.form in ("ratio", "difference") and count != 2:
+            raise ValueError(f"a {self.form} is of two subjects")
         return self
 
     @property
@@ -198,7 +214,8 @@ class Claim(Strict):
             return " > ".join(subject_text(subject) for subject in self.subjects)
         if statement.expected is not None:
             by = f"{statement.tolerance:g}" if statement.tolerance is not None else f"{statement.tolerance_percent:g} %"
-            return f"{statement.expected:g} +- {by}"
+            ends = "" if statement.interval is None else " [{:g}, {:g}]".format(*statement.interval)
+            return f"{statement.expected:g}{ends} +- {by}"
         parts = [("at least", statement.at_least), ("at most", statement.at_most)]
         return ", ".join(f"{words} {value:g}" for words, value in parts if value is not None)
 

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from specsim.claims.claim import SUBJECTS, VERSION, Claim, Statement
 from specsim.errors import InputError
 from specsim.files import write_text
+from specsim.speedup.intervals import Estimate
 
 SUFFIX = ".claims.toml"
 LARGEST_BYTES = 10_000_000
 TOLERANCES = ("tolerance", "tolerance_percent")
-COMPOSED = ("ratio", "order")  # keys that list subjects
+COMPOSED = ("ratio", "difference", "order")  # keys that list subjects
 
 
 def claim_files(paths: Iterable[Path]) -> list[Path]:
@@ -78,7 +79,7 @@ def _claim(entry: dict[str, Any], defaults: Mapping[str, Any], path: Path, numbe
     where = f"{path}: claim {named!r}" if isinstance(named, str) else f"{path}: claim {number}"
     composed = [key for key in COMPOSED if key in entry]
     if len(composed) > 1:
-        raise InputError(f"{where}: ratio and order exclude each other; keep one")
+        raise InputError(f"{where}: {' and '.join(composed)} exclude each other; keep one")
     form = composed[0] if composed else "value"
     stated = set(Statement.model_fields)
     own = {key: value for key, value in entry.items() if key not in stated and key not in COMPOSED}
@@ -128,13 +129,17 @@ def _first(error: ValidationError) -> str:
     return f"{place}: {message}{given}" if place else message
 
 
-def write_claims(path: Path, claims: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Write a file of claims given by their keys, under a line that says what they are."""
+def write_claims(
+    path: Path, claims: Sequence[Mapping[str, Any]], *, title: str, defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Write a file of claims given by their keys, under a line that says what they are and what they leave open."""
     import tomlkit
 
     document = tomlkit.document()
     document.add(tomlkit.comment(title))
     document.add("version", tomlkit.item(VERSION))
+    if defaults:
+        document.add("defaults", _entry(defaults))
     entries = tomlkit.aot()
     for claim in claims:
         entries.append(_entry(claim))
@@ -164,15 +169,19 @@ def _entry(claim: Mapping[str, Any]) -> Any:
     return table
 
 
-def update_expected(path: Path, found: Mapping[str, float]) -> None:
-    """Put these values in the place of what these claims, by name, expect; everything else stays as it is."""
+def update_expected(path: Path, found: Mapping[str, Estimate]) -> None:
+    """Put what was found in the place of what these claims, by name, expect; everything else stays as it is."""
     import tomlkit
 
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     entries: Any = document["claim"]
     for entry in entries:
-        if entry["name"] in found:
-            entry["expected"] = rounded(found[entry["name"]], _with(document.get("defaults", {}), entry))
+        value = found.get(entry["name"])
+        if value is not None:
+            whole = _with(document.get("defaults", {}), entry)
+            entry["expected"] = rounded(value.estimate, whole)
+            if "interval" in entry:
+                entry["interval"] = [rounded(end, whole) for end in (value.low, value.high)]
     write_text(path, tomlkit.dumps(document))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 VALIDATION_KIND = "specsim-validation"
 IDENTITY = "rounds_identical_percent"
 DEFAULT_SHARE = 0.5  # of the sequences, on which policies learn
+
+Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # of files: name, time of the last change, size
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,7 @@ def measure(subject: Subject, home: Path) -> Measured:
     if isinstance(subject, RunSubject):
         return _run(subject, home)
     if isinstance(subject, ValueSubject):
-        path = home / subject.document
-        return as_measured(found_at(_document(path), subject.at, str(path)), str(path))
+        return _in_document(subject, home / subject.document)
     return _finding(subject)
 
 
@@ -120,6 +122,18 @@ def as_measured(value: Any, where: str) -> Measured:
     return Measured(exact.estimate, exact, exact)
 
 
+def _in_document(subject: ValueSubject, path: Path) -> Measured:
+    document, where = _document(path), str(path)
+    found = found_at(document, subject.at, where)
+    if subject.over is None:
+        return as_measured(found, where)
+    both = (_positive(one, f"{where}: at and over") for one in (found, found_at(document, subject.over, where)))
+    top, bottom = both
+    if top.shape != bottom.shape:
+        raise InputError(f"{where}: at and over are lists of different lengths; name lists of the same sequences")
+    return from_columns(PerSequence(top, bottom, ("list", where)))
+
+
 def found_at(document: Any, at: list[Any], where: str) -> Any:
     """What lies at the end of this way through a JSON document."""
     found = document
@@ -152,32 +166,92 @@ def _is_number(value: Any) -> bool:
 
 
 def _document(path: Path) -> Any:
+    return _read_document(path, _stamp(path))
+
+
+@lru_cache(maxsize=8)  # many claims are of one document
+def _read_document(path: Path, stamp: Stamp) -> Any:
     return read_json(path, f"document {path}", missing="check the path", invalid="make it again")
 
 
-def _replayed(subject: ReplaySubject, home: Path) -> Measured:
-    from specsim.api.predict import fitted_part
-    from specsim.replaying.priced import PricedTrace
-    from specsim.trace.files import read_trace
-    from specsim.trace.split import split_sequences
+def _stamp(path: Path) -> Stamp:
+    """What changes where a file, or one in this folder, does."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    states = [(file.name, file.stat()) for file in files if file.is_file()]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 
-    trace = read_trace(home / subject.trace)
-    if subject.max_output_tokens is not None:
-        trace = trace.shortened(subject.max_output_tokens)
-    name = str(home / subject.policy) if ".py" in subject.policy else subject.policy
-    priced, share = PricedTrace(trace, _cost(subject, home)), subject.tuning_share
-    part, policy, learned_on = fitted_part(priced, name, subject.settings, share or DEFAULT_SHARE, subject.seed)
-    if share is not None and not learned_on:
-        part = priced.select(split_sequences(trace, tuning_share=share, seed=subject.seed)[1])
-    replayed = part.replay(policy, seed=subject.seed, log=subject.rounds is not None)
-    top, bottom = _columns(subject, replayed, part, home)
+
+class Source(NamedTuple):
+    """What is replayed, and at which costs; `stamps` tell whether its files are still what was read."""
+
+    home: Path
+    stamps: tuple[Stamp, ...]
+    trace: str
+    cost: str | Seconds
+    draft_cost: str | None
+    batch: int | None
+    max_output_tokens: int | None
+    max_draft_tokens: int | None
+
+
+def _replayed(subject: ReplaySubject, home: Path) -> Measured:
+    files = [subject.trace, subject.policy, subject.draft_cost, subject.cost if isinstance(subject.cost, str) else None]
+    stamps = tuple(_stamp(home / file) for file in files if file)
+    source = Source(home, stamps, *(getattr(subject, name) for name in Source._fields[2:]))
+    part, replayed, times = _replay(source, subject.model_dump_json(exclude={"quantity", "average"}))
+    top, bottom = _columns(subject, replayed, part, times, home)
     key = (subject.trace, subject.max_output_tokens, tuple(part.trace.sequence_id.tolist()))
     found = from_columns(PerSequence(top, bottom, key), average=subject.average)
     return replace(found, seconds=(replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)))
 
 
-def _columns(subject: ReplaySubject, replayed: Replay, part: PricedTrace, home: Path) -> tuple[Floats, Floats]:
-    """The two columns [S] whose sums' ratio is the quantity of this replay."""
+@lru_cache(maxsize=64)  # several quantities are claimed of one replay
+def _replay(source: Source, subject_json: str) -> tuple[PricedTrace, Replay, int]:
+    """What a subject is reported on, its replays' sums, and of how many."""
+    from specsim.api.predict import fitted_part
+    from specsim.ranking.leaderboard import replay_seeds, together
+
+    subject, whole = ReplaySubject.model_validate_json(subject_json), _priced(source)
+    name = str(source.home / subject.policy) if ".py" in subject.policy else subject.policy
+    share = subject.tuning_share or DEFAULT_SHARE
+    part, policy, learned_on = fitted_part(whole, name, subject.settings, share, subject.seed)
+    if learned_on or subject.tuning_share is not None:
+        part = _held(source, share, subject.seed)
+    if subject.replays == 1:
+        return part, part.replay(policy, seed=subject.seed, log=subject.rounds is not None), 1
+    if subject.rounds is not None:
+        raise InputError("rounds are those of one replay; leave replays out")
+    replays = replay_seeds(part, policy, range(subject.seed, subject.seed + subject.replays))
+    return part, replace(together(replays), rounds=None), len(replays)
+
+
+@lru_cache(maxsize=4)  # several policies are claimed of one trace
+def _priced(source: Source) -> PricedTrace:
+    from specsim.ranking.leaderboard import shallower
+    from specsim.replaying.priced import PricedTrace
+    from specsim.trace.files import read_trace
+
+    found = read_trace(source.home / source.trace)
+    if source.max_output_tokens is not None:
+        found = found.shortened(source.max_output_tokens)
+    if source.max_draft_tokens is not None:
+        found = shallower(found, source.max_draft_tokens)
+    return PricedTrace(found, _cost(source))
+
+
+@lru_cache(maxsize=4)
+def _held(source: Source, tuning_share: float, seed: int) -> PricedTrace:
+    """The sequences that policies do not learn on."""
+    from specsim.trace.split import split_sequences
+
+    whole = _priced(source)
+    return whole.select(split_sequences(whole.trace, tuning_share=tuning_share, seed=seed)[1])
+
+
+def _columns(
+    subject: ReplaySubject, replayed: Replay, part: PricedTrace, times: int, home: Path
+) -> tuple[Floats, Floats]:
+    """The two columns [S] whose sums' ratio is the quantity of these replays."""
     quantity = subject.quantity
     if (subject.rounds is not None) != (quantity == IDENTITY):
         raise InputError(f"quantity {IDENTITY!r} and rounds belong together; give both or neither")
@@ -188,7 +262,7 @@ def _columns(subject: ReplaySubject, replayed: Replay, part: PricedTrace, home: 
 
         policy = replayed.policy
         least = oracle_seconds(part, [type(policy)], width=oracle_width(policy), seed=subject.seed)
-        return replayed.speculative_s - least, least
+        return replayed.speculative_s - times * least, times * least
     if quantity not in RATIOS:
         known = ", ".join([*RATIOS, "oracle_regret", IDENTITY])
         raise InputError(f"quantity {quantity!r} is none of a replay; it has {known}")
@@ -212,20 +286,21 @@ def _identical(replayed: Replay, sequence_id: IntArray, path: Path) -> tuple[Flo
     return 100 * counts[0].astype(np.float64), counts[1].astype(np.float64)
 
 
-def _cost(subject: ReplaySubject, home: Path) -> CostModel:
+def _cost(source: Source) -> CostModel:
     from specsim.cost.files import read_cost
     from specsim.cost.grid import read_grid_pair
 
-    if isinstance(subject.cost, Seconds):
-        if subject.draft_cost is not None or subject.batch is not None:
+    home, cost, draft_cost, batch = source.home, source.cost, source.draft_cost, source.batch
+    if isinstance(cost, Seconds):
+        if draft_cost is not None or batch is not None:
             raise InputError(
                 "draft_cost and batch belong to other costs than s_d and s_t; name their file, or leave them out"
             )
-        return ConstantCost(subject.cost.s_d, subject.cost.s_t)
-    if subject.draft_cost is not None:
-        return read_grid_pair(home / subject.cost, home / subject.draft_cost, batch=subject.batch or 1)
-    path = home / subject.cost
-    return read_cost(path if path.exists() else subject.cost, batch=subject.batch)
+        return ConstantCost(cost.s_d, cost.s_t)
+    if draft_cost is not None:
+        return read_grid_pair(home / cost, home / draft_cost, batch=batch or 1)
+    path = home / cost
+    return read_cost(path if path.exists() else cost, batch=batch)
 
 
 def read_validation(path: Path) -> dict[str, Any]:

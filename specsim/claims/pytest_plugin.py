@@ -35,7 +35,7 @@ class ClaimItem(pytest.Item):
             return
         statement = self.claim.statement
         if self.config.getoption("--claims-update") and statement.expected is not None and checked.found is not None:
-            update_expected(self.path, {self.claim.name: checked.found.estimate})
+            update_expected(self.path, {self.claim.name: checked.interval or checked.found})
             return
         raise ClaimFailed(checked.message)
 

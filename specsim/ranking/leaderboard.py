@@ -371,7 +371,7 @@ def _row(
     oracle_s: Floats,
 ) -> Row:
     replays = replay_seeds(holdout, policy, seeds)
-    whole = _together(replays)
+    whole = together(replays)
     times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
     verified = np.concatenate([_rounds(one).verified for one in replays])
     return Row(
@@ -392,7 +392,7 @@ def _rounds(one: Replay) -> RoundLog:
     return one.rounds
 
 
-def _together(replays: Sequence[Replay]) -> Replay:
+def together(replays: Sequence[Replay]) -> Replay:
     """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
     if len(replays) == 1:
         return replays[0]

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from specsim.policy.registry import CHAIN_POLICIES
 from specsim.ranking.leaderboard import Board, Row
 from specsim.report.markdown import verdict
 from specsim.speedup.intervals import Comparison, paired_difference
 from studies.words import order_of
 
 TS = ("beta_ts", "cali_ts")
+THRESHOLD = ("max_confidence", "adaedl", "p_min", "time_gain", "hugging_face")  # of one number
+FIXED, RENEWAL = "fixed_k, tuned", "renewal_stop, fitted"
+OTHERS = tuple(name for name in CHAIN_POLICIES if name != "renewal_stop")
+QUESTIONS: tuple[tuple[str, str | tuple[str, ...], str | tuple[str, ...]], ...] = (  # rows, or policies at their best
+    ("Beta-TS, weak prior, against fixed K, tuned", "beta_ts, weak prior", FIXED),
+    ("Beta-TS, strong prior, against fixed K, tuned", "beta_ts, strong prior", FIXED),
+    ("Beta-TS, strong prior, against K = 4", "beta_ts, strong prior", "fixed_k, K = 4"),
+    ("Beta-TS, tuned prior, against fixed K, tuned", "beta_ts, tuned", FIXED),
+    ("Cali-TS against fixed K, tuned", ("cali_ts",), FIXED),
+    ("Cali-TS against the best Beta-TS", ("cali_ts",), ("beta_ts",)),
+    ("AdaEDL against Max-Confidence, both with lambda moving", "adaedl, dynamic", "max_confidence, dynamic"),
+    ("AdaEDL against fixed K, tuned (Base-SPD)", ("adaedl",), FIXED),
+    ("Max-Confidence against fixed K, tuned (Base-SPD)", ("max_confidence",), FIXED),
+    ("RenewalStop against the best threshold policy", RENEWAL, THRESHOLD),
+    ("RenewalStop against the best Thompson sampling", RENEWAL, TS),
+    ("RenewalStop against the best of all others", RENEWAL, OTHERS),
+)
 MOST_LAMBDA = 0.9
 RULES = {"fixed_k": "Base-SPD", "max_confidence": "Max-Confidence", "adaedl": "AdaEDL"}  # rising, AdaEDL's table 1
 
@@ -29,30 +47,14 @@ def compare(board: Board, a: Row | None, b: Row | None) -> Comparison | None:
     return paired_difference(board.baseline_s, a.speculative_s, b.speculative_s)
 
 
+def chosen(board: Board, wanted: str | tuple[str, ...]) -> Row | None:
+    """The row of this label, or the best of these policies' rows."""
+    return row(board, wanted) if isinstance(wanted, str) else best(board, *wanted)
+
+
 def questions(board: Board) -> list[tuple[str, str]]:
     """(question, answer) for one board."""
-    fixed = row(board, "fixed_k, tuned")
-    threshold = ("max_confidence", "adaedl", "p_min", "time_gain", "hugging_face")  # of one number
-    renewal = row(board, "renewal_stop, fitted")
-    others = {r.policy.name for r in board.rows} - {"renewal_stop"}
-    asked: list[tuple[str, Row | None, Row | None]] = [
-        ("Beta-TS, weak prior, against fixed K, tuned", row(board, "beta_ts, weak prior"), fixed),
-        ("Beta-TS, strong prior, against fixed K, tuned", row(board, "beta_ts, strong prior"), fixed),
-        ("Beta-TS, strong prior, against K = 4", row(board, "beta_ts, strong prior"), row(board, "fixed_k, K = 4")),
-        ("Beta-TS, tuned prior, against fixed K, tuned", row(board, "beta_ts, tuned"), fixed),
-        ("Cali-TS against fixed K, tuned", best(board, "cali_ts"), fixed),
-        ("Cali-TS against the best Beta-TS", best(board, "cali_ts"), best(board, "beta_ts")),
-        (
-            "AdaEDL against Max-Confidence, both with lambda moving",
-            row(board, "adaedl, dynamic"),
-            row(board, "max_confidence, dynamic"),
-        ),
-        ("AdaEDL against fixed K, tuned (Base-SPD)", best(board, "adaedl"), fixed),
-        ("Max-Confidence against fixed K, tuned (Base-SPD)", best(board, "max_confidence"), fixed),
-        ("RenewalStop against the best threshold policy", renewal, best(board, *threshold)),
-        ("RenewalStop against the best Thompson sampling", renewal, best(board, *TS)),
-        ("RenewalStop against the best of all others", renewal, best(board, *others)),
-    ]
+    asked = [(text, chosen(board, a), chosen(board, b)) for text, a, b in QUESTIONS]
     return [(text, verdict(compare(board, a, b))) for text, a, b in asked if a is not None and b is not None]
 
 

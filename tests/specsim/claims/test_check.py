@@ -16,8 +16,10 @@ from specsim.claims.check import Checked, check_files, judge, judge_order
 from specsim.claims.measured import RATIOS
 from specsim.errors import InputError
 from specsim.files import write_table
+from specsim.policy.chain.beta_ts import BetaTS
+from specsim.ranking.leaderboard import leaderboard
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.intervals import Estimate
+from specsim.speedup.intervals import Estimate, paired_difference, ratio_interval
 from specsim.trace.split import split_sequences
 from tests.specsim.claims.test_files import beside
 
@@ -119,6 +121,52 @@ def test_a_ratio_is_of_two_subjects(recorded: Path, tmp_path: Path) -> None:
     )
     assert found.verdict == "holds" and found.found is not None
     assert found.found.estimate == pytest.approx(2.329 / 1.623, abs=2e-3)
+
+
+def test_a_difference_is_taken_in_pairs_of_sequences(recorded: Path, tmp_path: Path) -> None:
+    trace, cost = specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010)
+    four, two = (specsim.replay(trace, cost, "fixed_k", k=k) for k in (4, 2))
+    wanted = paired_difference(four.autoregressive_s, four.speculative_s, two.speculative_s).difference
+    both = "difference = [{ settings = { k = 4 } }, { settings = { k = 2 } }]\n"
+    found = checked(recorded, tmp_path, both + "at_least = 0.0")
+    assert found.verdict == "holds" and found.found == wanted
+    (tmp_path / "b").mkdir()
+    value = checked(recorded, tmp_path / "b", both + f"expected = {wanted.estimate}\ntolerance = 1e-9")
+    assert value.verdict == "holds" and value.found == Estimate.exact(wanted.estimate)
+
+
+def test_an_interval_is_claimed_beside_its_value(recorded: Path, tmp_path: Path) -> None:
+    said = specsim.predict(
+        specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010), "fixed_k", k=4
+    ).speedup
+    claim = "settings = {{ k = 4 }}\nexpected = {:.3f}\ninterval = [{:.3f}, {:.3f}]\ntolerance = 0.0005"
+    found = checked(recorded, tmp_path, claim.format(said.estimate, said.low, said.high))
+    assert found.verdict == "holds" and found.interval == said and f"{said.high:.4g}]" in found.recomputed
+    for number, moved in enumerate([(0, 0, 0.002), (0, -0.002, 0), (0.002, 0, 0)]):
+        (tmp_path / str(number)).mkdir()
+        ends = (a + b for a, b in zip((said.estimate, said.low, said.high), moved, strict=True))
+        assert checked(recorded, tmp_path / str(number), claim.format(*ends)).verdict == "drifted"
+
+
+def test_replays_and_draft_limits_are_those_of_a_leaderboard(recorded: Path, tmp_path: Path) -> None:
+    """A policy that draws, averaged over three replays, on the trace as if recorded to five tokens."""
+    trace, cost = specsim.read_trace(recorded / "trace"), specsim.ConstantCost(0.001, 0.010)
+    (board,) = leaderboard(
+        {"it": trace}, [cost], kinds=[BetaTS], max_drafts=[5], trials=2, replays=3, sensitivity=False, jobs=1
+    )
+    row = next(row for row in board.rows if row.label == "beta_ts, weak prior")
+    subject = 'policy = "beta_ts"\nsettings = { alpha0 = 1.0, beta0 = 1.0 }\nmax_draft_tokens = 5\ntuning_share = 0.5\n'
+    for quantity, value in (("speedup", row.prediction.speedup), ("oracle_regret", row.prediction.oracle_regret)):
+        (tmp_path / quantity).mkdir()
+        found = checked(
+            recorded, tmp_path / quantity, f'{subject}replays = 3\nquantity = "{quantity}"\nat_least = -9.0'
+        )
+        assert found.found is not None
+        own = found.found if quantity == "speedup" else found.found.estimate
+        assert own == value if quantity == "speedup" else own == pytest.approx(value, rel=1e-12)
+    (tmp_path / "one").mkdir()
+    single = checked(recorded, tmp_path / "one", f"{subject}at_least = 0.0")
+    assert single.found is not None and single.found != row.prediction.speedup
 
 
 def test_a_policy_that_learns_is_reported_on_the_rest(recorded: Path, tmp_path: Path) -> None:
@@ -283,6 +331,40 @@ def test_a_list_of_a_document_is_its_mean_over_sequences(tmp_path: Path) -> None
         path.write_text(f'version = 1\n[[claim]]\nname = "it"\ndocument = "it.json"\nat = ["{at}"]\nat_least = 1')
         with pytest.raises(InputError, match="is no number"):
             check_files([path])
+
+
+def test_two_lists_of_a_document_are_sum_over_sum(tmp_path: Path) -> None:
+    """As a speedup is of the baseline's seconds and the policy's; two of them differ in pairs."""
+    base, a, b = [9.0, 4.0, 7.0], [3.0, 2.0, 2.5], [4.0, 3.0, 3.5]
+    (tmp_path / "it.json").write_text(json.dumps({"base": base, "rows": [a, b], "short": [1.0], "no": [1.0, 0.0, 1.0]}))
+    path = tmp_path / "it.claims.toml"
+    head = 'version = 1\n[defaults]\ndocument = "it.json"\nat = ["base"]\n[[claim]]\nname = "it"\n'
+    said, apart = ratio_interval(base, a), paired_difference(base, a, b).difference
+    path.write_text(f'{head}over = ["rows", 0]\nat_least = 0.0')
+    assert check_files([path])[0].found == said
+    path.write_text(f'{head}difference = [{{ over = ["rows", 0] }}, {{ over = ["rows", 1] }}]\nat_least = 0.0')
+    assert check_files([path])[0].found == apart
+    for over, word in (("short", "different lengths"), ("no", "no list of positive"), ("none", "no such key")):
+        path.write_text(f'{head}over = ["{over}"]\nat_least = 0.0')
+        with pytest.raises(InputError, match=word):
+            check_files([path])
+
+
+def test_what_changed_is_read_again(recorded: Path, tmp_path: Path) -> None:
+    """Documents, traces and costs are kept between claims, but not once their files are others."""
+    beside(recorded, tmp_path, "")
+    document, cost, path = tmp_path / "it.json", tmp_path / "cost.json", tmp_path / "it.claims.toml"
+    replayed = 'trace = "trace"\ncost = "cost.json"\npolicy = "fixed_k"\nsettings = { k = 4 }\nat_least = 0.0'
+    path.write_text(
+        f'version = 1\n[[claim]]\nname = "a"\ndocument = "it.json"\nat = ["a"]\nat_least = 0.0\n'
+        f'[[claim]]\nname = "b"\n{replayed}'
+    )
+    found = []
+    for value, s_d in ((1.5, 0.001), (2.25, 0.0005)):
+        document.write_text(json.dumps({"a": value}))
+        cost.write_text(json.dumps({"s_d": s_d, "s_t": 0.010}))
+        found.append([one.found.estimate for one in check_files([path]) if one.found is not None])
+    assert [value for value, _ in found] == [1.5, 2.25] and found[1][1] > 1.1 * found[0][1]
 
 
 def test_a_shorter_limit_is_the_shorter_run(recorded: Path) -> None:

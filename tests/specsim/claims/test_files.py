@@ -9,6 +9,7 @@ import pytest
 from specsim.claims.check import check_files
 from specsim.claims.files import claim_files, read_claims, update_expected
 from specsim.errors import InputError
+from specsim.speedup.intervals import Estimate
 from tests.fuzz.__main__ import fuzz_apart
 from tests.specsim.claims.conftest import CLAIMS
 
@@ -51,6 +52,17 @@ WRONG = {  # what is changed in a claim file that holds, into what, and the word
     "average": ('policy = "fixed_k"', 'policy = "fixed_k"\naverage = "rounds"', "average"),
     "length": ('policy = "fixed_k"', 'policy = "fixed_k"\nmax_output_tokens = 0', "max_output_tokens"),
     "seed": ('policy = "fixed_k"', 'policy = "fixed_k"\nseed = -1', "seed"),
+    "an interval without its value": ("at_least = 0.5", "at_least = 0.5\ninterval = [0.1, 0.2]", "interval"),
+    "an interval of one end": ("expected = 2.33", "expected = 2.33\ninterval = [2.1]", "interval"),
+    "an interval's ends crossed": ("expected = 2.33", "expected = 2.33\ninterval = [2.4, 2.1]", "interval"),
+    "no replays": ('policy = "fixed_k"', 'policy = "fixed_k"\nreplays = 0', "replays"),
+    "deeper than recorded": ('policy = "fixed_k"', 'policy = "fixed_k"\nmax_draft_tokens = 99', "99"),
+    "a difference of one": ("at_least = 0.5", "at_least = 0.5\ndifference = [{}]", "two subjects"),
+    "ratio and difference": (
+        "at_least = 0.5",
+        "at_least = 0.5\nratio = [{}, {}]\ndifference = [{}, {}]",
+        "keep one",
+    ),
     "an order of one": ("at_least = 0.5", "order = [{ settings = { k = 1 } }]", "two subjects"),
     "an order with a bound": ("at_least = 0.5", "at_least = 0.5\norder = [{}, {}]", "order"),
     "a ratio of three": ("at_least = 0.5", "at_least = 0.5\nratio = [{}, {}, {}]", "two subjects"),
@@ -94,10 +106,16 @@ def test_a_folder_stands_for_its_claim_files(recorded: Path, tmp_path: Path) -> 
 
 def test_an_update_keeps_comments(recorded: Path, tmp_path: Path) -> None:
     path = beside(recorded, tmp_path, CLAIMS)
-    update_expected(path, {"speedup of four drafts": 1.23456789})
+    update_expected(path, {"speedup of four drafts": Estimate.exact(1.23456789)})
     text = path.read_text()
     assert text == CLAIMS.replace("expected = 2.33", "expected = 1.23457")
     assert read_claims(path)[0].statement.expected == 1.23457
+
+
+def test_an_update_puts_the_interval_in_place_too(recorded: Path, tmp_path: Path) -> None:
+    path = beside(recorded, tmp_path, CLAIMS.replace("expected = 2.33", "expected = 2.33\ninterval = [2.2, 2.5]"))
+    update_expected(path, {"speedup of four drafts": Estimate(1.23456789, 1.1, 1.3456789)})
+    assert "expected = 1.23457\ninterval = [1.1, 1.34568]\n" in path.read_text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,127 @@
+"""The figures that a report's tables print, each by a name: what claims of a study are stated and checked against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+LADDER = "speedup of"  # of the tables that hold the same speedups as the main ones
+# Columns that say what a line is of; with the section and the column they name a figure.
+KEYS = {
+    "run",
+    "D",
+    "drafter",
+    "policy",
+    LADDER,
+    "question (difference of speedups, paired)",
+    "prompts",
+    "spread",
+    "draft model",
+    "T",
+    "fitted",
+    "trace",
+    "costs",
+    "context",
+    "batch",
+    "arm",
+    "verification",
+    "epsilon",
+    "score",
+}
+# Columns of words, such as a policy's settings or an order.
+WORDS = {"predicted best", "fixed K", "Thompson sampling", "order", "order, AdaEDL's table 1 (as in 8 of its 9 cells)"}
+DIGITS = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+NUMBER = re.compile(rf"(?<![\w.])({DIGITS})(?: \[({DIGITS}), ({DIGITS})\])?")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a report's table.
+
+    section : the headings above the table, the report's own left out
+    row : the line's cells by column
+    number : which of the cell's numbers, from 1
+    several : whether the cell has more of them
+    text, ends : the number and the ends of its interval, as printed
+    """
+
+    section: str
+    row: Mapping[str, str]
+    column: str
+    number: int
+    several: bool
+    text: str
+    ends: tuple[str, str] | None
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"{column} {cell}" if column == LADDER else cell for column, cell in self.row.items() if column in KEYS]
+
+    @cached_property
+    def name(self) -> str:
+        which = f", number {self.number}" if self.several else ""
+        return f"{self.section}: {', '.join(self.keys)}: {self.column}{which}".replace("`", "")
+
+    @property
+    def value(self) -> float:
+        return _value(self.text)
+
+    @property
+    def interval(self) -> list[float] | None:
+        return None if self.ends is None else [_value(end) for end in self.ends]
+
+    @property
+    def tolerance(self) -> float:
+        """Half a unit of the last digit."""
+        return 0.5 * 10.0 ** -len(self.text.partition(".")[2])
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def figures_of(report: Path) -> dict[str, Figure]:
+    """The figures of all tables of a report in Markdown, by name, in their order."""
+    found: dict[str, Figure] = {}
+    for section, row in _rows(report.read_text().splitlines()):
+        for column, cell in row.items():
+            if column in KEYS or column in WORDS:
+                continue
+            numbers = list(NUMBER.finditer(cell))
+            for number, match in enumerate(numbers, start=1):
+                text, *ends = match.groups()
+                both = None if ends[0] is None else (ends[0], ends[1])
+                figure = Figure(section, row, column, number, len(numbers) > 1, text, both)
+                assert figure.name not in found, f"{report}: two figures are called {figure.name!r}"
+                found[figure.name] = figure
+    return found
+
+
+def _rows(lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every line of every table by column, with the headings that it stands under."""
+    headings: dict[int, str] = {}
+    columns: list[str] | None = None
+    for line in lines:
+        if line.startswith("#"):
+            marks, _, title = line.partition(" ")
+            headings = {level: text for level, text in headings.items() if level < len(marks)} | {len(marks): title}
+        if not line.startswith("|"):
+            columns = None
+        elif columns is None:
+            columns = _columns(line)
+        elif not line.startswith("|---"):
+            section = " / ".join(text for level, text in headings.items() if level > 1)
+            yield section, dict(zip(columns, _cells(line), strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+
+
+def _columns(line: str) -> list[str]:
+    """The names of a table's columns; one that repeats is told from the others by the column before it."""
+    names = _cells(line)
+    return [f"{name}, {names[at - 1]}" if names.count(name) > 1 else name for at, name in enumerate(names)]
