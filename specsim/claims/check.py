@@ -13,7 +13,8 @@ import numpy as np
 from specsim.arrays import Floats
 from specsim.claims.claim import Claim, Verdict, subject_text
 from specsim.claims.files import read_claims
-from specsim.claims.measured import Measured, PerSequence, measure
+from specsim.claims.measured import Measured, PerSequence
+from specsim.claims.subjects import measure
 from specsim.errors import InputError
 from specsim.speedup.intervals import Estimate, ratio_difference, ratio_of_ratios
 

@@ -83,6 +83,24 @@ class ReplaySubject(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
+class ServingSubject(Strict):
+    """The speedup of a policy in full batches, as `specsim serve schedule` has it.
+
+    serving : the trace whose acceptance every sequence has
+    cost : one that knows batches
+    context : tokens in every cache; those of the trace unless given
+    policy : one that learns nothing, or "goodput", which chooses K anew in every round up to its max_draft_tokens
+    """
+
+    serving: Text
+    cost: Text
+    batch: Annotated[int, Field(ge=1, le=65_536)] = 1
+    context: PositiveInt | None = None
+    policy: Text
+    settings: dict[str, Setting] = {}
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
 class RunSubject(Strict):
     """What `realrun validate` measured: of one of its rows, by label or by policy, or of the whole run.
 
@@ -112,9 +130,10 @@ class FindingSubject(Strict):
     finding: Text
 
 
-Subject: TypeAlias = ReplaySubject | RunSubject | ValueSubject | FindingSubject
+Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject | FindingSubject
 SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
     "trace": ReplaySubject,
+    "serving": ServingSubject,
     "validation": RunSubject,
     "document": ValueSubject,
     "finding": FindingSubject,
@@ -222,7 +241,7 @@ class Claim(Strict):
 
 def subject_text(subject: Subject) -> str:
     """What tells a subject of an order from the others, in short."""
-    if isinstance(subject, ReplaySubject):
+    if isinstance(subject, ReplaySubject | ServingSubject):
         settings = ", ".join(f"{key}={value}" for key, value in subject.settings.items())
         return f"{subject.policy}({settings})" if settings else subject.policy
     if isinstance(subject, RunSubject):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.claims.measured import VALIDATION_KIND, floor_percent, run_columns
+from specsim.claims.runs import VALIDATION_KIND, floor_percent, run_columns
 from specsim.errors import InputError
 from specsim.json_files import read_json
 from specsim.results import BENCH_KIND

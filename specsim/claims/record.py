@@ -10,7 +10,8 @@ from typing import Any
 from specsim.claims.claim import ReplaySubject
 from specsim.claims.diff import KERNEL_KEYS
 from specsim.claims.files import rounded
-from specsim.claims.measured import VALIDATION_KIND, measure
+from specsim.claims.runs import VALIDATION_KIND
+from specsim.claims.subjects import measure
 from specsim.errors import InputError
 from specsim.json_files import read_json
 from specsim.results import BENCH_KIND

@@ -27,7 +27,7 @@ BY_LENGTH = {  # of the table by maximal draft length, the policy
     "AdaEDL": "adaedl",
     "RenewalStop": "renewal_stop",
 }
-LEARNS = {"renewal_stop": ("lookahead", "signal", "max_draft_tokens")}  # policy -> what is set, the rest is learned
+LEARNS = {"renewal_stop": ("lookahead", "signal")}  # policy -> what is set, the rest is learned
 QUESTION = "question (difference of speedups, paired)"
 
 

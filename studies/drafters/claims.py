@@ -18,6 +18,13 @@ OF_ARM = {
     "log-likelihood, nats per token": "log_likelihood_nats",
     "distinct trigrams": "distinct_trigram_share",
 }
+PARTS = {
+    "drafting": "draft_ms_per_token",
+    "verification": "verify_ms_per_token",
+    "sampling (policy)": "policy_ms_per_token",
+    "others": "other_ms_per_token",
+    "ms per token": "ms_per_token",
+}
 CHEAP = ("best fixed K", "Beta-TS", "Cali-TS", "best threshold")
 
 
@@ -26,13 +33,11 @@ def not_claimed(figure: Figure) -> str:
         return OWN_FILE
     if is_median_of_ladder(figure):
         return MEDIAN
-    if figure.several or figure.column == "ms per token":
-        return "a sum over rounds.parquet, which claims do not read"
     return ""
 
 
 def unit(figure: Figure) -> tuple[float, float]:
-    return (0.01, 0.0) if figure.column in SHARES else (1.0, 0.0)
+    return (0.01, 0.0) if figure.column in SHARES or figure.number == 2 else (1.0, 0.0)  # a part's share comes second
 
 
 def subjects(results: Path) -> Callable[[Figure], dict[str, Any]]:
@@ -41,7 +46,7 @@ def subjects(results: Path) -> Callable[[Figure], dict[str, Any]]:
 
 def subject(figure: Figure) -> dict[str, Any]:
     row, column, run = figure.row, figure.column, figure.section
-    if "verification" in row:
+    if "epsilon" in row:
         arm: dict[str, Any] = {"arm": row["verification"].removesuffix(", loss-free")}
         if row["epsilon"]:
             arm["epsilon"] = float(row["epsilon"])
@@ -54,6 +59,10 @@ def subject(figure: Figure) -> dict[str, Any]:
         return gain(document, row["fixed K"], row["Thompson sampling"], column)
     if "policy" not in row and LADDER not in row:
         return cheap(run, drafter, column)
+    if column in PARTS:
+        parts = [{"quantity": quantity} for quantity in (PARTS[column], PARTS["ms per token"])]
+        wanted = parts[0] if figure.number == 1 else {"ratio": parts}
+        return {"validation": document, "policy": row["policy"], **wanted}
     label = (row.get("policy") or row[LADDER]).partition(": ")[2]
     at = ["rows", {"label": label}]
     if column == "acceleration rate":

@@ -13,7 +13,7 @@ import pytest
 
 import specsim
 from specsim.claims.check import Checked, check_files, judge, judge_order
-from specsim.claims.measured import RATIOS
+from specsim.claims.replayed import RATIOS
 from specsim.errors import InputError
 from specsim.files import write_table
 from specsim.policy.chain.beta_ts import BetaTS

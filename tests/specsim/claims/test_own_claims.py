@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specsim.claims.check import check
-from specsim.claims.claim import Claim, Statement
+from specsim.claims.claim import SUBJECTS, Claim, Statement
 from specsim.claims.files import claim_files, read_claims
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ def test_there_is_a_claim_for_every_kind_of_figure() -> None:
     claims = [claim for path in own_files(timed=False) for claim in read_claims(path)]
     kinds = {type(subject).__name__ for claim in claims for subject in claim.subjects}
     assert len(claims) >= 60 and {claim.form for claim in claims} == {"value", "ratio", "difference", "order"}
-    assert kinds == {"ReplaySubject", "RunSubject", "ValueSubject", "FindingSubject"}
+    assert kinds == {kind.__name__ for kind in SUBJECTS.values()}
 
 
 def test_claims_that_need_a_clock_are_of_what_nox_measures() -> None:
