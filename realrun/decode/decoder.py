@@ -21,6 +21,7 @@ from realrun.lm.open import make_lm
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 
 
@@ -40,6 +41,15 @@ class Drafter(Protocol):
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft: ...
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
+
+
+@runtime_checkable
+class SwitchingDrafter(Drafter, Protocol):
+    """Several drafters: `choose` says ahead of `propose` with which the round drafts, and how many tokens at most."""
+
+    def choose(
+        self, tokens: Sequence[int], context: RoundContext, policy: SwitchPolicy, state: Any
+    ) -> tuple[Any, RoundContext]: ...
 
 
 @runtime_checkable
@@ -160,6 +170,9 @@ class Decoder:
         draft = Draft()
         drafted = 0
         if context.limit > 0 and policy is not None:
+            if isinstance(self.drafter, SwitchingDrafter):
+                assert isinstance(policy, SwitchPolicy)
+                state, context = self.drafter.choose(tokens, context, policy, state)
             decide, params = policy.keep_drafting, policy.params
             proceed = True
 
@@ -195,6 +208,8 @@ class Decoder:
         if policy is not None and drafted:
             self.drafter.commit(len(tokens) - 1, target_hidden)
             state = policy.update(state, policy.params, verified_tokens, accepted)
+        elif policy is not None and self.drafter.wants_target_hidden:  # another token is pending all the same
+            self.drafter.commit(len(tokens) - 1, target_hidden)
         rounds.append(
             Round(
                 t=context.position,
@@ -210,6 +225,7 @@ class Decoder:
                 level_nodes=tuple(draft.level_nodes),
                 fed=draft.fed,
                 asked=draft.asked,
+                drafter=draft.drafter,
             )
         )
         return state, draft
@@ -293,6 +309,11 @@ class Decoder:
             longest = 0 if policy is None else min(policy.max_draft_tokens, max_new_tokens - 1)
             self.target.warm(range(1, longest + 2), length)
         if policy is not None:
+            needed = "several drafters" if isinstance(policy, SwitchPolicy) else "one drafter"
+            if isinstance(policy, SwitchPolicy) != isinstance(self.drafter, SwitchingDrafter):
+                raise InputError(
+                    f"policy {policy.name} needs {needed}, which this decoder has not; choose another policy"
+                )
             self.drafter.prepare(length, self.sampler, sequence, positions, policy.features)
         if isinstance(policy, TreePolicy):
             if not isinstance(self.drafter, TreeDrafter):

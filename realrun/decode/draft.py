@@ -32,6 +32,7 @@ class Draft:
     level_nodes : nodes that each draft pass ingested; of a tree only
     fed : tokens that the first draft step ingested
     asked : decisions of the policy
+    drafter : of several, which one drafted, from 1 on; 0 where there is one, or nothing was drafted
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Draft:
     level_nodes: list[int] = field(default_factory=list)
     fed: int = 0
     asked: int = 0
+    drafter: int = 0
 
     def drop_last(self) -> None:
         """Leave the last token of a chain out of what is verified; its draft step has been made all the same."""

@@ -86,6 +86,10 @@ class DraftModel:
         self.lm.prefill(context)
         self.take_hidden(target_hidden)
 
+    def foretold(self, tokens: Sequence[int]) -> float:
+        """How likely it knows the token after these before it drafts, as `specsim.trace.joined.foretold` says."""
+        return 1.0
+
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
         """Draft 1 to `limit` tokens after `tokens`, for output positions `position` and on, of this context.
 

@@ -39,6 +39,7 @@ class Round:
     level_nodes : nodes that each draft pass of a tree ingested
     fed : tokens that the first draft step ingested
     asked : decisions of the policy
+    drafter : of several, which one drafted, from 1 on; 0 where there is one, or nothing was drafted
     """
 
     t: int
@@ -54,6 +55,7 @@ class Round:
     level_nodes: tuple[int, ...] = ()
     fed: int = 0
     asked: int = 0
+    drafter: int = 0
 
     @property
     def seconds(self) -> float:
@@ -80,3 +82,7 @@ class Decoded:
     def tree_log(self) -> list[tuple[int, int, int, int, int]]:
         """(t, drafted, accepted, verified, last) per round."""
         return [(r.t, r.drafted, r.accepted, r.verified, r.last) for r in self.rounds]
+
+    def full_log(self) -> list[tuple[int, ...]]:
+        """The same and the drafter, as `specsim.replaying.rounds.RoundLog` has them behind the sequence."""
+        return [(*row, one.drafter) for row, one in zip(self.tree_log(), self.rounds, strict=True)]

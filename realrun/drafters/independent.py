@@ -28,6 +28,7 @@ class IndependentKind(DrafterKind):
 
     name: ClassVar[str] = "model"
     origin: ClassVar[Origin] = "model"
+    needs_own_pass: ClassVar[bool] = False
 
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None

@@ -38,6 +38,8 @@ class DrafterKind(ABC):
         The policy that its paper drafts with, if it has one of its own.
     mask_groups : bool
         Whether each verified token brings mask tokens into the target's pass, which then are profiled as well.
+    needs_own_pass : bool
+        Whether it runs or reads the target's pass that it comes with, of which a decoder of several drafters has one.
     """
 
     name: ClassVar[str]
@@ -46,6 +48,7 @@ class DrafterKind(ABC):
     has_states: ClassVar[bool] = True
     paper_policy: ClassVar[str | None] = None
     mask_groups: ClassVar[bool] = False
+    needs_own_pass: ClassVar[bool] = True
 
     @classmethod  # noqa: B027 (some serve any target)
     def check_target(cls, target: Any) -> None:

@@ -72,6 +72,10 @@ class LookupDrafter(DraftModel):
         self.index = NgramIndex(self.index.vocabulary, RULE)
         self.index.extend(context)
 
+    def foretold(self, tokens: Sequence[int]) -> float:
+        self.index.extend(tokens[len(self.index.text) :])
+        return step_of(self.index, 1).prob if self.index.matched else 0.0
+
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
         """Draft 0 to `context.limit` tokens after `tokens`, which go on where those of the last call ended."""
         draft, index = Draft(), self.index
@@ -134,6 +138,7 @@ class LookupKind(DrafterKind):
     origin: ClassVar[Origin] = "target"
     trees: ClassVar[bool] = False
     has_states: ClassVar[bool] = False
+    needs_own_pass: ClassVar[bool] = False
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:

@@ -136,6 +136,14 @@ class Prober:
                 stream.add_baseline(one, self.context)
 
     @torch.inference_mode()
+    def catch_up(self, stream: Stream | None, lacking: int) -> None:
+        """A draft of one token, twice, whose cache lacks so many tokens that others have drafted."""
+        for kept in (None, stream):
+            one = self._chain(1, lacking, 0)
+            if kept is not None:
+                kept.add(one, self.context, target_states=self.drafter.lm.reads_target_states, lacking=lacking)
+
+    @torch.inference_mode()
     def scores(self, stream: Stream | None) -> None:
         """The longest draft with the predictor's scores."""
         one = scored_round(self.decoder, self.tokens, self.context, self.depth, self.rng)

@@ -24,6 +24,7 @@ from specsim.progress import Counter
 WARMUP_ROUNDS = 3
 AUTOREGRESSIVE_BURST = 4
 NUM_CONTEXTS = 4  # of a range
+CATCH_UP = (4, 16, 64)  # tokens that a draft cache may lack, as other drafters drafted them
 
 
 def profile(
@@ -91,11 +92,14 @@ def profile(
         prober.begin(pair.drafter.profiling_text(rng.integers(1, vocab, context + 1).tolist()))
         for repeat in range(repeats + WARMUP_ROUNDS):
             kept = stream if repeat >= WARMUP_ROUNDS else None
-            probes = [None, *prober.chains, *prober.trees()]
+            lags = [] if pair.drafter.mask_groups else [tokens for tokens in CATCH_UP if tokens < context]
+            probes = [None, *prober.chains, *prober.trees(), *lags]
             for at in rng.permutation(len(probes)).tolist():
                 probe = probes[at]
                 if probe is None:
                     prober.baseline(kept, AUTOREGRESSIVE_BURST)
+                elif isinstance(probe, int):
+                    prober.catch_up(kept, probe)
                 else:  # the draft cache lacks one token more after a fully accepted draft
                     prober.run(probe, kept, behind=(probe.tokens + repeat) % 2)
             if pair.predictor is not None:

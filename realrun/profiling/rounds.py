@@ -37,13 +37,14 @@ def scripted_round(
 ) -> Round:
     """One round of `size` drafted tokens at this context; both caches are put back after it.
 
-    behind : cached tokens that the draft cache lacks at first, if it can lack any
+    behind : cached tokens that the draft cache lacks at first, if it can lack any; a drafter that reads the target's
+        states lacks some at random, unless it is more than one
     masks : behind every token of SPACE's pass
     """
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
     assert isinstance(verifier, ScriptedVerifier)
-    if size and drafter.lm.reads_target_states:
+    if size and drafter.lm.reads_target_states and behind <= 1:
         fall_behind(decoder, context, size, rng)
     else:
         drafter.commit(context - behind, decoder.produced_by(-1))

@@ -20,6 +20,7 @@ from specsim.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 
+LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens to catch up on that a profile prices, as far as any were met
 # Of a profile's tables, by their names: which share of the samples lies below, None for the mean.
 STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
 
@@ -36,7 +37,8 @@ class Stream:
 
     points : by (what, ...), at their contexts: ("autoregressive",), ("verify", tokens), ("draft", place), ("behind",)
         for the first step of a draft that has one token more to ingest, both also as "scored draft" and "scored
-        behind", ("tree draft", nodes, place), ("tree verify", tokens)
+        behind", ("catch up", tokens) where it has so many more, as others drafted meanwhile, ("tree draft", nodes,
+        place), ("tree verify", tokens)
     each : what does not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
     """
 
@@ -83,12 +85,14 @@ class Stream:
         tree: bool = False,
         masks: int = 0,
         target_states: bool = False,
+        lacking: int = 0,
     ) -> None:
         """A round that began with so many cached tokens.
 
         masks : behind every verified token; target_states : whether every draft starts with states of the target to
-            ingest, so that none lags behind
+            ingest, so that none lags behind; lacking : tokens that a probe let the draft cache lack
         """
+        lacking = one.fed - 1 if one.drafter else lacking
         if masks:
             self.points["tree verify", pass_tokens(masks, one.verified)].append((context, one.verify_s))
         else:
@@ -101,7 +105,9 @@ class Stream:
             what: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
             if tree:
                 what = ("tree draft", one.level_nodes[place - 1], place)
-            if place == 1 and behind:
+            if place == 1 and lacking > 1 and one.fed > 1:
+                what = ("catch up", lacking)
+            elif place == 1 and behind:
                 what = ("tree behind" if tree else "scored behind" if scored else "behind",)
             self.points[what].append((context, step_s))
         kind = "tree " if tree else ""
@@ -164,6 +170,11 @@ class Stream:
             "round_overhead": constant("overhead"),
             "score_step": max(0.0, centre(scores, q)) if scores else 0.0,
         }
+        many = {key[1]: points for key, points in self.points.items() if key[0] == "catch up" and points}
+        if many:
+            lags = sorted({*(n for n in LAGS if n < max(many)), max(many)})
+            curves = _over_sizes(lags, many, contexts, q) - means[0]
+            found["catch_up_many"] = {"tokens": lags, "seconds": np.maximum(curves, 0.0).tolist()}
         if not sizes:
             return found
         wider = {} if masks else beyond("tree draft")

@@ -325,10 +325,12 @@ def mean_round_s(timings: Timings, arm: int) -> float:
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
-    """Share of replayed rounds that the real run did just so: t, drafted, accepted and verified tokens, the last."""
+    """Share of replayed rounds that the real run did just so: t, drafted, accepted, verified tokens, last, drafter."""
     assert replayed.rounds is not None
-    real = {(index, *row) for index, run in enumerate(runs) for row in run.tree_log()}
-    return len(real.intersection(replayed.rounds.rows())) / len(replayed.rounds)
+    real = {(index, *row) for index, run in enumerate(runs) for row in run.full_log()}
+    log = replayed.rounds
+    wanted = [(*row, drafter) for row, drafter in zip(log.rows(), log.drafter.tolist(), strict=True)]
+    return len(real.intersection(wanted)) / len(log)
 
 
 def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:

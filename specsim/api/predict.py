@@ -12,7 +12,7 @@ from specsim.errors import InputError
 from specsim.fitting.fit import fit, is_fitted, needs_fitting
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.registry import POLICIES, find_policies, find_policy
+from specsim.policy.registry import NAMED, find_policies, find_policy
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
@@ -70,7 +70,7 @@ def policies(files: Iterable[str] = ()) -> dict[str, type[Policy]]:
     >>> specsim.policies()["adaedl"].source
     'Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1'
     """
-    return find_policies([*POLICIES, *files])
+    return find_policies([*NAMED, *files])
 
 
 def predict(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from specsim.cost.model import CostModel
-from specsim.policy.registry import POLICIES, find_policies, find_policy
+from specsim.policy.registry import find_policies, find_policy
 from specsim.progress import Counter
-from specsim.ranking.leaderboard import Board
+from specsim.ranking.leaderboard import Board, default_policies
 from specsim.ranking.leaderboard import leaderboard as boards_of
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
@@ -208,7 +208,7 @@ def leaderboard(
     (board,) = boards_of(
         {"trace": trace},
         [cost],
-        kinds=list(find_policies([*(policies or POLICIES)]).values()),
+        kinds=list(find_policies([*(policies or default_policies([trace]))]).values()),
         max_drafts=() if max_draft_tokens is None else (max_draft_tokens,),
         trials=trials,
         tuning_share=tuning_share,

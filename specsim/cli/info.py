@@ -23,9 +23,9 @@ def policies(
 
     Commands that take a policy take these names, and a FILE.py of your own.
     """
-    from specsim.policy.registry import POLICIES, find_policies
+    from specsim.policy.registry import NAMED, find_policies
 
-    kinds = find_policies([*POLICIES, *policy_file])
+    kinds = find_policies([*NAMED, *policy_file])
     if json:
         print_json(
             {

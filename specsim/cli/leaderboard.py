@@ -77,16 +77,18 @@ def leaderboard(
     Example: specsim leaderboard TRACE --cost profile.json --policy-file my_policy.py --out board
     """
     from specsim.files import check_writable
-    from specsim.policy.registry import POLICIES, find_policies
+    from specsim.policy.registry import find_policies
+    from specsim.ranking.leaderboard import default_policies
     from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
     if out is not None:
         check_writable(out / RESULT)
-    kinds = find_policies([*(policy or POLICIES), *policy_file])
     depths = parse_numbers(max_draft_tokens, "--max-draft-tokens", int, "3,7,16") if max_draft_tokens else []
     models = [read_costs(path, draft_cost, batch) for path in cost]
+    find_policies([*policy, *policy_file])  # names a bad one before any trace is read
     named = dict(zip(trace_names(traces), map(read_trace, traces), strict=True))
+    kinds = find_policies([*(policy or default_policies(named.values())), *policy_file])
     with progress_bar() as report:
         boards = run(
             named,

@@ -15,6 +15,7 @@ from specsim.cli.engines.diagnose import diagnose
 from specsim.cli.engines.explain import explain
 from specsim.cli.engines.export import export
 from specsim.cli.engines.import_ import import_
+from specsim.cli.engines.join import join
 from specsim.cli.engines.record_text import record_text
 from specsim.cli.info import data, example, info, policies
 from specsim.cli.leaderboard import leaderboard
@@ -45,7 +46,21 @@ app.add_typer(tree, name="tree")
 app.add_typer(papers, name="papers")
 
 
-COMMANDS = (replay, tune, leaderboard, sweep, policies, info, example, advise, diagnose, explain, export, record_text)
+COMMANDS = (
+    replay,
+    tune,
+    leaderboard,
+    sweep,
+    policies,
+    info,
+    example,
+    advise,
+    diagnose,
+    explain,
+    export,
+    record_text,
+    join,
+)
 for _command in COMMANDS:
     app.command()(_command)
 app.command("import")(import_)

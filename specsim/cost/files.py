@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Literal, TypedDict
 
 from specsim.cost.batch_profile import (
     BATCH_PROFILE_KIND,
@@ -12,6 +12,7 @@ from specsim.cost.batch_profile import (
     BatchProfileCost,
     batch_profile_from_json,
 )
+from specsim.cost.joined import JOINED_COST_KIND, JoinedCost
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
@@ -20,6 +21,15 @@ from specsim.cost.silicon.cost import SiliconCost
 from specsim.cost.written import KIND, check_written, shipped_costs, written_cost
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
+
+MAKE = "make one with `realrun profile`, or choose one of `specsim cost list`"
+
+
+class JoinedDocument(TypedDict):
+    """Of a file with the costs of several drafters, each as it is in a file of its own."""
+
+    version: Literal[1]
+    costs: list[Any]
 
 
 class Constants(TypedDict):
@@ -36,7 +46,8 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     ----------
     path : Path or str
         A profile made by `realrun profile`; a file that you wrote (see `specsim.cost.written`), such as
-        {"s_d": seconds, "s_t": seconds}; or the name of one that ships, see `specsim cost list`.
+        {"s_d": seconds, "s_t": seconds}; the costs of several drafters, as `specsim join` writes them; or the name of
+        one that ships, see `specsim cost list`.
     batch : int, optional
         Sequences in lockstep, of linear, roofline and silicon costs.
 
@@ -65,9 +76,8 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     >>> specsim.read_cost("vllm-llama3.1-8b-eagle-h100").step_s
     0.00120683946
     """
-    shipped = shipped_costs()
-    where = shipped.get(str(path), Path(path)) if not Path(path).exists() else Path(path)
-    cost = _read(where)
+    where = cost_path(path)
+    cost = _cost_of(read_cost_document(where), str(where))
     if batch is None:
         return cost
     try:
@@ -83,25 +93,39 @@ def with_batch(cost: CostModel, batch: int) -> CostModel:
     return replace(cost, batch=batch)
 
 
-def _read(path: Path) -> CostModel:
+def cost_path(path: Path | str) -> Path:
+    """The file of that path, or the one that ships under that name."""
+    return Path(path) if Path(path).exists() else shipped_costs().get(str(path), Path(path))
+
+
+def read_cost_document(path: Path) -> Any:
+    """The parsed JSON of a cost file, whatever it says."""
+    return read_json(path, f"cost file {path}", missing=MAKE, invalid="make it again")
+
+
+def _cost_of(data: Any, path: str) -> CostModel:
+    """The cost model of a parsed cost file."""
     name = f"cost file {path}"
-    make = "make one with `realrun profile`, or choose one of `specsim cost list`"
-    data = read_json(path, name, missing=make, invalid="make it again")
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == KIND:
-        return written_cost(check_written(data, str(path)), str(path))
+        return written_cost(check_written(data, path), path)
+    if kind == JOINED_COST_KIND:
+        parts = checked(data, name, JoinedDocument, invalid="join the costs again")["costs"]
+        if any(isinstance(part, dict) and part.get("kind") == JOINED_COST_KIND for part in parts) or not parts:
+            raise InputError(f"{name} does not hold the costs of single drafters; join them again")
+        return JoinedCost(tuple(_cost_of(part, f"{path}, drafter {n}") for n, part in enumerate(parts, start=1)))
     if kind == PROFILE_KIND:
         if data.get("version") != PROFILE_VERSION:
             raise InputError(
                 f"{name} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
             )
-        return profile_from_json(data, str(path))
+        return profile_from_json(data, path)
     if kind == BATCH_PROFILE_KIND:
         if data.get("version") != BATCH_PROFILE_VERSION:
             raise InputError(
                 f"{name} has version {data.get('version')}, this program reads {BATCH_PROFILE_VERSION}; measure again"
             )
-        return batch_profile_from_json(data, str(path))
+        return batch_profile_from_json(data, path)
     if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
         checked(data, name, Constants, invalid="give s_d and s_t in seconds")
         try:
@@ -112,4 +136,4 @@ def _read(path: Path) -> CostModel:
         raise InputError(
             f"{name} is a {GRID_KIND} of one model, a prediction needs the drafter's; name that with --draft-cost"
         )
-    raise InputError(f"{name} is neither a profile nor s_d and s_t; {make}")
+    raise InputError(f"{name} is neither a profile nor s_d and s_t; {MAKE}")

@@ -46,6 +46,10 @@ class CostModel:
         """What a round's first draft step takes more where it ingests two tokens."""
         return np.zeros(np.shape(context))
 
+    def catch_up_by(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """The same where the draft cache lacks n tokens, as others drafted meanwhile; by default n times one's."""
+        return n_tokens * self.catch_up(context)
+
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """One target pass over the pending token and n_tokens - 1 drafted ones."""
         raise NotImplementedError

@@ -32,11 +32,19 @@ class TreeSeconds(TypedDict):
     round_overhead: float
 
 
+class CatchUpSeconds(TypedDict):
+    """Of a profile's `catch_up_many_s`."""
+
+    tokens: list[int]
+    seconds: list[list[float]]
+
+
 class ProfileSeconds(TypedDict):
     """Of a profile, see `ProfileCost`."""
 
     draft_step: list[list[float]]
     catch_up: list[float]
+    catch_up_many: NotRequired[CatchUpSeconds | None]
     verify: list[list[float]]
     autoregressive: list[float]
     policy_step: float
@@ -91,6 +99,8 @@ class ProfileCost(CostModel):
 
     contexts : int [C], increasing
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
+    catch_up_tokens, catch_up_many_s : int [M], increasing from more than 1, and [M, C]: the same for so many tokens,
+        linear in between and as steep beyond; where absent, each takes as long as one
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
     """
 
@@ -103,6 +113,8 @@ class ProfileCost(CostModel):
     round_overhead_s: float
     score_step_s: float = 0.0  # what a predictor's score adds to a draft step, where the policy reads it
     tree: TreeProfile | None = None
+    catch_up_tokens: Ints | None = None
+    catch_up_many_s: Seconds | None = None
 
     @property
     def max_tree_tokens(self) -> int:
@@ -129,6 +141,16 @@ class ProfileCost(CostModel):
 
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
         return self._along_context(self.catch_up_s, context)
+
+    def catch_up_by(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        if self.catch_up_tokens is None or self.catch_up_many_s is None:
+            return super().catch_up_by(n_tokens, context)
+        tokens = np.concatenate([[0, 1], self.catch_up_tokens])
+        curves = np.stack([np.zeros_like(self.catch_up_s), self.catch_up_s, *self.catch_up_many_s])
+        right = min(int(np.searchsorted(tokens, n_tokens)), len(tokens) - 1)
+        share = (n_tokens - tokens[right - 1]) / (tokens[right] - tokens[right - 1])
+        curve = curves[right - 1] + (curves[right] - curves[right - 1]) * share
+        return self._along_context(np.maximum(curve, 0.0), context)
 
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         if not 1 <= n_tokens <= len(self.verify_s):
@@ -193,7 +215,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
             raise InputError(f"{name}: an array has rows of several lengths; {AGAIN}")
         return np.asarray(values, dtype=np.float64)
 
-    trees = mean.get("tree")
+    trees, many = mean.get("tree"), mean.get("catch_up_many")
     contexts = np.asarray(document["contexts"], dtype=np.int64)
     profile = ProfileCost(
         contexts=contexts,
@@ -212,6 +234,8 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
             policy_step_s=float(trees["policy_step"]),
             round_overhead_s=float(trees["round_overhead"]),
         ),
+        catch_up_tokens=many and np.asarray(many["tokens"], dtype=np.int64),
+        catch_up_many_s=many and array(many["seconds"]),
     )
     count, tree = contexts.size, profile.tree
     grids, vectors = [profile.draft_step_s, profile.verify_s], [profile.catch_up_s, profile.autoregressive_s]
@@ -224,6 +248,13 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
             raise InputError(f"{name}: an array of trees does not fit sizes x contexts; profile again")
         grids += [tree.wider_s, tree.verify_s]
         numbers += [tree.policy_step_s, tree.round_overhead_s]
+    if profile.catch_up_tokens is not None and profile.catch_up_many_s is not None:
+        lacking = profile.catch_up_tokens
+        if not lacking.size or lacking[0] < 2 or lacking[-1] >= MAX_CONTEXT or (np.diff(lacking) <= 0).any():
+            raise InputError(f"{name}: tokens to catch up on are not an increasing list from 2; profile again")
+        if profile.catch_up_many_s.shape != (lacking.size, count):
+            raise InputError(f"{name}: what catching up takes does not fit tokens x contexts; profile again")
+        grids.append(profile.catch_up_many_s)
     if not count or not 0 <= contexts[0] <= contexts[-1] < MAX_CONTEXT or (np.diff(contexts) <= 0).any():
         raise InputError(f"{name}: contexts are not an increasing list; profile again")
     if any(a.ndim != 2 or not len(a) or a.shape[1] != count for a in grids) or any(

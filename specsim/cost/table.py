@@ -55,15 +55,20 @@ class CostTable:
         return float(self.draft_s[longest].mean() / longest / self.autoregressive_s.mean())
 
 
+def column_contexts(contexts: tuple[int, int], bucket_bits: int) -> Seconds:
+    """The context [B] at which each column of a table over these contexts is priced."""
+    columns = (contexts[1] >> bucket_bits) + 1
+    return np.clip((np.arange(columns) + 0.5) * 2**bucket_bits, *contexts)
+
+
 def compile_table(
     model: CostModel, *, max_draft_tokens: int, contexts: tuple[int, int], trees: bool = False, bucket_bits: int = 4
 ) -> CostTable:
     """Evaluate a cost model once for everything a replay over these contexts can ask."""
-    columns = (contexts[1] >> bucket_bits) + 1
-    context = np.clip((np.arange(columns) + 0.5) * 2**bucket_bits, *contexts)
+    context = column_contexts(contexts, bucket_bits)
 
     def rows(cost: Callable[[int, npt.ArrayLike], Seconds], largest: int) -> Seconds:
-        return np.stack([np.full(columns, np.nan), *(cost(n, context) for n in range(1, largest + 1))])
+        return np.stack([np.full(len(context), np.nan), *(cost(n, context) for n in range(1, largest + 1))])
 
     tree = None
     if trees and model.max_tree_tokens:

@@ -12,6 +12,7 @@ from specsim.arrays import Bools, IntArray, Ints
 from specsim.engines.conventions import Conventions
 from specsim.errors import InputError
 from specsim.replaying.rounds import RoundLog
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import OPTIONAL_LISTS, STEP_LISTS, Trace
 
 ROWS = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
@@ -50,7 +51,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     Raises
     ------
     InputError
-        For a limit below 1.
+        For a limit below 1, and for a joined trace.
 
     Examples
     --------
@@ -63,6 +64,8 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     >>> run.trace.output_tokens.tolist(), run.cut_off
     ([19, 19, 19, 19], 0)
     """
+    if isinstance(trace, JoinedTrace):
+        raise InputError("engines draft with one drafter, this trace is joined; replay one of its parts as an engine")
     most = int(trace.output_tokens.max(initial=1)) if max_output_tokens is None else max_output_tokens
     if most < 1:
         raise InputError(f"max_output_tokens={most}; give at least 1")

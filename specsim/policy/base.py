@@ -142,6 +142,11 @@ class Policy:
         """What rounds cost where this policy decides their shape; here, as the model says."""
         return model
 
+    @classmethod
+    def unsearched(cls, trace: Trace) -> dict[str, Any]:
+        """Settings that decide nothing on this trace, and so need no search, at some value."""
+        return {}
+
     @property
     def max_draft_tokens(self) -> int:
         """Longest path that this policy can ask for, in tokens."""

@@ -1,4 +1,4 @@
-"""Policies by name. A new one is a file in `chain/` or `tree/` and a line in `KINDS`."""
+"""Policies by name. A new one is a file in `chain/` or `tree/` and a line in `KINDS`, or one in `switch/`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from specsim.policy.chain.p_min import LlamaCpp, PMin
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
+from specsim.policy.switch.acceptance import SwitchAcceptance
+from specsim.policy.switch.bandit import SwitchBandit
+from specsim.policy.switch.gain import SwitchGain
+from specsim.policy.switch.match import SwitchMatch
+from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
 from specsim.policy.tree.cape import Cape
@@ -45,10 +50,10 @@ def find_policies(names: Sequence[str]) -> dict[str, type[Policy]]:
     for name in names:
         if is_file_name(name):
             kinds = _from_file(name)
-        elif name in POLICIES:
-            kinds = [POLICIES[name]]
+        elif name in NAMED:
+            kinds = [NAMED[name]]
         else:
-            raise InputError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}, or a FILE.py of your own")
+            raise InputError(f"unknown policy {name!r}; known: {', '.join(NAMED)}, or a FILE.py of your own")
         for kind in kinds:
             if found.setdefault(kind.name, kind) is not kind:
                 raise InputError(f"{name}: another file has a policy {kind.name!r} too; rename one of them")
@@ -67,7 +72,7 @@ def _from_file(name: str) -> list[type[Policy]]:
     path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
     kinds = load_policy_file(path)
     for kind in kinds:
-        if kind.name in POLICIES:
+        if kind.name in NAMED:
             raise InputError(f"{path}: policy {kind.name!r} has the name of a built-in one; give it another")
     if not wanted:
         return kinds
@@ -102,6 +107,15 @@ KINDS: tuple[type[Policy], ...] = (
 
 
 POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
+
+
+# Of traces with several drafters, which no other policy serves.
+SWITCH_POLICIES: dict[str, type[Policy]] = {
+    kind.name: kind for kind in (OneDrafter, SwitchMatch, SwitchAcceptance, SwitchGain, SwitchBandit)
+}
+
+
+NAMED = {**POLICIES, **SWITCH_POLICIES}
 
 
 CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPolicy)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.policy.registry import POLICIES
+from specsim.policy.registry import POLICIES, SWITCH_POLICIES
 from specsim.progress import Counter, Progress
 from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
@@ -30,6 +30,7 @@ from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import PARTS
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, summarise
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -209,7 +210,7 @@ def leaderboard(
 
     traces : by the name that the boards carry
     costs : one cost model for all traces, or one for each
-    kinds : policies to compare; default: all of `POLICIES`
+    kinds : policies to compare; default: `default_policies`
     max_drafts : longest drafts in tokens, a board for each; default: the depth of the trace
     replays : how many to average over where a policy draws, or a trace of rejection sampling does
     sensitivity : whether to vary each tuned setting as well
@@ -219,16 +220,21 @@ def leaderboard(
         raise InputError(f"{len(costs)} costs for {len(traces)} traces; give one for all or one for each")
     if replays < 1:
         raise InputError(f"replays={replays}; give at least 1")
-    chosen = list(POLICIES.values()) if kinds is None else list(kinds)
+    chosen = list(default_policies(traces.values()).values()) if kinds is None else list(kinds)
     search = SearchSettings(trials=trials, seed=seed, jobs=1)  # policies, not points, go to the threads
     boards = []
     for number, (name, trace) in enumerate(traces.items()):
         cost = costs[number % len(costs)]
         for depth in max_drafts or (trace.depth,):
             report = partial(progress, f"{name}, drafts up to {depth}") if progress else None
-            priced = PricedTrace(shallower(trace, depth), cost)
+            priced = PricedTrace(trace.shallower(depth), cost)
             boards.append(_board(name, priced, chosen, search, tuning_share, replays, sensitivity, jobs, report))
     return boards
+
+
+def default_policies(traces: Iterable[Trace]) -> Mapping[str, type[Policy]]:
+    """All policies, by name, that are meant for such traces: of joined ones those that choose a drafter."""
+    return SWITCH_POLICIES if all(isinstance(trace, JoinedTrace) for trace in traces) else POLICIES
 
 
 def combined(boards: Sequence[Board]) -> list[Standing]:
@@ -245,22 +251,6 @@ def combined(boards: Sequence[Board]) -> list[Standing]:
         for name in everywhere
     ]
     return sorted(standings, key=lambda standing: -standing.speedup)
-
-
-def shallower(trace: Trace, depth: int) -> Trace:
-    """The trace as it had been recorded to this depth; InputError if it was not recorded so deep."""
-    if not 1 <= depth <= trace.depth:
-        raise InputError(
-            f"drafts of up to {depth} tokens; the trace is recorded to depth {trace.depth}, choose 1 to that"
-        )
-    if depth == trace.depth:
-        return trace
-    cut: dict[str, Any] = {"meta": {**trace.meta, "depth": depth}, "match_len": np.minimum(trace.match_len, depth)}
-    for field in dataclasses.fields(trace):
-        value = getattr(trace, field.name)
-        if isinstance(value, np.ndarray) and value.ndim == 2:
-            cut[field.name] = np.ascontiguousarray(value[:, :depth])
-    return dataclasses.replace(trace, **cut)
 
 
 def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:

@@ -8,13 +8,20 @@ from specsim.cost.table import CostTable
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
 
 def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
     """Why this kind of policy does not belong in a comparison on this trace; None if it does."""
     drafter = trace.meta.get("drafter_kind", "chain")
+    if issubclass(kind, SwitchPolicy) != isinstance(trace, JoinedTrace):
+        if isinstance(trace, JoinedTrace):
+            switching = "one_drafter, switch_match and the like"
+            return f"drafts with one drafter, this joined trace has {len(trace.parts)}; choose {switching}"
+        return "chooses among several drafters, this trace has one; join traces with `specsim join`"
     if kind.drafter_kinds and drafter not in kind.drafter_kinds:
         return f"meant for drafters of kind {', '.join(kind.drafter_kinds)}; this trace's is {drafter}"
     if issubclass(kind, TreePolicy) and drafter == SPACE:
@@ -34,6 +41,12 @@ NEEDED = {"tree": "recorded trees (`realrun record --tree-nodes`)"}
 
 def check_replayable(trace: Trace, policy: Policy) -> None:
     """InputError if the policy asks for what the trace does not hold."""
+    if isinstance(trace, JoinedTrace) or isinstance(policy, SwitchPolicy):
+        reason = unsupported_reason(trace, type(policy))
+        if reason:
+            raise InputError(f"policy {policy.name}: {reason}")
+    if isinstance(trace, JoinedTrace) and getattr(policy, "drafter", 1) > len(trace.parts):
+        raise InputError(f"policy {policy}: the joined trace has {len(trace.parts)} drafters; name one of them")
     if policy.max_draft_tokens > trace.depth:
         raise InputError(
             f"policy {policy} drafts up to {policy.max_draft_tokens} tokens, the trace is recorded to depth "

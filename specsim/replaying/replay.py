@@ -13,11 +13,13 @@ from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.chain import bind_chain, chain_kernel
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import Sums
+from specsim.replaying.switch import bind_switch, switch_kernel
 from specsim.replaying.tree import bind_tree, tree_kernel
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
@@ -84,6 +86,8 @@ def bind_kernel(policy: Policy) -> Callable[..., int]:
     """
     if isinstance(policy, TreePolicy):
         return bind_tree(policy)
+    if isinstance(policy, SwitchPolicy):
+        return bind_switch(policy)
     assert isinstance(policy, ChainPolicy)
     return bind_chain(policy)
 
@@ -92,6 +96,8 @@ def compile_kernel(kind: type[Policy]) -> None:
     """Compile the kernel of this kind, or load it, before threads ask for it."""
     if issubclass(kind, TreePolicy):
         tree_kernel(kind)  # type: ignore[arg-type]  # a class hashes well
+    elif issubclass(kind, SwitchPolicy):
+        switch_kernel(kind)  # type: ignore[arg-type]
     elif issubclass(kind, ChainPolicy):
         chain_kernel(kind)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The fields of `RoundLog` as compiled code takes them.
-RoundArrays = namedtuple("RoundArrays", "sequence t drafted accepted verified last")
+RoundArrays = namedtuple("RoundArrays", "sequence t drafted accepted verified last drafter")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class RoundLog:
     verified : drafted tokens that the target verified; of a chain all but what its policy drops
     last : place of the last accepted token among the verified ones, from 1 on, 0 where none is accepted; of a
         chain the same as accepted
+    drafter : of a joined trace, which one drafted, from 1 on; 0 where nothing was drafted, and of other traces
     """
 
     sequence: IntArray
@@ -35,6 +36,7 @@ class RoundLog:
     accepted: IntArray
     verified: IntArray
     last: IntArray
+    drafter: IntArray
 
     @staticmethod
     def zeros(rounds: int) -> RoundLog:
@@ -54,10 +56,11 @@ class RoundLog:
 
     def rows(self) -> list[tuple[int, ...]]:
         """(sequence, t, drafted, accepted, verified, last) of every round, as plain numbers."""
-        return list(zip(*(values.tolist() for values in self.arrays), strict=True))
+        return list(zip(*(values.tolist() for values in self.arrays[:-1]), strict=True))
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row per round and the fields as columns."""
+        """A table with one row per round and the fields as columns; the drafter where there are several."""
         import pandas as pd  # slow to import, and a replay does not need it
 
-        return pd.DataFrame(self.arrays._asdict())
+        frame = pd.DataFrame(self.arrays._asdict())
+        return frame if self.drafter.any() else frame.drop(columns="drafter")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from specsim.cost.contexts import context_range
+from specsim.cost.joined import JoinedCost, joined_table
 from specsim.cost.model import SPACE, CostModel, SpaceCost
 from specsim.cost.table import CostTable, compile_table
+from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
 
 def cost_table(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:
     """The cost table of this policy on this trace; without one, of all policies that leave costs as they are."""
+    if isinstance(trace, JoinedTrace):
+        return joined_table(trace, model)
+    if isinstance(model, JoinedCost):
+        raise InputError(f"costs of {len(model.parts)} drafters for a trace of one; give that drafter's own")
     model = round_cost_model(trace, model, policy)
     trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
     return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees)

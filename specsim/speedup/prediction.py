@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 
 from specsim.arrays import Floats
+from specsim.cost.joined import JoinedTable
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
 from specsim.policy.base import Policy
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup import formulas as metrics
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import Estimate, ratio_interval
+from specsim.speedup.switch_oracle import switch_oracle_seconds
 from specsim.speedup.tree_oracle import tree_oracle_seconds
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
 STATIC_WIDTH = 10  # children of a node that searches of static trees go to
@@ -118,6 +122,9 @@ def oracle_seconds(
     width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
     """
     trace, table = priced.trace, priced.table()
+    if isinstance(trace, JoinedTrace):
+        assert isinstance(table, JoinedTable)
+        return switch_oracle_seconds(trace, table)
     trees = [issubclass(kind, TreePolicy) for kind in kinds]
     found = []
     if any(trees):
@@ -131,6 +138,9 @@ def oracle_seconds(
 
 def oracle_name(kinds: Iterable[type[Policy]]) -> str:
     """What the oracle of these kinds chooses among; the more, the larger is every policy's regret."""
+    kinds = list(kinds)
+    if any(issubclass(kind, SwitchPolicy) for kind in kinds):
+        return "drafters and chains"
     trees = [issubclass(kind, TreePolicy) for kind in kinds]
     return "trees" if all(trees) else "chains and trees" if any(trees) else "chains"
 

@@ -1,18 +1,23 @@
-"""Trace folders: `meta.json`, `sequences.parquet`, `steps.parquet` and, with trees, `trees.parquet`."""
+"""Trace folders: `meta.json`, `sequences.parquet`, `steps.parquet` and, with trees, `trees.parquet`.
+
+The folder of a joined trace has one of those for each drafter, named 1, 2 and so on, and `joined.json`.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from specsim.arrays import Array, IntArray
 from specsim.errors import InputError
-from specsim.files import file_digest, replacing_folder, write_table
+from specsim.files import file_digest, replacing_folder, write_json, write_table
+from specsim.json_files import read_json
 from specsim.parquet_files import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
+from specsim.trace.joined import JoinedTrace, join_traces
 from specsim.trace.meta import (
     AGAIN,
     META,
@@ -32,6 +37,16 @@ PROMPT = "prompt"  # column of the sequences
 MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
 STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
 TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
+JOINED_FILE, JOINED_KIND = "joined.json", "specsim-joined-trace"
+JOIN_AGAIN = "join the traces again"
+
+
+class JoinedFile(TypedDict):
+    """How many traces lie in the folder of a joined one."""
+
+    kind: Literal["specsim-joined-trace"]
+    version: Literal[1]
+    parts: int
 
 
 def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) -> None:
@@ -42,7 +57,8 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
     trace : Trace
         N positions in S sequences.
     folder : Path or str
-        Made, with `meta.json` and a table each of sequences, positions and, where recorded, trees.
+        Made, with `meta.json` and a table each of sequences, positions and, where recorded, trees; of a joined
+        trace, with a folder for each drafter.
     overwrite : bool
         Replace a trace that is there.
 
@@ -69,24 +85,35 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
     folder = Path(folder)
     check_free(folder, overwrite=overwrite)
     with replacing_folder(folder) as work:
-        write_table(_sequence_table(trace), work / SEQUENCES)
-        write_table(_step_table(trace), work / STEPS)
-        meta = {**trace.meta, "schema_version": SCHEMA_VERSION, "depth": trace.depth}
-        files = [SEQUENCES, STEPS]
-        if trace.tree is not None:
-            write_table(_tree_table(trace, trace.tree), work / TREES)
-            meta["tree"] = {"nodes": trace.tree.nodes, "width": trace.tree.width}
-            files.append(TREES)
-        meta["checksums"] = {name: file_digest(work / name) for name in files}
-        meta["checksums"][META] = meta_digest(meta)
-        (work / META).write_text(json.dumps(meta, indent=2) + "\n")
+        if not isinstance(trace, JoinedTrace):
+            _write(trace, work)
+            return
+        for number, part in enumerate(trace.parts, start=1):
+            (work / str(number)).mkdir()
+            _write(part, work / str(number))
+        write_json({"kind": JOINED_KIND, "version": 1, "parts": len(trace.parts)}, work / JOINED_FILE)
+
+
+def _write(trace: Trace, work: Path) -> None:
+    """The files of a trace of one drafter, in a folder that is there."""
+    write_table(_sequence_table(trace), work / SEQUENCES)
+    write_table(_step_table(trace), work / STEPS)
+    meta = {**trace.meta, "schema_version": SCHEMA_VERSION, "depth": trace.depth}
+    files = [SEQUENCES, STEPS]
+    if trace.tree is not None:
+        write_table(_tree_table(trace, trace.tree), work / TREES)
+        meta["tree"] = {"nodes": trace.tree.nodes, "width": trace.tree.width}
+        files.append(TREES)
+    meta["checksums"] = {name: file_digest(work / name) for name in files}
+    meta["checksums"][META] = meta_digest(meta)
+    (work / META).write_text(json.dumps(meta, indent=2) + "\n")
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """InputError unless a trace may be written here."""
     if folder.exists() and not overwrite:
         raise InputError(f"{folder} exists; choose another name or overwrite it (--overwrite)")
-    if folder.exists() and not (folder / META).is_file():
+    if folder.exists() and not any((folder / name).is_file() for name in (META, JOINED_FILE)):
         raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
 
 
@@ -96,7 +123,7 @@ def read_trace(folder: Path | str) -> Trace:
     Parameters
     ----------
     folder : Path or str
-        A folder that `realrun record` or `write_trace` made, or one packed as .zip.
+        A folder that `realrun record`, `specsim join` or `write_trace` made, or one packed as .zip.
 
     Returns
     -------
@@ -127,6 +154,12 @@ def read_trace(folder: Path | str) -> Trace:
     if folder.suffix == ".zip" and folder.is_file():
         with unpacked(folder) as there:
             return read_trace(there)
+    if (folder / JOINED_FILE).is_file():
+        joined: JoinedFile = read_json(
+            folder / JOINED_FILE, f"{folder / JOINED_FILE}", JoinedFile, missing=JOIN_AGAIN, invalid=JOIN_AGAIN
+        )
+        parts = [folder / str(number) for number in range(1, joined["parts"] + 1)]
+        return join_traces({str(part): read_trace(part) for part in parts})
     meta = read_meta(folder)
     for name, expected in meta["checksums"].items():
         if name == META:

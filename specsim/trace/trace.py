@@ -188,3 +188,17 @@ class Trace:
             beyond = np.arange(self.depth) >= remaining[:, None]
             cut["true_rank"] = np.where(beyond, -1, cut["true_rank"]).astype(self.true_rank.dtype)
         return dataclasses.replace(self, **cut)
+
+    def shallower(self, depth: int) -> Trace:
+        """The trace as it had been recorded to this depth; InputError if it was not recorded so deep."""
+        if not 1 <= depth <= self.depth:
+            raise InputError(
+                f"drafts of up to {depth} tokens; the trace is recorded to depth {self.depth}, choose 1 to that"
+            )
+        if depth == self.depth:
+            return self
+        cut: dict[str, Any] = {"meta": {**self.meta, "depth": depth}, "match_len": np.minimum(self.match_len, depth)}
+        for name in (*STEP_LISTS, *OPTIONAL_LISTS):
+            value = getattr(self, name)
+            cut[name] = None if value is None else np.ascontiguousarray(value[:, :depth])
+        return dataclasses.replace(self, **cut)

@@ -24,6 +24,7 @@ from specsim.files import nested_digest
 from specsim.json_files import parse_json
 from specsim.policy.base import Policy
 from specsim.replaying.priced import PricedTrace
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
 KIND, VERSION = "specsim-tuning", 1
@@ -158,6 +159,8 @@ def trace_digest(trace: Trace) -> str:
     for name, value in vars(trace).items():
         if isinstance(value, np.ndarray) and name != "draft_limit":  # which is derived, and not always there
             parts += [name.encode(), _bytes_of(value)]
+    if isinstance(trace, JoinedTrace):
+        parts += [trace_digest(part).encode() for part in trace.parts]
     return nested_digest(*parts)
 
 

@@ -14,11 +14,13 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.progress import Counter, no_progress
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.speedup.intervals import Comparison, paired_difference
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, oracle_width, summarise
+from specsim.trace.joined import JoinedTrace
 from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
 from specsim.tuning.grid import grid_search
 from specsim.tuning.journal import Journal, describe_job
@@ -162,7 +164,7 @@ def find_best(
     cannot serve are passed over; if that is all of them, the first one's InputError is raised.
     """
     trace, trials, seed = train.trace, settings.trials, settings.seed
-    fixed = fixed_settings(kind, settings.fixed, trace.depth)
+    fixed = fixed_settings(kind, {**kind.unsearched(trace), **settings.fixed}, trace.depth)
     evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=settings.jobs)
     space = search_space(kind, fixed, trace.depth)
     start = default_policy(kind, space, evaluator)
@@ -256,14 +258,18 @@ def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Po
 def reference_policies(
     kind: type[Policy], train: PricedTrace, settings: SearchSettings, found: SearchResult
 ) -> dict[str, Policy]:
-    """What the tuned policy must beat: runner-up, defaults, and the fixed K that is best on `train`."""
+    """What the tuned policy must beat: runner-up, defaults, and the fixed K, of any drafter, best on `train`."""
     depth, seed, jobs = train.trace.depth, settings.seed, settings.jobs
     policies: dict[str, Policy | None] = {RUNNER_UP: found.runner_up}
-    fixed = fixed_settings(kind, settings.fixed, depth)
+    fixed = fixed_settings(kind, {**kind.unsearched(train.trace), **settings.fixed}, depth)
     evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=jobs)
     policies[DEFAULT] = default_policy(kind, search_space(kind, fixed, depth), evaluator)
-    lengths = [{"k": k} for k in range(1, int(fixed.get("max_draft_tokens", depth)) + 1)]
-    tried = evaluate_many(FixedK, lengths, train, seed=seed, jobs=jobs)
+    lengths = range(1, int(fixed.get("max_draft_tokens", depth)) + 1)
+    kind, points = FixedK, [{"k": k} for k in lengths]
+    if isinstance(train.trace, JoinedTrace):
+        numbers = range(1, len(train.trace.parts) + 1)
+        kind, points = OneDrafter, [{"drafter": n, "k1": k, "k2": k, "k3": k} for n in numbers for k in lengths]
+    tried = evaluate_many(kind, points, train, seed=seed, jobs=jobs)
     policies[BEST_FIXED_K] = tried.policies[int(np.argmin(tried.seconds))]
     return {name: policy for name, policy in policies.items() if policy is not None}
 

@@ -33,7 +33,7 @@ class ChainPolicy(Policy):
     True
     """
 
-    functions = ("initial_state", "keep_drafting", "update")
+    functions: ClassVar[tuple[str, ...]] = ("initial_state", "keep_drafting", "update")
     keep_drafting: ClassVar[Callable[..., Any]]
 
     @property

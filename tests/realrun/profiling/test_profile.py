@@ -15,8 +15,10 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
+from realrun.profiling.probes import Prober
 from realrun.profiling.profile import profile
 from realrun.profiling.rounds import ScriptedVerifier, scripted_round
+from realrun.profiling.stream import Stream
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
@@ -56,6 +58,26 @@ def test_tables_have_their_shapes_and_positive_times(document: dict[str, Any]) -
     for name in ("mean_s", "median_s"):
         for key in ("draft_step", "verify", "autoregressive", "policy_step"):
             assert np.min(document[name][key]) > 0
+
+
+def test_catching_up_on_many_tokens_is_measured_where_the_context_has_them(document: dict[str, Any]) -> None:
+    """Of the contexts 4, 30 and 70, the last has 64 tokens to lack."""
+    many = document["mean_s"]["catch_up_many"]
+    assert many["tokens"] == [2, 4, 8, 16, 32, 64] and np.shape(many["seconds"]) == (6, len(CONTEXTS))
+    cost = profile_from_json(document, "given")
+    np.testing.assert_array_equal(cost.catch_up_by(16, CONTEXTS), many["seconds"][3])
+
+
+@pytest.mark.parametrize("lacking", [4, 16])
+def test_a_probe_that_catches_up_feeds_all_that_its_cache_lacks(lacking: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, stream, fed = tiny_pair(), Stream(), list[int]()
+    prober = Prober(pair, depth=2, tree_tokens=0, sampler=Sampler(), seed=0)
+    prober.begin([5, 6, 7, 8] * 6)
+    forward = prober.drafter.lm.forward
+    monkeypatch.setattr(prober.drafter.lm, "forward", lambda tokens: (fed.append(len(tokens)), forward(tokens))[1])
+    prober.catch_up(stream, lacking)
+    assert fed == [lacking + 1] * 2 and stream.count("catch up", lacking) == 1 == stream.count("catch up")
+    assert prober.drafter.lm.length == prober.target.length == prober.context
 
 
 def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:

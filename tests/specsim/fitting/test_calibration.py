@@ -77,7 +77,8 @@ def test_runs_are_those_of_the_log() -> None:
     """Sequence 0: 2 of 2 accepted, 1 of 1, 0 of 3, 1 of 1; sequence 1 starts anew."""
     rounds = [[0, 0, 2, 2], [0, 3, 1, 1], [0, 5, 3, 0], [0, 6, 1, 1], [1, 0, 2, 1], [1, 2, 1, 1]]
     sequence, t, drafted, accepted = np.array(rounds).T
-    assert runs_before(RoundArrays(sequence, t, drafted, accepted, drafted, accepted)).tolist() == [0, 3, 5, 0, 0, 0]
+    log = RoundArrays(sequence, t, drafted, accepted, drafted, accepted, drafter=0 * t)
+    assert runs_before(log).tolist() == [0, 3, 5, 0, 0, 0]
     assert run_after(5.0, 3, 0) == 0 and run_after(5.0, 3, 3) == 9
     trace = small_trace()
     found = replay(trace, FixedK(k=3), cost_table(trace, RampCost()), log=True).rounds

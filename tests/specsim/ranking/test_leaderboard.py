@@ -22,7 +22,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.ranking.document import CSV_COLUMNS, as_document, results_csv, trace_names, write_results
-from specsim.ranking.leaderboard import Board, combined, leaderboard, shallower
+from specsim.ranking.leaderboard import Board, combined, leaderboard
 from specsim.ranking.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
@@ -128,14 +128,14 @@ def test_policies_that_draw_are_averaged_over_seeds(trace: Trace, board: Board) 
 
 
 def test_a_trace_cut_short_is_the_trace_with_shorter_drafts(trace: Trace) -> None:
-    cut = shallower(trace, 3)
+    cut = trace.shallower(3)
     assert cut.depth == cut.meta["depth"] == 3 and cut.match_len.max() <= 3
     policy = MaxConfidence(lambda0=0.5, dynamic=False, max_draft_tokens=3)
     short, whole = (replay(one, policy, cost_table(one, COST), log=True) for one in (cut, trace))
     assert short.rounds is not None and whole.rounds is not None and short.rounds.rows() == whole.rounds.rows()
     for depth in (0, 9):
         with pytest.raises(InputError, match="recorded to depth 8"):
-            shallower(trace, depth)
+            trace.shallower(depth)
 
 
 def test_a_board_per_maximal_draft_leaves_out_what_drafts_longer(trace: Trace) -> None:

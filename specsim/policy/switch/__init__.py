@@ -1,0 +1,1 @@
+"""Policies that choose the drafter of every round, one file each."""

@@ -1,0 +1,134 @@
+"""The replay kernel of policies that choose the drafter of every round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from specsim.arrays import Array, Floats, IntArray, Seconds
+from specsim.cost.joined import JoinedTable
+from specsim.cost.table import CostTable
+from specsim.policy.chain.base import Step
+from specsim.policy.switch.base import SwitchPolicy, chosen, longest_draft
+
+# `switch_kernel` rebinds these four names to each policy's own functions.
+from specsim.policy.switch.one_drafter import OneDrafter, choose
+from specsim.replaying.kernel import specialise
+from specsim.replaying.rounds import RoundLog
+from specsim.replaying.sums import Sums
+from specsim.trace.joined import JoinedTrace
+from specsim.trace.outcomes import Outcome
+from specsim.trace.trace import Trace
+
+initial_state, keep_drafting, update = OneDrafter.initial_state, OneDrafter.keep_drafting, OneDrafter.update
+
+
+class SwitchTrace(NamedTuple):
+    """What the kernel reads of a joined trace; see `JoinedTrace`."""
+
+    offsets: IntArray
+    prompt_tokens: IntArray
+    draft_limit: Array
+    match_len: Array
+    confidence: Array
+    foretold: Array
+
+
+class SwitchCosts(NamedTuple):
+    """What the kernel reads of a joined table; see `JoinedTable`."""
+
+    bucket_bits: int
+    draft_s: Seconds
+    catch_up_s: Seconds
+    verify_s: Seconds
+    policy_step_s: Floats
+    round_overhead_s: Floats
+
+
+def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ignore[no-untyped-def]
+    """The loop of one policy over the sequences `which`, as of chains; `switch_kernel` binds the policy's functions.
+
+    What a drafter's cache lacks grows with every round that another one drafts in, and is made good, at its price, by
+    the first step of its next draft. The choice of a drafter costs a decision.
+    """
+    bucket_bits = costs.bucket_bits
+    drafters = trace.foretold.shape[1]
+    lag = np.zeros(drafters, np.int64)
+    log_row = 0
+    logging = len(log.t) > 0
+    state = initial_state(params)
+    for i, s in enumerate(which):
+        if not carries_state:
+            state = initial_state(params)
+        start, end = trace.offsets[s], trace.offsets[s + 1]
+        base_context = trace.prompt_tokens[s] - start - 1
+        lag[:] = 0
+        t = start
+        while t < end:
+            bucket = (base_context + t) >> bucket_bits
+            d, drafted, asked, accepted = int(state[0]), 0, 0, 0  # the drafter of the round before, if none can draft
+            if trace.draft_limit[:, t].max() > 0:
+                d = choose(state, params, trace.foretold[t], lag)
+                state = chosen(state, d)
+                asked = 1
+                limit = min(longest_draft(params, d), np.int64(trace.draft_limit[d, t]))
+                drafted = min(limit, 1)
+                while 0 < drafted < limit:
+                    confidence = np.float64(trace.confidence[d, t, drafted - 1])
+                    asked += 1
+                    proceed, state = keep_drafting(state, params, Step(0.0, confidence, 0.0, 0.0, 0.0), drafted, 0.0)
+                    if not proceed:
+                        break
+                    drafted += 1
+                accepted = min(drafted, np.int64(trace.match_len[d, t]))
+            sums.num_rounds[i] += 1
+            sums.drafted[i] += drafted
+            sums.verified[i] += drafted
+            sums.accepted[i] += accepted
+            sums.policy_steps[i] += asked
+            sums.policy_s[i] += asked * costs.policy_step_s[d]
+            sums.verify_s[i] += costs.verify_s[d, drafted + 1, bucket]
+            sums.other_s[i] += costs.round_overhead_s[d]
+            if drafted > 0:
+                sums.draft_s[i] += costs.draft_s[d, drafted, bucket] + costs.catch_up_s[d, lag[d], bucket]
+                state = update(state, params, drafted, accepted)
+            lag += accepted + 1
+            if drafted > 0:
+                lag[d] = 1 if accepted == drafted else 0  # the last drafted token is not in the draft cache
+            if logging:
+                log.sequence[log_row], log.t[log_row] = s, t - start
+                log.drafted[log_row] = log.verified[log_row] = drafted
+                log.accepted[log_row] = log.last[log_row] = accepted
+                log.drafter[log_row] = d + 1 if drafted > 0 else 0
+                log_row += 1
+            t += accepted + 1
+    return log_row
+
+
+@cache
+def switch_kernel(kind: type[SwitchPolicy]) -> Callable[..., int]:
+    """The kernel compiled with one policy's functions inside."""
+    return specialise(_replay, globals(), kind)
+
+
+def bind_switch(policy: SwitchPolicy) -> Callable[..., int]:
+    """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`. Trace and table are joined ones."""
+    kernel, own = switch_kernel(type(policy)), (policy.params, policy.carries_state)  # type: ignore[arg-type]
+
+    def run(trace: Trace, table: CostTable, outcome: Outcome, which: IntArray, sums: Sums, log: RoundLog) -> int:
+        assert isinstance(trace, JoinedTrace) and isinstance(table, JoinedTable)
+        recorded = SwitchTrace(trace.offsets, trace.prompt_tokens, *trace.columns)
+        costs = SwitchCosts(
+            bucket_bits=table.bucket_bits,
+            draft_s=table.each_draft_s,
+            catch_up_s=table.each_catch_up_s,
+            verify_s=table.each_verify_s,
+            policy_step_s=table.each_policy_step_s,
+            round_overhead_s=table.each_round_overhead_s,
+        )
+        return kernel(*own, which, recorded, costs, sums, log.arrays)
+
+    return run

@@ -1,0 +1,165 @@
+"""Several drafters over one target: rounds, and the drafter of each, are those of the replay of a joined trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Decoded
+from realrun.decode.sampling import Sampler
+from realrun.drafters.lookup import LookupKind
+from realrun.pairs.joined import JoinedDrafter, join_pairs
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from realrun.validation.validate import output_identical, rounds_identical
+from specsim.cost.joined import JoinedCost
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.errors import InputError
+from specsim.policy.base import Policy
+from specsim.policy.registry import SWITCH_POLICIES, make_policy
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.joined import JoinedTrace, join_traces
+from tests.support.drafting import Case, case_pair
+from tests.support.tiny import tiny_prompts
+
+DEPTH, TOKENS = 4, 24
+LIMITS = {"k1": 3, "k2": 4, "k3": 2, "floor1": 0.2, "floor2": 0.1}
+PRICES = {"cost1": 1.0, "cost2": 1.3, "cost3": 1.2, "catch_up2": 0.02}
+POLICIES = [
+    make_policy("one_drafter", {**LIMITS, "drafter": 2}),
+    make_policy("switch_match", {**LIMITS, "least": 0.4}),
+    make_policy("switch_acceptance", {**LIMITS, "discount": 0.8}),
+    make_policy("switch_gain", {**LIMITS, **PRICES, "discount": 0.9}),
+    make_policy("switch_bandit", {**LIMITS, **PRICES, "discount": 0.9}),
+    make_policy("switch_bandit", {**LIMITS, **PRICES, "carry": False, "width": 2.0}),
+]
+MODES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.25, seed=4)}
+# Beside a lookup: a draft model, and drafters that read the target's states or run its layers; both at once.
+BESIDE = {name: [name] for name in ("model", "eagle", "edd", "eesd", "self-sd", "medusa")} | {"two": ["eagle", "model"]}
+
+
+def prompts() -> list[Prompt]:
+    """Some that repeat themselves, for the lookup."""
+    return [Prompt("one", [17]), *tiny_prompts(2), *(Prompt("all", [7, 8, 9, 5] * k) for k in (2, 3))]
+
+
+def pairs_of(beside: str) -> list[Pair]:
+    """A lookup and those drafters over the target of the first of them."""
+    names = BESIDE[beside]
+    first = replace(case_pair(Case(names[0])), predictor=None)
+    others = [replace(first, drafter=case_pair(Case(name)).drafter, draft_name=name) for name in names[1:]]
+    return [replace(first, drafter=LookupKind(), draft_name="lookup"), first, *others]
+
+
+@cache
+def joined(beside: str, mode: str, eos: tuple[int, ...] = ()) -> tuple[Pair, JoinedTrace]:
+    pairs = [replace(pair, eos_token_ids=eos) for pair in pairs_of(beside)]
+    settings = RecordSettings(DEPTH, TOKENS, MODES[mode])
+    traces = {f"{n} {pair.draft_name}": record(pair, prompts(), settings) for n, pair in enumerate(pairs)}
+    return join_pairs(pairs), join_traces(traces)
+
+
+def decoded(pair: Pair, mode: str, policy: Policy) -> list[Decoded]:
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, MODES[mode])
+    runs, state = list[Decoded](), None
+    for sequence, prompt in enumerate(prompts()):
+        runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=sequence, seed=9, state=state))
+        state = runs[-1].state
+    return runs
+
+
+class LackingCost(CostModel):
+    """A second for every token that a draft cache lacks, and next to nothing for all else."""
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.zeros(np.shape(context))
+
+    def catch_up(self, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.ones(np.shape(context))
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.zeros(np.shape(context))
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.ones(np.shape(context))
+
+
+QUICK = [("model", "greedy"), ("eagle", "gumbel"), ("two", "greedy")]
+CASES = [(beside, mode) for beside in BESIDE for mode in MODES]
+cases = pytest.mark.parametrize(
+    ("beside", "mode"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
+
+
+@cases
+def test_rounds_and_drafters_are_those_of_the_replay(beside: str, mode: str) -> None:
+    pair, trace = joined(beside, mode)
+    costs = JoinedCost(tuple(ConstantCost(1e-3, 1e-2) for _ in trace.parts))
+    met = set[int]()
+    for policy in POLICIES:
+        replayed, runs = PricedTrace(trace, costs).replay(policy, seed=9, log=True), decoded(pair, mode, policy)
+        assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0, policy
+        assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
+        assert replayed.policy_steps.sum() == sum(one.asked for run in runs for one in run.rounds), policy
+        met |= {one.drafter for run in runs for one in run.rounds}
+    assert met >= {*range(1, len(trace.parts) + 1)}
+
+
+@cases
+def test_a_drafter_catches_up_on_as_many_tokens_as_the_replay_prices(beside: str, mode: str) -> None:
+    """A draft model is really fed so many tokens in its first step; drafters of states are fed theirs beside."""
+    pair, trace = joined(beside, mode)
+    costs = JoinedCost((ConstantCost(1e-9, 1e-9), *(LackingCost() for _ in trace.parts[1:])))
+    model = BESIDE[beside] == ["model"]
+    lacking = 0
+    for policy in POLICIES:
+        runs = decoded(pair, mode, policy)
+        fed = [one.fed - 1 for run in runs for one in run.rounds if one.drafter > 1]
+        lacking = max([lacking, *fed])
+        if model or beside in ("eagle", "edd", "two"):
+            assert PricedTrace(trace, costs).replay(policy).seconds[:, 0].sum() == pytest.approx(sum(fed), abs=1e-3)
+    assert lacking > 2 or beside in ("self-sd", "medusa")  # which read the target's own
+
+
+def test_a_text_may_end_within_a_round() -> None:
+    _, whole = joined("model", "greedy")
+    token = int(whole.token[whole.offsets[1] + 11])
+    pair, trace = joined("model", "greedy", (token,))
+    assert (trace.output_tokens < TOKENS).any()
+    costs = JoinedCost(tuple(ConstantCost(1e-3, 1e-2) for _ in trace.parts))
+    for policy in POLICIES:
+        runs = decoded(pair, "greedy", policy)
+        replayed = PricedTrace(trace, costs).replay(policy, seed=9, log=True)
+        assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0, policy
+
+
+def test_every_switching_policy_is_tried() -> None:
+    assert {policy.name for policy in POLICIES} == SWITCH_POLICIES.keys()
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    lookup, eagle = pairs_of("eagle")
+    own = replace(eagle, drafter=case_pair(Case("self-sd")).drafter, draft_name="self-sd")
+    with pytest.raises(InputError, match="self-sd each take part"):
+        join_pairs([eagle, own])
+    with pytest.raises(InputError, match="do not share one target"):
+        join_pairs([lookup, case_pair(Case("eesd"))])
+    with pytest.raises(InputError, match="SPACE"):
+        join_pairs([replace(lookup, target=case_pair(Case("space")).target), case_pair(Case("space"))])
+    with pytest.raises(InputError, match="give 2 to 3"):
+        join_pairs([lookup])
+    pair = join_pairs([lookup, eagle])
+    target, drafter = pair.make_drafter()
+    assert isinstance(drafter, JoinedDrafter)
+    with pytest.raises(InputError, match="fixed_k needs one drafter"):
+        Decoder(target, drafter, (), Sampler()).decode([5], 4, make_policy("fixed_k"))
+    with pytest.raises(InputError, match="switch_match needs several drafters"):
+        Decoder(*eagle.make_drafter(), (), Sampler()).decode([5], 4, make_policy("switch_match"))
+    with pytest.raises(InputError, match="specsim join"):
+        pair.make_recorder(Sampler())
