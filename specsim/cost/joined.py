@@ -71,8 +71,8 @@ def joined_table(trace: JoinedTrace, cost: CostModel) -> JoinedTable:
     parts = cost.parts if isinstance(cost, JoinedCost) else (cost,)
     if len(parts) != drafters:
         raise InputError(
-            f"costs of {len(parts)} drafters for a joined trace of {drafters}; join the cost files as well, with a "
-            "--cost of `specsim join` for each trace"
+            f"costs of {len(parts)} drafters for a joined trace of {drafters}; join the cost files as well, "
+            "each by `specsim join --cost`"
         )
     contexts, longest = context_range(trace), int(trace.output_tokens.max())
     tables = [compile_table(part, max_draft_tokens=trace.depth, contexts=contexts) for part in parts]

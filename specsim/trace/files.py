@@ -17,7 +17,7 @@ from specsim.errors import InputError
 from specsim.files import file_digest, replacing_folder, write_json, write_table
 from specsim.json_files import read_json
 from specsim.parquet_files import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
-from specsim.trace.joined import JoinedTrace, join_traces
+from specsim.trace.joined import MAX_DRAFTERS, JoinedTrace, join_traces
 from specsim.trace.meta import (
     AGAIN,
     META,
@@ -158,6 +158,8 @@ def read_trace(folder: Path | str) -> Trace:
         joined: JoinedFile = read_json(
             folder / JOINED_FILE, f"{folder / JOINED_FILE}", JoinedFile, missing=JOIN_AGAIN, invalid=JOIN_AGAIN
         )
+        if not 2 <= joined["parts"] <= MAX_DRAFTERS:
+            raise InputError(f"{folder / JOINED_FILE}: parts={joined['parts']}, not 2 to {MAX_DRAFTERS}; {JOIN_AGAIN}")
         parts = [folder / str(number) for number in range(1, joined["parts"] + 1)]
         return join_traces({str(part): read_trace(part) for part in parts})
     meta = read_meta(folder)

@@ -116,7 +116,7 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
         if trace.sampled_by_rejection:
             raise InputError(
                 f"{name} cannot be joined: under rejection sampling the output depends on the drafter; record greedily "
-                "or with --mode gumbel"
+                "or by `realrun record --mode gumbel`"
             )
     recorded = [(name, trace) for name, trace in traces.items() if trace.meta["decoding"] != UNKNOWN]
     (first_name, first), *others = recorded or traces.items()

@@ -21,7 +21,7 @@ import realrun.cli.main
 import specsim.cli.main
 import specsim.trace.files
 from specsim.files import file_digest
-from specsim.policy.registry import CHAIN_POLICIES, POLICIES, TREE_POLICIES
+from specsim.policy.registry import CHAIN_POLICIES, NAMED, POLICIES, TREE_POLICIES
 from tests.support.checks import edit_meta
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_pair
@@ -179,11 +179,11 @@ def test_tune_holds_what_it_is_told_and_repeats_itself(files: Files) -> None:
 
 def test_policies_lists_every_policy_and_setting(own: Path) -> None:
     document = json_of(call("specsim", "policies", "--json"))
-    assert document.keys() == POLICIES.keys()
-    for name, kind in POLICIES.items():
+    assert document.keys() == NAMED.keys()
+    for name, kind in NAMED.items():
         assert document[name]["settings"].keys() == kind().settings.keys()
         assert all(s["doc"] and s["low"] <= s["high"] for s in document[name]["settings"].values())
-    assert json_of(call("specsim", "policies", "--policy-file", own, "--json")).keys() == {*POLICIES, "mine"}
+    assert json_of(call("specsim", "policies", "--policy-file", own, "--json")).keys() == {*NAMED, "mine"}
     table = call("specsim", "policies").out
     assert "constant, heuristic_transient, heuristic" in table and "true, false" in table
     assert "(" not in table[: table.index("└")]

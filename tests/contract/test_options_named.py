@@ -53,6 +53,7 @@ RAISED_BY = {
     "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/claims.py": ("specsim claims record",),
+    "specsim/cli/engines/join.py": ("specsim join",),
     "realrun/validation/like.py": ("realrun validate",),
     "realrun/validation/run.py": ("realrun validate",),
     "specsim/cli/replay.py": ("specsim replay",),

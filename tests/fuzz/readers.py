@@ -18,12 +18,14 @@ from specsim.claims.check import check_files
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
+from specsim.cost.joined import JoinedCost, joined_document
+from specsim.cost.model import CostModel
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.files import file_digest
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests
 from specsim.static_tree.rates import read_rates
-from specsim.trace.files import read_trace, write_trace
+from specsim.trace.files import JOINED_FILE, read_trace, write_trace
 from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
 from specsim.trace.packed import pack_trace
 from specsim.tuning.journal import Journal, trace_digest
@@ -31,12 +33,14 @@ from tests.fuzz import mutate
 from tests.fuzz.importers import IMPORTERS
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.specsim.claims.conftest import CLAIMS
+from tests.support.joined_traces import joined_trace
 from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
 
 SECONDS = {
     "draft_step": [[1e-3] * 2] * 4, "catch_up": [0.0] * 2, "verify": [[1e-2] * 2] * 5, "autoregressive": [1e-2] * 2,
     "policy_step": 1e-5, "round_overhead": 1e-4, "score_step": 1e-5,
+    "catch_up_many": {"tokens": [4, 16], "seconds": [[1e-3] * 2, [2e-3] * 2]},
     "tree": {"sizes": [1, 4], "wider": [[0.0, 0.0], [1e-4, 1e-4]], "verify": [[1e-2] * 2] * 2, "policy_step": 1e-5,
              "round_overhead": 1e-4},
 }  # fmt: skip
@@ -75,11 +79,17 @@ PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
 
 def use_cost(path: Path) -> None:
     cost = read_cost(path)
+    for part in cost.parts if isinstance(cost, JoinedCost) else (cost,):
+        use_prices(part)
+
+
+def use_prices(cost: CostModel) -> None:
     contexts = np.array([1.0, 8.0])
     if isinstance(cost, ProfileCost | BatchProfileCost):
         contexts = cost.contexts[[0, -1]].astype(float)
     prices = [cost.draft(1, contexts), cost.catch_up(contexts), cost.verify(1, contexts)]
-    prices += [cost.autoregressive_step(contexts), np.array([cost.policy_step(), cost.round_overhead()])]
+    prices += [cost.catch_up_by(7, contexts), cost.autoregressive_step(contexts)]
+    prices += [np.array([cost.policy_step(), cost.round_overhead()])]
     if cost.max_tree_tokens:
         prices += [cost.wider(1, contexts), cost.tree_verify(1, contexts)]
     assert all(np.isfinite(price).all() and (price >= 0).all() for price in prices)
@@ -232,6 +242,10 @@ def write_with_trees(path: Path) -> None:
     write_trace(tree_trace(1, sequences=2, tokens=12, depth=3, width=3, nodes=8), path)
 
 
+def write_joined(path: Path) -> None:
+    write_trace(joined_trace(sequences=2, drafters=2), path)
+
+
 def write_packed(path: Path) -> None:
     folder = path.with_name("to be packed")
     write_with_trees(folder)
@@ -296,6 +310,9 @@ PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain":
 
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
+    "joined costs": Reader(
+        JSON, json_file(joined_document([{"s_d": 0.001, "s_t": 0.01}, PROFILE])), use_cost, mutate.of_json
+    ),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
     "batch profile": Reader(JSON, json_file(BATCH_PROFILE), use_cost, mutate.of_json),
     "cost grid": Reader(JSON, json_file(GRID), use_grid, mutate.of_json),
@@ -316,6 +333,7 @@ READERS: dict[str, Reader] = {
     "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
     "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
     "trace meta, version 2": Reader(JSON, write_version_2, use_meta, mutate.of_json, files=(META,)),
+    "joined trace": Reader(JSON, write_joined, use_trace, mutate.of_json, files=(JOINED_FILE,)),
     "search journal": Reader(JSON, write_journal, use_journal, mutate.of_json_lines),
     "training plan": Reader(JSON, write_plan, use_plan, mutate.of_json, files=("plan.json",)),
     "prompts": Reader(JSON, lambda path: path.write_text(PROMPTS), use_prompts, mutate.of_json_lines),

@@ -39,15 +39,11 @@ def join(
     records of trees are left behind. Put lookups first: switch_match drafts with the first drafter
     that is sure enough before it drafts, else with the last.
 
-    Example:
-
-    realrun record lookup/ --drafter prompt-lookup && realrun record eagle/ --drafter eagle
-
-    realrun profile lookup.json --for lookup/ --drafter prompt-lookup (and eagle.json alike)
-
-    specsim join lookup/ eagle/ --cost lookup.json --cost eagle.json --out both/
-
-    specsim tune both/ --policy switch_match --cost both/cost.json
+    Example: realrun record lookup/ --drafter prompt-lookup && realrun record eagle/ --drafter eagle
+    && realrun profile lookup.json --for lookup/ --drafter prompt-lookup
+    && realrun profile eagle.json --for eagle/ --drafter eagle
+    && specsim join lookup/ eagle/ --cost lookup.json --cost eagle.json --out both/
+    && specsim tune both/ --policy switch_match --cost both/cost.json
     """
     from specsim.cost.files import cost_path, read_cost, read_cost_document
     from specsim.cost.joined import joined_document
