@@ -65,6 +65,14 @@ def validate(
     draft_model: DraftModelOption = "lab",
     allow_tokenizer_difference: TokenizerDifferenceOption = False,
     drafter: DrafterOption = "model",
+    join: Annotated[
+        list[str],
+        typer.Option(
+            help="Draft with this one too, ahead of --drafter: policies that choose the drafter of every round are "
+            "compared with each drafter alone; repeat for a third.",
+            metavar="DRAFTER",
+        ),
+    ] = [],  # noqa: B006
     predictor: PredictorOption = "auto",
     trace: Annotated[
         Path | None,
@@ -117,13 +125,19 @@ def validate(
     what was tuned and decoded is kept in validation.partial/ until the result is written. Writes trace/, profile.json,
     validation.json, rounds.parquet and report.html.
 
+    With --join several drafters share the target, as `specsim join` has it: each is recorded and profiled alone, and
+    switching policies and each drafter alone are tuned, predicted and really decoded. Writes a trace for each
+    drafter, cost.json and validation.json.
+
     --like does a finished validation again, with the same policies and settings and without tuning; the models are
     given as before, and must be the same.
 
     Example: realrun validate --trace TRACE --target MODEL --draft-model SMALL_MODEL --out validation
     """
     from realrun.decode.sampling import Sampler
+    from realrun.leaderboard.joined import validate_joined
     from realrun.lm.kernels import use_kernels
+    from realrun.pairs.joined import join_pairs
     from realrun.pairs.prompts import prompts_source
     from realrun.recording.again import prompts_of, settings_of
     from realrun.recording.record import RecordSettings, longest_prompt
@@ -131,10 +145,12 @@ def validate(
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
     from specsim.files import working_in
-    from specsim.policy.registry import POLICIES, find_policies
+    from specsim.policy.registry import POLICIES, SWITCH_POLICIES, find_policies
     from specsim.trace.files import read_trace
 
     old = recorded = None
+    if join:
+        refuse_beside(ctx, "join", ("trace", "like", "predictor"))
     if like is not None:
         refuse_beside(ctx, "like", TUNED)
         old = read_like(like, trace=trace, files=policy_file)
@@ -149,7 +165,7 @@ def validate(
             recorded, record = prompts_of(given, str(trace)), settings_of(given, str(trace))
         settings = ValidationSettings(
             record=record,
-            kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
+            kinds=tuple(find_policies([*(policy or (SWITCH_POLICIES if join else POLICIES)), *policy_file]).values()),
             trials=trials,
             repeats=repeats,
             tuning_share=tuning_share,
@@ -159,17 +175,26 @@ def validate(
         )
     where = target, draft_model, device, dtype, threads
     with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
-        pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
+        last = load(
+            *where, "none" if join else predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference
+        )
+        pairs = [*(load(*where, drafter=name, beside=last) for name in join), last]
+        pair = join_pairs(pairs) if join else last
         if old is not None:
             old.prepare(out)
         longest = longest_prompt(pair, max_new_tokens, max_draft_tokens)
         chosen = load_prompts(pair, prompts, num_prompts, longest) if recorded is None else recorded
-        document = run_validation(pair, chosen, settings, out, report)
+        if join:
+            document = validate_joined(pairs, chosen, settings, out, report)
+        else:
+            document = run_validation(pair, chosen, settings, out, report)
     if json:
         print_json(document)
+    elif join:
+        _print_joined(document, out)
     else:
         _print_validation(document, out)
-    if not resolves_something(document):
+    if not join and not resolves_something(document):
         print(
             "this run resolves nothing: no speedup differs from another's, or from none, by more than the noise floor; "
             "run it again on a quieter machine, or with more prompts or repeats",
@@ -187,6 +212,36 @@ def resolves_something(document: Mapping[str, Any]) -> bool:
     rows = document["rows"]
     fastest = rows[0]["measured"]["estimate"]
     return any(row["resolved"] for row in rows) or beyond_floor(document["noise_floor_percent"], fastest, 1.0)
+
+
+def _print_joined(document: dict[str, Any], out: Path) -> None:
+    from specsim.report.page import load_text
+    from specsim.speedup.intervals import interval_text
+
+    print(f"machine: {load_text(document['load'])}; noise floor: {document['noise_floor_percent']:.2f} %")
+    rows = [
+        [
+            row["label"],
+            interval_text(row["predicted"]),
+            interval_text(row["measured"]),
+            f"{row['error_percent']:+.1f} %",
+            f"{row['rounds_identical_percent']:.2f} %",
+            " / ".join(map(str, row["rounds_of_drafters"])),
+        ]
+        for row in document["rows"]
+    ]
+    columns = ["policy", "predicted speedup", "measured speedup", "error", "rounds identical", "rounds by drafter"]
+    names = ", ".join(f"{number} {name}" for number, name in enumerate(document["drafters"], start=1))
+    title = f"{document['sequences']['holdout']} hold-out sequences, 95 % intervals; drafters: {names}"
+    print_table(title, columns, rows)
+    if document["skipped"]:
+        print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
+    found = document["switching"]
+    print(f"best single drafter: {found['best_single']}; best switch: {found['best_switch']}")
+    gains = [interval_text(found[how]["difference"]) for how in ("predicted", "measured")]
+    told = "" if found["resolved"] else ", which this run does not resolve"
+    print(f"the switch's speedup is higher by {gains[0]} predicted, {gains[1]} measured{told}")
+    print(f"all of it: {out / 'validation.json'}")
 
 
 def _print_validation(document: dict[str, Any], out: Path) -> None:

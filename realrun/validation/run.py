@@ -117,7 +117,7 @@ def validate(
         overwrite=settings.overwrite,
     )
     work = out / UNFINISHED
-    _claim(work, _identity(pair, folder, settings))
+    claim(work, identity_of(pair, folder, settings))
     if settings.tuned is None and not (work / PROFILE).is_file():
         tuning_costs = profile(
             pair,
@@ -162,7 +162,7 @@ def validate(
     return document
 
 
-def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
+def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
     """All that tuned policies and decoded sequences depend on; there may be more repeats of them."""
     kinds, tuned = POLICIES.values() if settings.kinds is None else settings.kinds, settings.tuned
     return {
@@ -182,7 +182,7 @@ def _identity(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str
     }
 
 
-def _claim(work: Path, identity: dict[str, Any]) -> None:
+def claim(work: Path, identity: dict[str, Any]) -> None:
     """Make the folder this validation's, or find that it is; InputError if it is another's."""
     path = work / IDENTITY
     if not path.is_file():

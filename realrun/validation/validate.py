@@ -22,6 +22,7 @@ from realrun.validation.measuring import Costs, measure_in_turns
 from realrun.validation.timing import Timings, make_arm
 from speckernels import backend_for
 from specsim.arrays import Floats
+from specsim.cost.model import CostModel
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
@@ -150,7 +151,7 @@ class Validation:
 
 def candidates(
     train: Trace,
-    cost: ProfileCost,
+    cost: CostModel,
     *,
     kinds: Sequence[type[Policy]] | None = None,
     trials: int,
