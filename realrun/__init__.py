@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from realrun.decode.decoder import Decoder
     from realrun.decode.sampling import Sampler
+    from realrun.pairs.joined import join_pairs
     from realrun.pairs.pair import load_pair
     from realrun.pairs.prompts import read_prompts
     from realrun.profiling.profile import profile
@@ -20,6 +21,7 @@ _HOMES = {  # public name -> module that defines it
     "RecordSettings": "realrun.recording.record",
     "Sampler": "realrun.decode.sampling",
     "ValidationSettings": "realrun.validation.run",
+    "join_pairs": "realrun.pairs.joined",
     "load_pair": "realrun.pairs.pair",
     "profile": "realrun.profiling.profile",
     "read_prompts": "realrun.pairs.prompts",
@@ -31,6 +33,7 @@ __all__ = [
     "RecordSettings",
     "Sampler",
     "ValidationSettings",
+    "join_pairs",
     "load_pair",
     "profile",
     "read_prompts",

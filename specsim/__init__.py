@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from specsim.api.predict import policies, predict, replay
     from specsim.api.tune import cross_validate, leaderboard, tune
     from specsim.cost.files import read_cost
+    from specsim.cost.joined import JoinedCost
     from specsim.cost.model import ConstantCost
     from specsim.errors import InputError
     from specsim.policy.base import setting
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from specsim.policy.registry import make_policy
     from specsim.policy.tree.base import TreePolicy
     from specsim.trace.files import read_trace, write_trace
+    from specsim.trace.joined import join_traces
     from specsim.trace.trace import Trace
 
 __version__ = "0.1.0"
@@ -25,9 +27,11 @@ _HOMES = {  # public name -> module that defines it
     "ChainPolicy": "specsim.policy.chain.base",
     "ConstantCost": "specsim.cost.model",
     "InputError": "specsim.errors",
+    "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
     "cross_validate": "specsim.api.tune",
+    "join_traces": "specsim.trace.joined",
     "leaderboard": "specsim.api.tune",
     "make_policy": "specsim.policy.registry",
     "policies": "specsim.api.predict",
@@ -43,9 +47,11 @@ __all__ = [
     "ChainPolicy",
     "ConstantCost",
     "InputError",
+    "JoinedCost",
     "Trace",
     "TreePolicy",
     "cross_validate",
+    "join_traces",
     "leaderboard",
     "make_policy",
     "policies",

@@ -121,7 +121,7 @@ def scripted(
     """
     from realrun.validation.scripted import run_scripted
     from specsim.files import check_writable, write_json
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
     check_new(out, overwrite=overwrite)
     check_writable(out)
@@ -129,7 +129,7 @@ def scripted(
         document = run_scripted(
             target,
             draft,
-            read_trace(trace),
+            read_plain_trace(trace),
             context=context,
             trials=trials,
             repeats=repeats,

@@ -146,7 +146,7 @@ def validate(
     from realrun.validation.run import validate as run_validation
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, SWITCH_POLICIES, find_policies
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
     old = recorded = None
     if join:
@@ -161,7 +161,7 @@ def validate(
             record = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
         else:
             refuse_beside(ctx, "trace", RECORDED)
-            given = read_trace(trace)
+            given = read_plain_trace(trace)
             recorded, record = prompts_of(given, str(trace)), settings_of(given, str(trace))
         settings = ValidationSettings(
             record=record,

@@ -170,9 +170,9 @@ class Decoder:
         draft = Draft()
         drafted = 0
         if context.limit > 0 and policy is not None:
-            if isinstance(self.drafter, SwitchingDrafter):
-                assert isinstance(policy, SwitchPolicy)
-                state, context = self.drafter.choose(tokens, context, policy, state)
+            if isinstance(policy, SwitchPolicy):
+                switching: Any = self.drafter  # a SwitchingDrafter, as `_prepare` has seen: asking takes its time
+                state, context = switching.choose(tokens, context, policy, state)
             decide, params = policy.keep_drafting, policy.params
             proceed = True
 

@@ -25,7 +25,7 @@ from realrun.validation.measured_costs import MeasuredCosts, Run
 from realrun.validation.measuring import Costs, measure_in_turns
 from realrun.validation.run import ANEW, TUNING_REPEATS, UNFINISHED, ValidationSettings, claim, identity_of
 from realrun.validation.timing import Arm, Timings, make_arm
-from realrun.validation.validate import Candidate, candidates, output_identical, rounds_identical
+from realrun.validation.validate import TUNED, Candidate, candidates, output_identical, rounds_identical
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.joined import JoinedCost, joined_document
@@ -103,7 +103,7 @@ def validate_joined(
     tuning, held = split_sequences(trace, tuning_share=settings.tuning_share, seed=settings.seed)
     train = PricedTrace(trace.select(tuning), _tuning_costs(pairs, trace, settings, work, progress))
     holdout = trace.select(held)
-    chosen, skipped = _candidates(train, settings, progress)
+    chosen, skipped = _candidates(train, settings, work, progress)
     texts = [prompts[sequence] for sequence in held.tolist()]
     measured = [
         MeasuredCosts(
@@ -175,7 +175,7 @@ def _tuning_costs(
 
 
 def _candidates(
-    train: PricedTrace, settings: ValidationSettings, progress: Progress
+    train: PricedTrace, settings: ValidationSettings, work: Path, progress: Progress
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
     """Every drafter alone, then every switching policy, tuned; and (policy, reason) of those left out."""
     trace = train.trace
@@ -187,7 +187,13 @@ def _candidates(
     ]
     kinds = [kind for kind in settings.kinds or () if kind is not OneDrafter]
     switching, skipped = candidates(
-        trace, train.cost, kinds=kinds, trials=settings.trials, seed=settings.seed, progress=progress
+        trace,
+        train.cost,
+        kinds=kinds,
+        trials=settings.trials,
+        seed=settings.seed,
+        progress=progress,
+        kept=work / TUNED,
     )
     return [*alone, *switching], skipped
 

@@ -148,10 +148,9 @@ def join_pairs(pairs: Sequence[Pair]) -> Pair:
     Examples
     --------
     >>> import realrun
-    >>> from realrun.pairs.joined import join_pairs
     >>> from specsim import make_policy
     >>> model = realrun.load_pair()
-    >>> pair = join_pairs([realrun.load_pair(drafter="prompt-lookup", beside=model), model])
+    >>> pair = realrun.join_pairs([realrun.load_pair(drafter="prompt-lookup", beside=model), model])
     >>> decoder = realrun.Decoder(*pair.make_drafter(), pair.eos_token_ids, realrun.Sampler())
     >>> len(decoder.decode([5, 6, 7], 8, make_policy("switch_match", {"k1": 2, "k2": 2})).tokens)
     8

@@ -225,7 +225,7 @@ _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
 
 def read_source(path: Path | str, *, policy: str | None = None) -> Source:
     """A trace folder or .zip, a rounds .parquet, or a counters .json, by what the path is."""
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
     path = Path(path)
     if path.suffix == ".parquet":
@@ -234,7 +234,7 @@ def read_source(path: Path | str, *, policy: str | None = None) -> Source:
         raise InputError(f"--policy chooses among rounds, {path} holds none; leave it out")
     if not path.exists():
         raise InputError(f"{path} does not exist; give a trace, a rounds.parquet or counters as .json")
-    reader: Callable[[Path], Source] = read_counters if path.suffix == ".json" else read_trace
+    reader: Callable[[Path], Source] = read_counters if path.suffix == ".json" else read_plain_trace
     return reader(path)
 
 

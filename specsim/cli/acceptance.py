@@ -141,9 +141,9 @@ def check(
     """
     from specsim.acceptance.files import load_model
     from specsim.acceptance.goodness import fit_report
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
-    loaded, recorded = load_model(model), read_trace(trace)
+    loaded, recorded = load_model(model), read_plain_trace(trace)
     with progress_bar() as report:
         result = fit_report(
             loaded,

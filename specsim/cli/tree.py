@@ -143,9 +143,9 @@ def best(
     from specsim.static_tree.rates import rates_of
     from specsim.static_tree.search import node_accept_probs
     from specsim.static_tree.shape import depths, to_paths
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
-    data, model = read_trace(trace), read_costs(cost, draft_cost, batch)
+    data, model = read_plain_trace(trace), read_costs(cost, draft_cost, batch)
     rates = rates_of(data)
     costs = tree_round_cost(PricedTrace(data, model).table(), data)
     trees = optimal_trees(rates, costs, max_nodes=max_nodes, max_depth=max_depth)
@@ -201,10 +201,10 @@ def _read_source(source: Path) -> tuple[Trace | None, Floats]:
     """Accuracies [K, R] of a CSV file, or of a trace and that."""
     from specsim.errors import InputError
     from specsim.static_tree.rates import rates_of, read_rates
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
     if source.is_dir() or source.suffix == ".zip":
-        trace = read_trace(source)
+        trace = read_plain_trace(source)
         return trace, rates_of(trace)
     if not source.is_file():
         raise InputError(f"{source} does not exist; give accuracies as CSV, or a trace folder")

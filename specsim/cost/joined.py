@@ -26,6 +26,18 @@ class JoinedCost(CostModel):
 
     A round is priced by the costs of the drafter that it drafts with, its verification too, as some drafters run a part
     of the target's pass themselves.
+
+    Parameters
+    ----------
+    parts : tuple of CostModel
+        Of one target on one machine.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> lookup, eagle = specsim.ConstantCost(1e-6, 0.010), specsim.ConstantCost(0.001, 0.010)
+    >>> specsim.JoinedCost((lookup, eagle)).parts[1].s_d
+    0.001
     """
 
     parts: tuple[CostModel, ...]

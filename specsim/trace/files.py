@@ -186,6 +186,14 @@ def read_trace(folder: Path | str) -> Trace:
     return trace
 
 
+def read_plain_trace(folder: Path | str) -> Trace:
+    """A trace of one drafter; InputError for a joined one, whose parts are to be given instead."""
+    trace = read_trace(folder)
+    if isinstance(trace, JoinedTrace):
+        raise InputError(f"{folder} is a joined trace of {len(trace.parts)} drafters; give one of them, as {folder}/1")
+    return trace
+
+
 def _read_sequences(path: Path) -> dict[str, Array]:
     numbers = ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens")
     columns = dict.fromkeys(numbers, INTEGERS) | {"domain": TEXT, "source": TEXT, PROMPT: INTEGER_LISTS}

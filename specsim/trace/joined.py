@@ -98,11 +98,11 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
 
     Examples
     --------
+    >>> import specsim
     >>> from specsim.trace.from_text import TokenText, lookup_trace
-    >>> from specsim.trace.joined import join_traces
     >>> from specsim.trace.ngram import RULES
     >>> texts = [TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4)]
-    >>> joined = join_traces({rule: lookup_trace(texts, RULES[rule], 3) for rule in ("specsim", "vllm")})
+    >>> joined = specsim.join_traces({rule: lookup_trace(texts, RULES[rule], 3) for rule in ("specsim", "vllm")})
     >>> joined.columns.match_len.tolist()
     [[3, 2, 1, 0], [0, 0, 0, 0]]
     """

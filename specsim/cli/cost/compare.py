@@ -66,7 +66,7 @@ def compare(
     from specsim.files import check_writable, write_json, write_text
     from specsim.policy.registry import find_policies
     from specsim.ranking.hardware import compare_devices
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
     from specsim.tuning.settings import SearchSettings
 
     if out is not None:
@@ -75,7 +75,7 @@ def compare(
     costs, skipped = _costs(named, parse_numbers(batch, "--batch", int, "1,8"), model, drafter, weights)
     kinds = find_policies(policy)
     settings = SearchSettings(trials=trials, seed=seed)
-    whole = read_trace(trace)
+    whole = read_plain_trace(trace)
     with progress_bar() as bar:
         found = compare_devices(
             whole, costs, kinds, settings, tuning_share=tuning_share, progress=lambda *at: bar("GPUs", *at)

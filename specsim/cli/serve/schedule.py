@@ -49,9 +49,9 @@ def schedule(
     from specsim.cost.files import read_cost
     from specsim.serving.costs import batch_cost
     from specsim.serving.speedup_map import speedup_map
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
-    model, whole = read_cost(cost), read_trace(trace)
+    model, whole = read_cost(cost), read_plain_trace(trace)
     priced = batch_cost(model)
     longest = max_draft_tokens or min(8, whole.depth)
     sizes = parse_numbers(batch, "--batch", int, "1,2,4,8")

@@ -77,14 +77,14 @@ def simulate(
     from specsim.serving.draft_length import ScheduledK
     from specsim.serving.drafts import drafts_of
     from specsim.serving.latency import summarise_run
-    from specsim.trace.files import read_trace
+    from specsim.trace.files import read_plain_trace
 
     _check_options(batch, arrivals, requests=requests, slots=slots, kv=kv_tokens, tpot=tpot_ms, ttft=ttft_ms)
     if schedule and (policy != "fixed_k" or set_):
         raise InputError("--schedule stands in place of --policy and --set; give one of them")
     model, settings = read_cost(cost), parse_settings(set_)
     priced = batch_cost(model)
-    whole = read_trace(trace)
+    whole = read_plain_trace(trace)
     named = [] if schedule else [(policy, settings)]
     part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
     arm = arms[0] if arms else ScheduledK(parse_schedule(schedule))
