@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from realrun.cli.campaign import campaign
+from realrun.cli.engine import engine
 from realrun.cli.lab import lab
 from realrun.cli.leaderboard import leaderboard
 from realrun.cli.profile import batch_profile, profile
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(version_option)
+app.add_typer(engine, name="engine")
 app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
 

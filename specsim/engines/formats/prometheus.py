@@ -48,7 +48,7 @@ def read_prometheus(paths: Sequence[Path]) -> Imported:
     """One scrape, of all since the server's start, or two, of the time between them."""
     if len(paths) > 2:
         raise InputError(f"{len(paths)} scrapes; give one, or two to count what came between them")
-    scrapes = [_scrape(path) for path in paths]
+    scrapes = [scrape(path) for path in paths]
     engines = [one.engine for one in scrapes]
     if len(set(engines)) > 1:
         raise InputError(f"scrapes of {engines[0]} and {engines[1]} cannot be subtracted; give two of one server")
@@ -67,7 +67,8 @@ class Scrape(NamedTuple):
     unread: int
 
 
-def _scrape(path: Path) -> Scrape:
+def scrape(path: Path) -> Scrape:
+    """A file of metrics; InputError where it has no counters of speculation, or several engines'."""
     found: dict[tuple[str, int | None], int] = {}
     engines, models, unread = set(), set(), 0
     for line in log_lines([path]):
@@ -124,7 +125,8 @@ def _difference(before: Counts, after: Counts, paths: Sequence[Path]) -> Counts:
     return {key: value - before.get(key, 0) for key, value in after.items()}
 
 
-def _by_position(counts: Counts, name: str) -> list[int]:
+def by_position(counts: Counts, name: str) -> list[int]:
+    """The counts of a name from position 0 on."""
     found = {position: value for (one, position), value in counts.items() if one == name and position is not None}
     return [found.get(position, 0) for position in range(max(found, default=-1) + 1)]
 
@@ -133,8 +135,8 @@ def _imported(engine: str, counts: Counts, path: Path) -> Imported:
     output = counts.get((OUTPUT.get(engine, ""), None))
     outputs = None if output is None else (output,)
     definition = definition_of(engine) or definition_of("vllm")
-    if engine == "tensorrt-llm" and (accepted := _by_position(counts, TRT_ACCEPTED)):
-        drafted = _by_position(counts, TRT_DRAFTED)
+    if engine == "tensorrt-llm" and (accepted := by_position(counts, TRT_ACCEPTED)):
+        drafted = by_position(counts, TRT_DRAFTED)
         accepted += [0] * (len(drafted) - len(accepted))
         columns = [np.array(column, dtype=np.int64) for column in (drafted, accepted)]
         if (
@@ -152,7 +154,7 @@ def _imported(engine: str, counts: Counts, path: Path) -> Imported:
         raise InputError(f"{path} lacks counters of drafted and accepted tokens; scrape it whole")
     if not drafted_sum:
         raise InputError(f"{path}: nothing was drafted; scrape after some requests")
-    passed = _by_position(counts, BY_POSITION)
+    passed = by_position(counts, BY_POSITION)
     emitted = counts.get((EMITTED, None))
     if rounds is None and emitted is not None:
         rounds = emitted - accepted_sum

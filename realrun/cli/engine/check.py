@@ -1,0 +1,127 @@
+"""`realrun engine check`: an engine's rounds beside a replay's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from realrun.cli.options import (
+    DraftModelOption,
+    JsonOption,
+    MaxNewTokensOption,
+    NumPromptsOption,
+    PromptsOption,
+    TargetOption,
+    load,
+    load_prompts,
+    refuse_beside,
+)
+from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
+
+EngineOption = Annotated[str, typer.Option(help="Engine to run: llamacpp or transformers.", show_default=False)]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="A trace of this pair, made by `realrun record --mode greedy`, in place of a new one; its prompts are "
+        "decoded.",
+        show_default=False,
+    ),
+]
+
+
+def check(
+    ctx: typer.Context,
+    engine: EngineOption,
+    target: TargetOption = "lab",
+    draft_model: DraftModelOption = "lab",
+    k: Annotated[str, typer.Option(help="Draft lengths K, each a run of its own.")] = "1,2,3,5,8",
+    p_min: Annotated[
+        str,
+        typer.Option(
+            help="llama.cpp's p-min, each with the longest K: a draft ends before a token less sure than this."
+        ),
+    ] = "",
+    lookup: Annotated[
+        bool, typer.Option("--lookup", help="Draft by the engine's prompt lookup, not with the draft model.")
+    ] = False,
+    trace: TraceOption = None,
+    prompts: PromptsOption = None,
+    num_prompts: NumPromptsOption = None,
+    max_new_tokens: MaxNewTokensOption = 128,
+    json: JsonOption = False,
+) -> None:
+    """Run an engine greedily on the CPU, in float32, and compare every round and counter with a trace's replay.
+
+    The pair is converted for the engine, which runs in a process of its own. Where a probability lies so near p_min, or
+    two tokens so near each other, that float32 may turn them around, the replay is told what the engine did, and the
+    near tie is named. Exits with 1 where rounds differ beyond these.
+
+    Example: realrun engine check --engine llamacpp --target MODEL --draft-model SMALL_MODEL --k 1,3,5 --p-min 0.5
+    """
+    from realrun.engines.check import check as run_check
+    from realrun.engines.check import check_recording, recording, settings_of
+    from realrun.engines.registry import find_engine
+    from realrun.pairs.prompts import prompts_source
+    from realrun.recording.record import longest_prompt
+    from specsim.errors import InputError
+    from specsim.trace.files import read_trace
+
+    if trace is not None:
+        refuse_beside(ctx, "trace", ("prompts", "num_prompts"))
+    found = find_engine(engine)
+    if lookup and found.lookup_rule is None:
+        raise InputError(f"{engine}'s prompt lookup follows a rule that no replay knows; leave --lookup out")
+    lengths = parse_numbers(k, "--k", int, "1,3,5")
+    thresholds = parse_numbers(p_min, "--p-min", float, "0.3,0.5") if p_min else []
+    settings = settings_of(found, lengths, thresholds)
+    if trace is None:
+        prompts_source(target, prompts)
+    with progress_bar() as report:
+        pair = load(target, draft_model, "cpu", "float32", 1)
+        if trace is None:
+            chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, max(lengths)))
+            recorded = recording(pair, chosen, found, max(lengths), max_new_tokens, report)
+        else:
+            recorded = read_trace(trace)
+            check_recording(recorded, pair, max(lengths), max_new_tokens, str(trace))
+        document = run_check(pair, recorded, found, settings, max_new_tokens, lookup=lookup, progress=report)
+    if json:
+        print_json(document)
+    else:
+        _print_check(document)
+    if not document["identical"]:
+        raise typer.Exit(1)
+
+
+COLUMNS = ["setting", "sequences identical", "rounds identical", "drafted", "accepted", "counters", "near ties"]
+COUNTERS = {None: "none", True: "equal", False: "differ"}
+
+
+def _print_check(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            row["setting"],
+            f"{row['sequences_identical']} of {row['sequences']}",
+            f"{row['rounds_identical']:,} of {row['rounds']:,}",
+            f"{row['drafted']:,}",
+            f"{row['accepted']:,}",
+            COUNTERS[row["counters_equal"]],
+            str(len(row["near_ties"])),
+        ]
+        for row in document["settings"]
+    ]
+    who = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
+    size = f"{document['prompts']['count']} prompts, up to {document['max_new_tokens']} tokens"
+    print_table(f"{who}: {size}", COLUMNS, rows)
+    for row in document["settings"]:
+        for tie in row["near_ties"]:
+            print(f"near tie, {row['setting']}: {tie['text']}")
+        for difference in row["differences"]:
+            print(f"differs, {row['setting']}: {difference}")
+    print(
+        "every round is the replay's, near ties named"
+        if document["identical"]
+        else "rounds or counters differ from the replay's"
+    )

@@ -1,0 +1,207 @@
+"""`realrun engine check` from end to end: record or take a recording, run the engine, compare every round."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from realrun.decode.sampling import Sampler
+from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_facts
+from realrun.recording.again import check_pair, prompts_of, sampler_of
+from realrun.recording.record import RecordSettings, record
+from specsim.acceptance.sources import Rounds
+from specsim.engines.as_engine import counters_of
+from specsim.errors import InputError
+from specsim.progress import Progress
+from specsim.trace.from_text import TokenText, lookup_trace
+from specsim.trace.ngram import NgramRule
+from specsim.trace.trace import Trace
+
+
+def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float]) -> list[Setting]:
+    """Every K, and every p_min with the longest of them; InputError where there is none, or no such p_min."""
+    if not ks or min(ks) < 1 or max(ks) > RecordSettings.max_draft_tokens:
+        raise InputError(f"--k of {', '.join(map(str, ks))}; give numbers from 1 to {RecordSettings.max_draft_tokens}")
+    if p_mins and not engine.takes_p_min:
+        raise InputError(f"{engine.name} has no rule for --p-min that a replay knows; leave it out")
+    if not all(0 < p_min < 1 for p_min in p_mins):
+        raise InputError(f"--p-min of {', '.join(map(str, p_mins))}; give numbers between 0 and 1")
+    return [*(Setting(k) for k in ks), *(Setting(max(ks), p_min) for p_min in p_mins)]
+
+
+def recording(
+    pair: Pair, prompts: Sequence[Prompt], engine: Engine, depth: int, max_new_tokens: int, progress: Progress
+) -> Trace:
+    """A dense trace, as long as the engine's rounds reach: one that does not clip drafts accepts beyond its limit."""
+    beyond = 0 if engine.conventions.clips_draft else depth
+    settings = RecordSettings(depth, max_new_tokens + beyond, Sampler("greedy"))
+    return record(pair, prompts, settings, lambda done, total: progress("record", done, total))
+
+
+def check_recording(trace: Trace, pair: Pair, depth: int, max_new_tokens: int, name: str) -> list[Prompt]:
+    """The prompts of a given recording; InputError where it is of another pair, not greedy, or too short."""
+    check_pair(trace, pair, name)
+    if sampler_of(trace, name).mode != "greedy":
+        raise InputError(f"{name} was not recorded greedily, as engines are run here; record it by `realrun record --mode greedy`")
+    if trace.depth < depth or int(trace.budget_tokens.min()) < max_new_tokens:
+        raise InputError(
+            f"{name} has drafts of {trace.depth} tokens and outputs of {int(trace.budget_tokens.min())}, fewer than "
+            f"{depth} and {max_new_tokens}; record it again, or ask for less"
+        )
+    return prompts_of(trace, name)
+
+
+def as_lookups(trace: Trace, rule: NgramRule, depth: int) -> Trace:
+    """What prompt lookup by this rule proposes on the texts of a recording."""
+    assert trace.prompts is not None
+    outputs = np.split(trace.token, trace.offsets[1:-1])
+    columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
+    texts = [TokenText(prompt.tolist(), output.tolist(), domain, most) for prompt, output, domain, most in columns]
+    return lookup_trace(texts, rule, depth)
+
+
+def check(
+    pair: Pair,
+    trace: Trace,
+    engine: Engine,
+    settings: Sequence[Setting],
+    max_new_tokens: int,
+    *,
+    lookup: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Run an engine on the prompts of a trace and compare every round and counter with the trace's replay.
+
+    Parameters
+    ----------
+    pair : Pair
+        The trace's own.
+    trace : Trace
+        Greedy, with its prompts.
+    engine : Engine
+    settings : sequence of Setting
+        The engine is run once in each.
+    max_new_tokens : int
+        The engine's limit on output tokens.
+    lookup : bool
+        Whether the engine drafts by prompt lookup, under its own rule, and not with the draft model.
+    progress : callable, optional
+
+    Returns
+    -------
+    dict
+        What `realrun engine check --json` prints: per setting how many sequences, rounds and counters are the replay's,
+        the near ties by name, and what differs beyond them.
+
+    Raises
+    ------
+    InputError
+        If the pair cannot be converted, or the engine fails.
+    """
+    prompts = prompts_of(trace, "the trace")
+    models = Models(best_two(pair.target), None if lookup else best_two(pair.drafter.weights(pair.target)[0]))
+    eos = set(pair.eos_token_ids)
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(Path(name), [one.tokens for one in prompts], max_new_tokens, pair.eos_token_ids, lookup)
+        engine.convert(pair, job.folder)
+        rows = []
+        for done, setting in enumerate(settings):
+            progress("run", done, len(settings))
+            run = without_ends(engine.run(job, setting), eos)
+            played = trace
+            if lookup:
+                assert engine.lookup_rule is not None
+                played = as_lookups(trace, engine.lookup_rule, setting.k)
+            rows.append(compared(played, engine, setting, run, max_new_tokens, models))
+        progress("run", len(settings), len(settings))
+    return {
+        "engine": engine.name,
+        "version": engine.version(),
+        "target": pair.target_name,
+        "drafter": "prompt lookup" if lookup else pair.draft_name,
+        "conventions": asdict(engine.conventions),
+        "prompts": prompt_facts(prompts, "the trace's"),
+        "max_new_tokens": max_new_tokens,
+        "settings": rows,
+        "identical": all(row["accounted"] for row in rows),
+    }
+
+
+def without_ends(run: EngineRun, eos_token_ids: set[int]) -> EngineRun:
+    """The run without end-of-text tokens behind its outputs, which some engines give and some do not."""
+    outputs = [output[:-1] if output and output[-1] in eos_token_ids else output for output in run.outputs]
+    return EngineRun(outputs, run.rounds, run.sums)
+
+
+def compared(
+    trace: Trace, engine: Engine, setting: Setting, run: EngineRun, max_new_tokens: int, models: Models
+) -> dict[str, Any]:
+    """A setting's row of the document."""
+    found = [
+        compare_sequence(
+            trace, sequence, engine.policy(setting), engine.conventions, max_new_tokens, output, rounds, models
+        )
+        for sequence, (output, rounds) in enumerate(zip(run.outputs, run.rounds, strict=True))
+    ]
+    theirs = [one for rounds in run.rounds for one in rounds]
+    counters = None if run.sums is None else counters_equal(run.sums, found)
+    return {
+        "setting": str(setting),
+        **asdict(setting),
+        "sequences": len(found),
+        "sequences_identical": sum(not one.near_ties and not one.difference for one in found),
+        "rounds": sum(one.rounds for one in found),
+        "rounds_identical": sum(one.identical for one in found),
+        "drafted": sum(drafted for drafted, _ in theirs),
+        "accepted": sum(accepted for _, accepted in theirs),
+        "accepted_per_position": _per_position([accepted for _, accepted in theirs]),
+        "counters_equal": counters,
+        "near_ties": [{**tie._asdict(), "text": str(tie)} for one in found for tie in one.near_ties],
+        "differences": [f"sequence {i}: {one.difference}" for i, one in enumerate(found) if one.difference],
+        "accounted": not any(one.difference for one in found) and counters is not False,
+    }
+
+
+def counters_equal(sums: Sums, found: Sequence[Agreement]) -> bool:
+    """Whether an engine's counters are those of the replayed rounds; a text that parts at a near tie has others."""
+    rounds = [row for one in found for row in one.replayed if row[1]]
+    ours = Rounds(np.array([row[1] for row in rounds], np.int64), np.array([row[2] for row in rounds], np.int64))
+    counters = counters_of(ours)
+    return sums == Sums(
+        len(rounds),
+        int(counters.drafted.sum()),
+        int(counters.accepted.sum()),
+        _trimmed(counters.accepted.tolist(), len(sums.accepted_per_position)),
+    )
+
+
+def _trimmed(counts: list[int], length: int) -> list[int]:
+    """To this length, by zeros alone: positions at which nothing was accepted may be left out."""
+    while len(counts) > length and not counts[-1]:
+        counts = counts[:-1]
+    return [*counts, *[0] * (length - len(counts))]
+
+
+def _per_position(accepted: Sequence[int]) -> list[int]:
+    return [sum(one >= depth for one in accepted) for depth in range(1, max(accepted, default=0) + 1)]
+
+
+def best_two(model: Any) -> BestTwo:
+    """The two highest probabilities of a model's next token, by one plain pass."""
+
+    @torch.inference_mode()
+    def found(tokens: Sequence[int]) -> tuple[float, float]:
+        logits = model(input_ids=torch.tensor([[int(token) for token in tokens]]), use_cache=False).logits[0, -1]
+        first, second = logits.double().softmax(-1).topk(2).values.tolist()
+        return first, second
+
+    return found

@@ -1,0 +1,217 @@
+"""An engine's rounds beside a replay's, one by one; where they part, whether a near tie in float32 explains it.
+
+An engine computes in its own order, so that a probability next to p_min may come out on the other side, or the two
+likeliest tokens change places. Such a near tie is named and the replay told what the engine did there: what follows
+must be identical again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from specsim.cost.model import ConstantCost
+from specsim.engines.as_engine import as_engine, rounds_of
+from specsim.engines.conventions import Conventions
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.p_min import LlamaCpp
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+
+NEAR = 1e-4  # between two probabilities that float32 may turn around
+ANY_COST = ConstantCost(1e-3, 1e-2)  # what engines draft does not depend on costs
+
+Counted = tuple[int, int]  # drafted and accepted tokens of a round
+BestTwo = Callable[[Sequence[int]], tuple[float, float]]  # after these tokens, a model's two highest probabilities
+
+
+class Models(NamedTuple):
+    """Asked where an engine's choice of a token differs; no drafter where lookup drafts."""
+
+    target: BestTwo
+    drafter: BestTwo | None
+
+
+class NearTie(NamedTuple):
+    """Where an engine's arithmetic came out on the other side.
+
+    sequence : number of the prompt, from 0
+    position : of the output, at which the round starts
+    depth : of the draft, from 1; 0 for the target's own choice
+    what : "p_min", "draft token" or "target token"
+    prob, beside : the probability, and p_min or the second token's, that it lies next to
+    """
+
+    sequence: int
+    position: int
+    depth: int
+    what: str
+    prob: float
+    beside: float
+
+    def __str__(self) -> str:
+        where = f"sequence {self.sequence}, position {self.position}"
+        where += f", depth {self.depth}" if self.depth else ""
+        return f"{where}: {self.what} at probability {self.prob:.7f} beside {self.beside:.7g}"
+
+
+class Agreement(NamedTuple):
+    """What comparing one sequence came to.
+
+    rounds : of the engine, as far as its text is the recorded one
+    identical : those of them that the replay has without being told of near ties
+    replayed : (t, drafted, accepted) of the replay that was told
+    difference : where the two part all the same; "" where they do not
+    """
+
+    rounds: int
+    identical: int
+    near_ties: list[NearTie]
+    replayed: list[tuple[int, int, int]]
+    difference: str = ""
+
+
+class Play(NamedTuple):
+    """A replay: its trace of one sequence, the rounds that the engine would count, and every round's row and drafts."""
+
+    trace: Trace
+    counted: list[tuple[int, int, int]]  # (t, drafted, accepted)
+    every: list[tuple[int, int]]  # row, tokens drafted, dropped ones included
+
+    def alike(self, theirs: Sequence[Counted]) -> int:
+        """How many rounds are identical from the first on."""
+        pairs = zip(self.counted, theirs, strict=False)
+        return next(
+            (i for i, (ours, their) in enumerate(pairs) if ours[1:] != their), min(len(self.counted), len(theirs))
+        )
+
+    def reach(self, theirs: Sequence[Counted]) -> tuple[int, bool]:
+        """How far the two go together, and whether to the end."""
+        alike = self.alike(theirs)
+        return alike, alike == len(self.counted) == len(theirs)
+
+
+def compare_sequence(
+    trace: Trace,
+    sequence: int,
+    policy: ChainPolicy,
+    conventions: Conventions,
+    max_output_tokens: int,
+    output: Sequence[int],
+    theirs: Sequence[Counted],
+    models: Models,
+) -> Agreement:
+    """Compare one sequence of an engine's run with a replay of its recording.
+
+    Parameters
+    ----------
+    trace : the whole recording, whose drafts are at least as long as the engine's
+    policy, conventions, max_output_tokens : the engine's
+    output, theirs : the tokens that it put out, an end of text left out, and its rounds
+    """
+    recorded = trace.select([sequence])
+    text = recorded.token[:max_output_tokens].tolist()
+    ties = []
+    until = len(text)  # tokens up to here are the recording's
+    if [*output] != text[: len(output)] or len(output) < len(text) - 1:  # the last may be an end of text
+        until = next((i for i, pair in enumerate(zip(text, output, strict=False)) if pair[0] != pair[1]), len(output))
+        ties.append(NearTie(sequence, until, 0, "target token", *models.target([*_prompt(recorded), *text[:until]])))
+        if not _near(ties[0]):
+            return Agreement(len(theirs), 0, [], [], f"texts differ from position {until} on")
+
+    def replay(changed: Trace) -> Play:
+        log = PricedTrace(changed, ANY_COST).replay(policy, log=True).rounds
+        assert log is not None
+        rounds = rounds_of(log, conventions)
+        assert rounds.t is not None
+        counted = zip(rounds.t.tolist(), rounds.drafted.tolist(), rounds.accepted.tolist(), strict=True)
+        kept = [row for row in counted if until == len(text) or row[0] + row[2] < until]
+        return Play(changed, kept, list(zip(log.t.tolist(), log.drafted.tolist(), strict=True)))
+
+    play = first = replay(as_engine(recorded, conventions, max_output_tokens=max_output_tokens).trace)
+    if until < len(text):
+        theirs = theirs[: len(play.counted)]
+    while not play.reach(theirs)[1]:
+        told = [
+            (tie, replay(changed))
+            for tie, changed in _candidates(play, theirs, sequence, policy, conventions, models.drafter)
+        ]
+        tie, best = max(told, key=lambda one: one[1].reach(theirs), default=(None, play))
+        if tie is None or best.reach(theirs) <= play.reach(theirs):
+            break
+        ties.append(tie)
+        play = best
+    alike, whole = play.reach(theirs)
+    identical = len({*first.counted} & {*play.counted[:alike]})
+    return Agreement(len(theirs), identical, ties, play.counted, "" if whole else _difference(play, theirs, alike))
+
+
+def _candidates(
+    play: Play,
+    theirs: Sequence[Counted],
+    sequence: int,
+    policy: ChainPolicy,
+    conventions: Conventions,
+    drafter: BestTwo | None,
+) -> Iterator[tuple[NearTie, Trace]]:
+    """Near ties up to the first round that is not alike, each with the trace that tells the replay of it.
+
+    A round before it may be to blame, where the next ones happen to look alike.
+    """
+    alike, trace = play.alike(theirs), play.trace
+    shift = int(conventions.first_token == "prefill")  # of the trace's positions against the output's
+    end = play.counted[alike][0] - shift if alike < len(play.counted) else len(trace.token)
+    if isinstance(policy, LlamaCpp) and trace.top10_confidence is not None:
+        for row, drafted in play.every:
+            for depth in range(1, drafted + 1) if row <= end else ():
+                prob = float(trace.top10_confidence[row, depth - 1])
+                tie = NearTie(sequence, row + shift, depth, "p_min", prob, policy.p_min)
+                if _near(tie):
+                    confidence = trace.top10_confidence.copy()
+                    confidence[row, depth - 1] = 0.0 if prob >= policy.p_min else 1.0
+                    yield tie, dataclasses.replace(trace, top10_confidence=confidence)
+    if drafter is None or alike == min(len(play.counted), len(theirs)):
+        return
+    row, (drafted, accepted) = end, theirs[alike]
+    context = [*_prompt(trace), *trace.token[:row].tolist()]
+    for depth in range(1, min(drafted, play.counted[alike][1]) + 2 if drafted < trace.depth else drafted + 1):
+        tie = NearTie(
+            sequence, row + shift, depth, "draft token", *drafter([*context, *trace.draft_token[row, : depth - 1]])
+        )
+        if _near(tie):
+            yield tie, _with_round(trace, row, drafted, accepted)
+            return
+
+
+def _near(tie: NearTie) -> bool:
+    return abs(tie.prob - tie.beside) <= NEAR
+
+
+def _with_round(trace: Trace, row: int, drafted: int, accepted: int) -> Trace:
+    """The trace with a round of so many tokens at this row."""
+    match_len = trace.match_len.copy()
+    match_len[row] = accepted
+    if trace.top10_confidence is None:
+        return dataclasses.replace(trace, match_len=match_len)
+    confidence = trace.top10_confidence.copy()
+    confidence[row] = 0.0
+    confidence[row, :drafted] = 1.0
+    return dataclasses.replace(trace, match_len=match_len, top10_confidence=confidence)
+
+
+def _prompt(trace: Trace) -> list[int]:
+    """Of a trace of one sequence."""
+    assert trace.prompt is not None
+    return trace.prompt.tolist()
+
+
+def _difference(play: Play, theirs: Sequence[Counted], alike: int) -> str:
+    def said(drafted: int, accepted: int) -> str:
+        return f"{accepted} of {drafted} accepted"
+
+    ours = play.counted[alike] if alike < len(play.counted) else None
+    where = "at the end" if ours is None else f"at position {ours[0]}"
+    replay = "no round" if ours is None else said(*ours[1:])
+    engine = said(*theirs[alike]) if alike < len(theirs) else "no round"
+    return f"round {alike} {where}: {replay} in the replay, {engine} in the engine"

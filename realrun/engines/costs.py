@@ -1,0 +1,83 @@
+"""What an engine's rounds cost, from what it says itself of a few settings: its seconds, and those of its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from specsim.arrays import Floats, Ints
+
+
+class Rounds(NamedTuple):
+    """A sequence's rounds: passes of the draft model, and drafted tokens that the target verified [R]."""
+
+    passes: Ints
+    verified: Ints
+
+
+class Timed(NamedTuple):
+    """A sequence's rounds, the seconds that they took in all, and those of them that went into drafts."""
+
+    rounds: Rounds
+    whole_s: float
+    draft_s: float
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """Seconds of an engine's rounds, at the contexts that were timed.
+
+    Parameters
+    ----------
+    draft_s, pass_s : float
+        A draft takes draft_s and, for every pass of the draft model, pass_s.
+    verified : tuple of int
+        Tokens of the target's pass beside the pending one, from 0 on.
+    round_s : tuple of float
+        What a round of so many takes beside its draft; between these numbers the line between them, beyond the last
+        one the same line on.
+    """
+
+    draft_s: float
+    pass_s: float
+    verified: tuple[int, ...]
+    round_s: tuple[float, ...]
+
+    def seconds(self, rounds: Rounds) -> float:
+        """Of all of these rounds."""
+        drafting = self.draft_s * np.count_nonzero(rounds.passes) + self.pass_s * rounds.passes.sum()
+        return float(drafting + (_shares(rounds.verified, self.verified) @ np.array(self.round_s)).sum())
+
+
+def fit_costs(timed: Sequence[Timed], verified: Sequence[int]) -> EngineCosts:
+    """By least squares over sequences that were timed in several settings.
+
+    timed : of no speculation, and of several draft lengths
+    verified : numbers of verified tokens at which a round's seconds are to be known, 0 and the draft lengths
+    """
+    places = tuple(sorted({0, *verified}))
+    drafts = np.array([[np.count_nonzero(one.rounds.passes), one.rounds.passes.sum()] for one in timed], np.float64)
+    draft_s, pass_s = _solved(drafts, [one.draft_s for one in timed])
+    counts = np.array([_shares(one.rounds.verified, places).sum(axis=0) for one in timed])
+    round_s = _solved(counts, [one.whole_s - one.draft_s for one in timed])
+    return EngineCosts(draft_s, pass_s, places, tuple(round_s))
+
+
+def _solved(counts: Floats, seconds: Sequence[float]) -> list[float]:
+    return [float(one) for one in np.linalg.lstsq(counts, np.array(seconds), rcond=None)[0]]
+
+
+def _shares(verified: Ints, places: Sequence[int]) -> Floats:
+    """What each of the places counts in rounds of so many tokens [R, places]: linear interpolation, rows sum to 1."""
+    known = np.array(places, np.float64)
+    if len(known) == 1:
+        return np.ones((len(verified), 1))
+    left = np.clip(np.searchsorted(known, verified, side="right") - 1, 0, len(known) - 2)
+    way = (verified - known[left]) / (known[left + 1] - known[left])
+    shares = np.zeros((len(verified), len(known)))
+    rows = np.arange(len(verified))
+    shares[rows, left], shares[rows, left + 1] = 1 - way, way
+    return shares

@@ -1,0 +1,158 @@
+"""What every engine is to the commands: how a pair is converted for it, how it is run, what it gave."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from realrun.pairs.pair import Pair
+from specsim.engines.conventions import Conventions, find_conventions
+from specsim.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.trace.ngram import NgramRule
+
+INSTALL = "pip install -c constraints.txt '.[engines]'"
+SAID = 3  # last lines of a failed engine's log that an error repeats
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How an engine drafts: k tokens a round at most, and p_min, below which its rule for confidence stops."""
+
+    k: int
+    p_min: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.k:
+            return "no speculation"
+        return f"K = {self.k}" + (f", p_min = {self.p_min:g}" if self.p_min else "")
+
+
+class Sums(NamedTuple):
+    """An engine's own counters: rounds with a draft, drafted and accepted tokens, these by position."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    accepted_per_position: list[int]
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """What an engine gave in one setting.
+
+    outputs : tokens of every prompt's output
+    rounds : (drafted, accepted) of every prompt's rounds, in their order, as the engine counts them
+    sums : its counters, where it has any
+    """
+
+    outputs: list[list[int]]
+    rounds: list[list[tuple[int, int]]]
+    sums: Sums | None = None
+
+
+class Turn(NamedTuple):
+    """What an engine took for a prompt after having read it: in all, and for drafts."""
+
+    output_tokens: int
+    whole_s: float
+    draft_s: float
+
+
+class Job(NamedTuple):
+    """Prompts to decode greedily, up to this limit on output tokens, in a folder with the converted pair."""
+
+    folder: Path
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int
+    eos_token_ids: Sequence[int]
+    lookup: bool = False  # draft by prompt lookup, not by the draft model
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "folder": str(self.folder), "eos_token_ids": list(self.eos_token_ids)}
+
+
+class Engine(ABC):
+    """An engine. One more is a file with a subclass of this, and a line in `realrun.engines.registry.ENGINES`.
+
+    Attributes
+    ----------
+    name : str
+        As conventions call it.
+    modules : tuple of str
+        What must be installed.
+    takes_p_min : bool
+        Whether a draft can end where the drafter is not sure.
+    lookup_rule : NgramRule or None
+        Its prompt lookup, where that is known.
+    """
+
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]] = ()
+    takes_p_min: ClassVar[bool] = False
+    lookup_rule: ClassVar[NgramRule | None] = None
+
+    @property
+    def conventions(self) -> Conventions:
+        return find_conventions(self.name)
+
+    def check_installed(self) -> None:
+        """InputError where it is not."""
+        if missing := [name for name in self.modules if importlib.util.find_spec(name) is None]:
+            raise InputError(f"{self.name} needs {' and '.join(missing)}, not installed here: {INSTALL}")
+
+    @abstractmethod
+    def convert(self, pair: Pair, folder: Path) -> None:
+        """Write the pair's models as the engine reads them; InputError where it cannot."""
+
+    @abstractmethod
+    def run(self, job: Job, setting: Setting) -> EngineRun:
+        """Decode all prompts in a process of its own."""
+
+    def run_timed(self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> list[Turn]:
+        """Decode prompts in settings, (arm, prompt) one after another in one process, and say how long each took."""
+        raise InputError(f"{self.name} does not say how long its drafts take; choose llamacpp")
+
+    @abstractmethod
+    def policy(self, setting: Setting) -> ChainPolicy:
+        """What drafts just so in a replay."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Of the installed package."""
+
+
+def models_of(pair: Pair) -> list[tuple[str, Any]]:
+    """The models that an engine needs, by the names of their files: the target, and the draft model if there is one."""
+    return [("target", pair.target), *(("draft", model) for model in pair.drafter.weights(pair.target))]
+
+
+def run_apart(module: str, job: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None) -> Any:
+    """The JSON that a module makes of a job in a process of its own, whose standard error is left in folder/log.txt.
+
+    InputError, with the last lines of that, where it fails.
+    """
+    given, made, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+    given.write_text(json.dumps(job))
+    made.unlink(missing_ok=True)
+    command = [sys.executable, "-m", module, str(given), str(made)]
+    paths = os.pathsep.join(path for path in sys.path if path)  # so that the process finds what this one finds
+    with log.open("w") as said:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+        )
+    if done.returncode or not made.is_file():
+        last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-SAID:])
+        raise InputError(f"{module} ended with {done.returncode}: {last:.400}; run the engine alone to see why")
+    return json.loads(made.read_text())

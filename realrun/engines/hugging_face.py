@@ -1,0 +1,36 @@
+"""transformers: `generate` with the draft model as its assistant, or with prompt lookup."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, models_of, run_apart
+from realrun.pairs.pair import Pair
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.trace.ngram import RULES
+
+PROCESS = "realrun.engines.hugging_face_process"
+
+
+class HuggingFaceEngine(Engine):
+    """With a constant draft length and no confidence threshold, which the library would move by a curve it fits."""
+
+    name = "transformers"
+    lookup_rule = RULES["transformers"]
+
+    def version(self) -> str:
+        return importlib.metadata.version("transformers")
+
+    def convert(self, pair: Pair, folder: Path) -> None:
+        for name, model in models_of(pair):
+            model.save_pretrained(folder / name)
+
+    def policy(self, setting: Setting) -> ChainPolicy:
+        return FixedK(setting.k)
+
+    def run(self, job: Job, setting: Setting) -> EngineRun:
+        made = run_apart(PROCESS, {**job.as_dict(), "k": setting.k}, job.folder)
+        rounds = [[(drafted, accepted) for drafted, accepted in one] for one in made["rounds"]]
+        return EngineRun(made["outputs"], rounds)

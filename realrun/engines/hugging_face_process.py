@@ -1,0 +1,82 @@
+"""Hugging Face's `generate` in a process of its own: `python -m realrun.engines.hugging_face_process JOB RESULT`.
+
+Nothing of a round leaves `generate`, so the candidate generator that it makes is watched: what it proposes, and how
+much of that it is told to have matched.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+
+class Watched:
+    """The rounds of a model's assisted generations."""
+
+    def __init__(self, model: Any):
+        self.rounds: list[tuple[int, int]] = []
+        self.limit = 0  # tokens of prompt and output
+        self._make = model._get_candidate_generator
+        model._get_candidate_generator = self._watch
+
+    def _watch(self, **given: Any) -> Any:
+        generator = self._make(**given)
+        propose, learn = generator.get_candidates, generator.update_candidate_strategy
+
+        def get_candidates(input_ids: torch.Tensor, **rest: Any) -> Any:
+            found = propose(input_ids, **rest)
+            room = self.limit - input_ids.shape[1] - 1  # beyond it lookup drafts, too, but nothing is accepted
+            self.rounds.append((min(found[0].shape[1] - input_ids.shape[1], room), 0))
+            return found
+
+        def update_candidate_strategy(input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
+            self.rounds[-1] = self.rounds[-1][0], int(num_matches)
+            learn(input_ids, scores, num_matches)
+
+        generator.get_candidates, generator.update_candidate_strategy = get_candidates, update_candidate_strategy
+        return generator
+
+
+def main(given: str, made: str) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    job = json.loads(Path(given).read_text())
+    folder, k = Path(job["folder"]), job["k"]
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
+    how: dict[str, Any] = {"prompt_lookup_num_tokens": k}
+    if not job["lookup"]:
+        draft = AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.float32).eval()
+        config = draft.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
+        config.assistant_confidence_threshold = 0.0
+        how = {"assistant_model": draft}
+    watched = Watched(target)
+    outputs, rounds = [], []
+    for prompt in job["prompts"]:
+        watched.rounds, watched.limit = [], len(prompt) + job["max_new_tokens"]
+        ids = torch.tensor([prompt])
+        found = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=job["max_new_tokens"],
+            do_sample=False,
+            eos_token_id=job["eos_token_ids"] or None,
+            pad_token_id=0,
+            **how,
+        )
+        outputs.append(found[0, len(prompt) :].tolist())
+        rounds.append(watched.rounds)
+    Path(made).write_text(json.dumps({"outputs": outputs, "rounds": rounds}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

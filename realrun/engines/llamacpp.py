@@ -1,0 +1,107 @@
+"""llama.cpp, through the package xllamacpp: the pair as GGUF files, a round for every line of its trace log."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, Turn, models_of, run_apart
+from realrun.engines.gguf_file import ids_of, write_gguf
+from realrun.pairs.pair import Pair
+from specsim.engines.formats import prometheus
+from specsim.engines.formats.llamacpp import Log
+from specsim.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.p_min import LlamaCpp
+
+PROCESS = "realrun.engines.llamacpp_process"
+TRACE = {"LLAMA_TRACE": "1"}  # a line in the log for every round
+THREADS = 1
+DRAFTING = re.compile(r"statistics .*dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # since a server's start
+
+
+class LlamaCppEngine(Engine):
+    """Drafts with a draft model; its own lookups follow rules that specsim does not know."""
+
+    name = "llamacpp"
+    modules = ("xllamacpp", "gguf")
+    takes_p_min = True
+
+    def version(self) -> str:
+        return importlib.metadata.version("xllamacpp")
+
+    def convert(self, pair: Pair, folder: Path) -> None:
+        for name, model in models_of(pair):
+            write_gguf(model, pair.eos_token_ids, folder / f"{name}.gguf")
+
+    def policy(self, setting: Setting) -> ChainPolicy:
+        return LlamaCpp(setting.p_min, setting.k)
+
+    def run(self, job: Job, setting: Setting) -> EngineRun:
+        turns = [(0, prompt) for prompt in range(len(job.prompts))]
+        made = run_apart(PROCESS, server_job(job, [setting], turns), job.folder, TRACE)
+        log = Log()
+        with (job.folder / "log.txt").open(errors="replace") as lines:
+            for line in lines:
+                log.take(line)
+        requests = [task.request() for task in log.tasks]
+        if len(requests) != len(job.prompts):
+            raise InputError(f"{setting}: the log has {len(requests)} requests of {len(job.prompts)}; run it again")
+        scraped = job.folder / "metrics.txt"
+        scraped.write_text(made["metrics"][0])
+        return EngineRun(
+            outputs=[ids_of(turn["text"]) for turn in made["turns"]],
+            rounds=[list(zip(one.drafted, one.accepted, strict=True)) for one in requests],
+            sums=_sums(prometheus.scrape(scraped).counts),
+        )
+
+    def run_timed(self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> list[Turn]:
+        made = run_apart(PROCESS, server_job(job, arms, turns), job.folder)["turns"]
+        lines = (job.folder / "log.txt").read_text(errors="replace").splitlines()
+        drafts_s = draft_seconds(lines, [(arm, bool(arms[arm].k)) for arm, _ in turns])
+        return [
+            Turn(one["timings"]["predicted_n"], one["timings"]["predicted_ms"] / 1000, draft_s)
+            for one, draft_s in zip(made, drafts_s, strict=True)
+        ]
+
+
+def draft_seconds(lines: Sequence[str], turns: Sequence[tuple[int, bool]]) -> list[float]:
+    """Seconds that the drafts of every turn took, by the statistics that a server prints after each.
+
+    turns : the server's number, and whether it drafts at all; one that does counts since its start
+    """
+    printed = [float(found[1]) / 1000 for line in lines if (found := DRAFTING.search(line))]
+    if len(printed) != sum(drafts for _, drafts in turns):
+        raise InputError(
+            f"the log has statistics of {len(printed)} requests of {sum(drafts for _, drafts in turns)}; this version "
+            "of llama.cpp may print them in another way"
+        )
+    so_far: dict[int, float] = {}
+    found_s, each = [], iter(printed)
+    for server, drafts in turns:
+        total = next(each) if drafts else 0.0
+        found_s.append(total - so_far.get(server, 0.0))
+        so_far[server] = total
+    return found_s
+
+
+def server_job(job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What the process is asked: servers of these settings, and (arm, prompt) of every turn."""
+    longest = max(map(len, job.prompts))
+    context = longest + job.max_new_tokens + max(arm.k for arm in arms) + 1
+    return {
+        **job.as_dict(),
+        "arms": [{"k": arm.k, "p_min": arm.p_min} for arm in arms],
+        "turns": list(turns),
+        "context": context,
+        "threads": THREADS,
+    }
+
+
+def _sums(counts: prometheus.Counts) -> Sums:
+    names = prometheus.DRAFTS, prometheus.DRAFTED, prometheus.ACCEPTED
+    rounds, drafted, accepted = (counts.get((name, None), 0) for name in names)
+    return Sums(rounds, drafted, accepted, prometheus.by_position(counts, prometheus.BY_POSITION))

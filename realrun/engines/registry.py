@@ -1,0 +1,19 @@
+"""The engines by name."""
+
+from __future__ import annotations
+
+from realrun.engines.engine import Engine
+from realrun.engines.hugging_face import HuggingFaceEngine
+from realrun.engines.llamacpp import LlamaCppEngine
+from specsim.errors import InputError
+
+ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (LlamaCppEngine, HuggingFaceEngine)}
+
+
+def find_engine(name: str) -> Engine:
+    """The engine of that name; InputError where there is none, or it is not installed."""
+    if name not in ENGINES:
+        raise InputError(f"engine {name!r} is not run here; choose one of {', '.join(ENGINES)}")
+    engine = ENGINES[name]()
+    engine.check_installed()
+    return engine

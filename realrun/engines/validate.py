@@ -1,0 +1,220 @@
+"""`realrun engine validate` from end to end: an engine profiled by a few settings, others predicted and measured.
+
+All settings take turns, prompt by prompt, in one process: a machine that drifts is seen by all alike, and costs come
+from the same minutes as what they predict. Among the settings are two without speculation, whose ratio would be 1 on a
+machine without noise (the null arm).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from realrun.engines.compare import ANY_COST
+from realrun.engines.costs import EngineCosts, Rounds, Timed, fit_costs
+from realrun.engines.engine import Engine, Job, Setting, Turn
+from realrun.machine_load import load_from, watch
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import prompt_facts
+from realrun.provenance import provenance
+from realrun.recording.again import prompts_of
+from specsim.arrays import Floats
+from specsim.engines.as_engine import as_engine
+from specsim.errors import InputError
+from specsim.progress import Progress
+from specsim.replaying.priced import PricedTrace
+from specsim.speedup.intervals import beyond_floor, noise_floor_percent, ratio_interval
+from specsim.trace.trace import Trace
+
+BASELINE = Setting(0)
+
+
+class Plan(NamedTuple):
+    """Settings that costs are read off, and those that are predicted."""
+
+    profiled: list[Setting]
+    predicted: list[Setting]
+
+    @property
+    def arms(self) -> list[Setting]:
+        """All, between two baselines, of which the second is the null arm."""
+        return [BASELINE, *self.profiled, *self.predicted, BASELINE]
+
+
+def plan_of(profile_ks: Sequence[int], ks: Sequence[int], p_mins: Sequence[float]) -> Plan:
+    """Of draft lengths to profile, to predict, and p_min to predict with the longest of all.
+
+    InputError where one is to be both, or nothing is to be predicted.
+    """
+    longest = max([*profile_ks, *ks], default=0)
+    if len({*profile_ks}) < 2 or min([*profile_ks, *ks]) < 1:
+        raise InputError(f"--profile-k of {', '.join(map(str, profile_ks))}; give two draft lengths or more, from 1 on")
+    if both := {*profile_ks} & {*ks}:
+        raise InputError(f"K = {min(both)} is both profiled and predicted; leave it out of --k or of --profile-k")
+    predicted = [*(Setting(k) for k in ks), *(Setting(longest, p_min) for p_min in p_mins)]
+    if not predicted:
+        raise InputError("nothing is to be predicted; give --k or --p-min")
+    return Plan([Setting(k) for k in profile_ks], predicted)
+
+
+def turns_of(arms: int, prompts: int, repeats: int, seed: int) -> list[tuple[int, int]]:
+    """(arm, prompt) of every turn: a round of warm-up, then all arms on each prompt, in an order drawn anew."""
+    order = np.random.default_rng(seed)
+    warm = [(arm, 0) for arm in range(arms)]
+    return warm + [
+        (int(arm), prompt) for _ in range(repeats) for prompt in range(prompts) for arm in order.permutation(arms)
+    ]
+
+
+def typical(turns: Sequence[tuple[int, int]], made: Sequence[Turn], arms: int, prompts: int) -> list[list[Turn]]:
+    """By arm and prompt the repeat of median seconds (of two, the faster); warm-up left out."""
+    found: list[list[list[Turn]]] = [[[] for _ in range(prompts)] for _ in range(arms)]
+    for (arm, prompt), one in zip(turns[arms:], made[arms:], strict=True):
+        found[arm][prompt].append(one)
+    return [
+        [sorted(one, key=lambda turn: turn.whole_s)[(len(one) - 1) // 2] for one in by_prompt] for by_prompt in found
+    ]
+
+
+def replayed_rounds(trace: Trace, engine: Engine, setting: Setting, max_new_tokens: int) -> list[Rounds]:
+    """Of every sequence, as the engine would run it."""
+    run = as_engine(trace, engine.conventions, max_output_tokens=max_new_tokens).trace
+    if not setting.k:
+        return [Rounds(*np.zeros((2, length), np.int64)) for length in run.output_tokens.tolist()]
+    log = PricedTrace(run, ANY_COST).replay(engine.policy(setting), log=True).rounds
+    assert log is not None
+    return [Rounds(log.drafted[log.sequence == s], log.verified[log.sequence == s]) for s in range(trace.sequences)]
+
+
+def validate(
+    pair: Pair,
+    trace: Trace,
+    engine: Engine,
+    plan: Plan,
+    max_new_tokens: int,
+    *,
+    repeats: int = 3,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Predict an engine's tokens per second in settings that were not profiled, measure them, and compare.
+
+    Parameters
+    ----------
+    pair : Pair
+        The trace's own.
+    trace : Trace
+        Greedy, with its prompts; it says what is accepted.
+    engine : Engine
+    plan : Plan
+    max_new_tokens : int
+        The engine's limit on output tokens.
+    repeats : int
+        Timed runs of every prompt in every setting, of which the median counts.
+    seed : int
+        Of the settings' order.
+    progress : callable, optional
+
+    Returns
+    -------
+    dict
+        What `realrun engine validate --json` prints.
+
+    Raises
+    ------
+    InputError
+        If the engine's seconds cannot be read, or it puts out other texts than the recorded ones.
+    """
+    prompts = prompts_of(trace, "the trace")
+    arms = plan.arms
+    turns = turns_of(len(arms), len(prompts), repeats, seed)
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(Path(name), [one.tokens for one in prompts], max_new_tokens, pair.eos_token_ids)
+        engine.convert(pair, job.folder)
+        progress("run", 0, len(turns))
+        load = watch()
+        made = engine.run_timed(job, arms, turns)
+        busy = load_from([load()])
+        progress("run", len(turns), len(turns))
+    by_arm = typical(turns, made, len(arms), len(prompts))
+    rounds = [replayed_rounds(trace, engine, arm, max_new_tokens) for arm in arms]
+    costs = _costs(plan, by_arm, rounds)
+    return {
+        "engine": engine.name,
+        "version": engine.version(),
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "prompts": prompt_facts(prompts, "the trace's"),
+        "max_new_tokens": max_new_tokens,
+        "repeats": repeats,
+        "costs": {
+            "draft_s": costs.draft_s,
+            "pass_s": costs.pass_s,
+            "round_s": {str(n): s for n, s in zip(costs.verified, costs.round_s, strict=True)},
+        },
+        **compared(plan, by_arm, rounds, costs),
+        "load": busy._asdict(),
+        "environment": provenance(pair.device, pair.dtype),
+    }
+
+
+def _costs(plan: Plan, by_arm: Sequence[Sequence[Turn]], rounds: Sequence[Sequence[Rounds]]) -> EngineCosts:
+    known = range(1 + len(plan.profiled))  # the baseline and what is profiled
+    timed = [
+        Timed(one, turn.whole_s, turn.draft_s)
+        for arm in known
+        for one, turn in zip(rounds[arm], by_arm[arm], strict=True)
+    ]
+    return fit_costs(timed, [setting.k for setting in plan.profiled])
+
+
+def compared(
+    plan: Plan, by_arm: Sequence[Sequence[Turn]], rounds: Sequence[Sequence[Rounds]], costs: EngineCosts
+) -> dict[str, Any]:
+    """The rows of the document, and what they come to."""
+
+    def seconds(arm: int) -> Floats:
+        return np.array([turn.whole_s for turn in by_arm[arm]])
+
+    baseline_s = seconds(0)
+    null_arm = ratio_interval(baseline_s, seconds(-1))
+    tokens = sum(turn.output_tokens for turn in by_arm[0])
+    rows: list[dict[str, Any]] = []
+    for arm, setting in enumerate(plan.arms[:-1]):
+        predicted_s = np.array([costs.seconds(one) for one in rounds[arm]])
+        measured_s = seconds(arm)
+        predicted, measured = tokens / float(predicted_s.sum()), tokens / float(measured_s.sum())
+        rows.append(
+            {
+                "setting": str(setting),
+                "k": setting.k,
+                "p_min": setting.p_min,
+                "profiled": setting not in plan.predicted,
+                "predicted_tokens_per_second": predicted,
+                "measured_tokens_per_second": measured,
+                "error_percent": 100 * (predicted / measured - 1),
+                "measured_speedup": ratio_interval(baseline_s, measured_s).as_dict(),
+            }
+        )
+    unseen = [row for row in rows if not row["profiled"]]
+    errors = [abs(row["error_percent"]) for row in unseen]
+    floor = noise_floor_percent(null_arm)
+    guess, best = (max(unseen, key=lambda row: row[f"{how}_tokens_per_second"]) for how in ("predicted", "measured"))
+    rates = guess["measured_tokens_per_second"], best["measured_tokens_per_second"]
+    return {
+        "null_arm": null_arm.as_dict(),
+        "noise_floor_percent": floor,
+        "rows": rows,
+        "median_abs_error_percent": float(np.median(errors)),
+        "max_abs_error_percent": max(errors),
+        "best": {
+            "predicted": guess["setting"],
+            "measured": best["setting"],
+            "loss_percent": 100 * (1 - rates[0] / rates[1]),
+            "resolved": beyond_floor(floor, *rates),
+        },
+    }

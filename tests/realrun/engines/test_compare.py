@@ -1,0 +1,220 @@
+"""An engine's rounds against a replay's: what is identical, what a near tie explains, and what nothing does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realrun.decode.sampling import Sampler
+from realrun.engines.check import as_lookups, best_two, compared, counters_equal
+from realrun.engines.compare import Agreement, Models, compare_sequence
+from realrun.engines.engine import EngineRun, Setting, Sums
+from realrun.engines.hugging_face import HuggingFaceEngine
+from realrun.engines.llamacpp import LlamaCppEngine
+from realrun.pairs.pair import load_pair
+from realrun.pairs.prompts import lab_prompts
+from realrun.recording.record import RecordSettings, record
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.engines.conventions import CONVENTIONS
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.p_min import LlamaCpp
+from specsim.trace.trace import Trace
+from tests.specsim.engines import test_as_engine
+from tests.specsim.engines.test_as_engine import COUNTED, replayed_rounds
+
+LIMIT, DEPTH, P_MIN = 30, 6, 0.5
+SURE = Models(lambda tokens: (0.9, 0.1), lambda tokens: (0.9, 0.1))
+TIED = Models(lambda tokens: (0.40001, 0.4), lambda tokens: (0.40001, 0.4))
+RULE = LlamaCpp(P_MIN, DEPTH)
+
+
+def made_trace(seed: int = 0) -> Trace:
+    """Three sequences with prompts and a confidence at every step, none of them near p_min."""
+    trace = generate(IID(0.7), sequences=3, output_tokens=LIMIT, depth=DEPTH, seed=seed)
+    rng = np.random.default_rng(seed)
+    confidence = rng.choice([0.2, 0.4, 0.6, 0.8, 0.95], trace.prob.shape, p=[0.1, 0.1, 0.2, 0.3, 0.3])
+    prompt = np.arange(int(trace.prompt_tokens.sum()), dtype=np.int32) % 7
+    token = rng.integers(0, 50, len(trace.token)).astype(np.int32)
+    return dataclasses.replace(trace, prompt=prompt, token=token, top10_confidence=confidence.astype(np.float32))
+
+
+def engine_rounds(trace: Trace, policy: ChainPolicy = RULE, engine: str = "llamacpp") -> list[list[tuple[int, int]]]:
+    """What an engine gives that runs just as the trace says."""
+    rounds = replayed_rounds(trace, policy, LIMIT, CONVENTIONS[engine])
+    return [[(drafted, accepted) for _, drafted, accepted in sequence] for sequence in rounds]
+
+
+def output_of(trace: Trace, sequence: int) -> list[int]:
+    return trace.token[trace.offsets[sequence] : trace.offsets[sequence + 1]].tolist()
+
+
+def compare(
+    trace: Trace,
+    sequence: int,
+    theirs: list[tuple[int, int]],
+    models: Models = SURE,
+    output: list[int] | None = None,
+    policy: ChainPolicy = RULE,
+) -> Agreement:
+    text = output_of(trace, sequence) if output is None else output
+    return compare_sequence(trace, sequence, policy, CONVENTIONS["llamacpp"], LIMIT, text, theirs, models)
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2])
+@pytest.mark.parametrize("policy", [RULE, FixedK(3)], ids=str)
+def test_what_is_identical_is_said_to_be(sequence: int, policy: ChainPolicy) -> None:
+    trace = made_trace()
+    theirs = engine_rounds(trace, policy)[sequence]
+    found = compare(trace, sequence, theirs, policy=policy)
+    assert found.rounds == found.identical == len(theirs) > 5
+    assert found.near_ties == [] and found.difference == ""
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_probability_next_to_p_min_is_named_and_what_follows_compared(side: int, depth: int) -> None:
+    """Wherever it lies: before it, at it and after it all rounds but its own are identical."""
+    named = 0
+    for position in range(1, LIMIT):
+        trace = made_trace(position)
+        confidence = trace.top10_confidence
+        assert confidence is not None
+        row = int(trace.offsets[1]) + position
+        theirs_say, ours_say = confidence.copy(), confidence.copy()
+        theirs_say[row, depth - 1], ours_say[row, depth - 1] = P_MIN + side * 2e-5, P_MIN - side * 2e-5
+        engine, ours = (dataclasses.replace(trace, top10_confidence=said) for said in (theirs_say, ours_say))
+        theirs = engine_rounds(engine)[1]
+        found = compare(ours, 1, theirs)
+        assert found.difference == "" and found.rounds == len(theirs)
+        if theirs == engine_rounds(ours)[1]:  # no round came to look at it
+            assert found.near_ties == [] and found.identical == len(theirs)
+            continue
+        ((sequence, at, deep, what, prob, beside),) = found.near_ties
+        assert (sequence, at, deep, what, beside) == (1, position, depth, "p_min", P_MIN)
+        assert prob == pytest.approx(P_MIN - side * 2e-5, abs=1e-7)
+        both = (replayed_rounds(one, RULE, LIMIT, CONVENTIONS["llamacpp"])[1] for one in (engine, ours))
+        assert found.identical == len(set.intersection(*map(set, both)))
+        named += 1
+    assert named >= 5
+
+
+def test_a_probability_farther_away_explains_nothing() -> None:
+    trace = made_trace()
+    confidence = trace.top10_confidence
+    assert confidence is not None
+    theirs_say, ours_say = confidence.copy(), confidence.copy()
+    theirs_say[: trace.offsets[1], 0], ours_say[: trace.offsets[1], 0] = 0.9, P_MIN - 2e-4
+    theirs = engine_rounds(dataclasses.replace(trace, top10_confidence=theirs_say))[0]
+    found = compare(dataclasses.replace(trace, top10_confidence=ours_say), 0, theirs)
+    assert found.near_ties == [] and found.identical == 0
+    drafted, accepted = theirs[0]
+    assert found.difference.endswith(f"{accepted} of {drafted} accepted in the engine")
+
+
+@pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
+def test_a_draft_token_is_a_near_tie_only_where_the_drafter_cannot_tell(models: Models) -> None:
+    """The engine drafts another first token at one position, so that it accepts nothing there."""
+    trace = made_trace()
+    theirs_say = trace.match_len.copy()
+    first = next(i for i, (_, accepted) in enumerate(engine_rounds(trace, FixedK(3))[0]) if accepted)
+    position = 1 + sum(accepted + 1 for _, accepted in engine_rounds(trace, FixedK(3))[0][:first])
+    theirs_say[position] = 0
+    theirs = engine_rounds(dataclasses.replace(trace, match_len=theirs_say), FixedK(3))[0]
+    found = compare(trace, 0, theirs, models, policy=FixedK(3))
+    if models is TIED:
+        assert [tie[:4] for tie in found.near_ties] == [(0, position, 1, "draft token")]
+        assert found.difference == ""
+        assert "sequence 0, position" in str(found.near_ties[0]) and "0.4000100 beside 0.4" in str(found.near_ties[0])
+    else:
+        assert found.near_ties == [] and found.difference.startswith(f"round {first} at position {position}: ")
+        assert found.identical == first
+
+
+@pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
+def test_texts_that_part_are_compared_up_to_there(models: Models) -> None:
+    trace = made_trace()
+    output = output_of(trace, 0)
+    output[17] += 1
+    theirs = engine_rounds(trace)[0]
+    ends = np.cumsum([0, *(accepted + 1 for _, accepted in engine_rounds(trace, FixedK(3))[0])])
+    theirs = [*engine_rounds(trace, FixedK(3))[0][: int((ends <= 17).sum())], (6, 6), (6, 6)]
+    found = compare(trace, 0, theirs, models, output, FixedK(3))
+    if models is TIED:
+        assert [tie[:4] for tie in found.near_ties] == [(0, 17, 0, "target token")]
+        assert found.difference == "" and 3 < found.identical == found.rounds < len(theirs) - 1
+    else:
+        assert found.difference == "texts differ from position 17 on" and found.identical == 0
+
+
+def test_a_text_that_ends_early_differs() -> None:
+    trace = made_trace()
+    theirs = engine_rounds(trace)[0]
+    assert compare(trace, 0, theirs, output=output_of(trace, 0)[:20]).difference == "texts differ from position 20 on"
+    assert compare(trace, 0, theirs, output=output_of(trace, 0)[:-1]).difference == ""  # the end of text itself
+
+
+def test_counters_are_compared_by_position() -> None:
+    replayed = [(1, 3, 3), (5, 3, 1), (7, 2, 0)]
+    found = [Agreement(3, 3, [], replayed), Agreement(1, 1, [], [(1, 3, 2)])]
+    assert counters_equal(Sums(4, 11, 6, [3, 2, 1]), found)
+    assert counters_equal(Sums(4, 11, 6, [3, 2, 1, 0]), found)
+    assert not counters_equal(Sums(4, 11, 6, [3, 3, 0]), found)
+    assert not counters_equal(Sums(4, 11, 6, [3, 2]), found)
+    assert not counters_equal(Sums(5, 11, 6, [3, 2, 1]), found)
+
+
+def test_a_setting_is_accounted_for_only_if_counters_are_equal_too() -> None:
+    trace, engine, setting = made_trace(), LlamaCppEngine(), Setting(DEPTH, P_MIN)
+    rounds = engine_rounds(trace)
+    outputs = [output_of(trace, sequence) for sequence in range(3)]
+    every = [one for sequence in rounds for one in sequence]
+    passed = [sum(accepted >= depth for _, accepted in every) for depth in range(1, DEPTH + 1)]
+    sums = Sums(len(every), sum(d for d, _ in every), sum(passed), passed)
+    row = compared(trace, engine, setting, EngineRun(outputs, rounds, sums), LIMIT, SURE)
+    assert row["accounted"] and row["counters_equal"]
+    assert row["sequences"] == row["sequences_identical"] == 3
+    assert row["rounds"] == row["rounds_identical"] == len(every)
+    assert row["accepted_per_position"] == passed[: len(row["accepted_per_position"])]
+    wrong = sums._replace(accepted=sums.accepted + 1)
+    assert not compared(trace, engine, setting, EngineRun(outputs, rounds, wrong), LIMIT, SURE)["accounted"]
+    rounds[2][0] = (rounds[2][0][0], rounds[2][0][1] + 1)
+    row = compared(trace, engine, setting, EngineRun(outputs, rounds, None), LIMIT, SURE)
+    assert not row["accounted"] and row["counters_equal"] is None and row["sequences_identical"] == 2
+    assert len(row["differences"]) == 1 and row["differences"][0].startswith("sequence 2: round 0 ")
+
+
+def test_lookups_are_those_of_the_engines_rule() -> None:
+    trace = made_trace()
+    token = np.tile(np.array([5, 6, 7, 5, 6, 8], np.int32), len(trace.token) // 6)
+    rule = HuggingFaceEngine.lookup_rule
+    found = as_lookups(dataclasses.replace(trace, token=token), rule, 4)
+    assert found.depth == 4 and found.sequences == 3
+    assert found.draft_token[5].tolist() == [0, 1, 2, 3]  # what follows 5 6 the first time, in the prompt
+
+
+BY_P_MIN = json.loads(Path(test_as_engine.__file__).with_name("rounds_p_min.json").read_text())
+NAMED = {"7,0.3": [(4, 53, 1, "p_min")], "7,0.5": [(10, 62, 4, "p_min")]}
+COUNTED_TOKENS = 96
+
+
+@pytest.mark.slow
+def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> None:
+    pair = load_pair("lab", predictor=None)
+    trace = record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, COUNTED_TOKENS, Sampler("greedy")))
+    outputs = np.split(trace.token, trace.offsets[1:-1])
+    models = Models(best_two(pair.target), best_two(pair.drafter.weights(pair.target)[0]))
+    engine, found = LlamaCppEngine(), {}
+    for name, counted in [*COUNTED["llamacpp"].items(), *BY_P_MIN.items()]:
+        k, _, p_min = name.partition(",")
+        rounds = [[*zip(map(int, drafted), map(int, accepted), strict=True)] for drafted, accepted in counted]
+        run = EngineRun([output.tolist() for output in outputs], rounds)
+        row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, COUNTED_TOKENS, models)
+        assert row["accounted"] and row["rounds"] - row["rounds_identical"] <= len(row["near_ties"])
+        found[name] = [tuple(tie[key] for key in ("sequence", "position", "depth", "what")) for tie in row["near_ties"]]
+    assert {name: ties for name, ties in found.items() if ties} == NAMED

@@ -1,0 +1,248 @@
+"""Engines as the commands see them: what is missing, refused and read; slow: really run on the lab."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from realrun.decode.sampling import Sampler
+from realrun.engines.check import check, check_recording, settings_of
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, Turn, run_apart
+from realrun.engines.gguf_file import ids_of, paired, write_gguf
+from realrun.engines.hugging_face import HuggingFaceEngine
+from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds
+from realrun.engines.validate import plan_of, validate
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.recording.record import RecordSettings, record
+from specsim.engines.as_engine import as_engine
+from specsim.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.trace.trace import Trace
+from tests.specsim.engines.test_as_engine import replayed_rounds
+from tests.support.commands import assert_refused, call
+from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts
+
+TOKENS = 24
+STATISTICS = (
+    "0.00.994.797 I spec common_specu: statistics     draft-simple: #calls(b,g,a) =    1     47     47, #gen drafts = "
+    "    47, #acc drafts =    19, #gen tokens =    138, #acc tokens =    47, #mean acc len = 2.00, #acc rate/pos = "
+    "(0.404, 0.340, 0.255), dur(b,g,a) = 0.008, {ms}, 0.031 ms"
+)
+
+
+def have(*modules: str) -> bool:
+    return all(importlib.util.find_spec(name) for name in modules)
+
+
+needs_llamacpp = pytest.mark.skipif(
+    not have(*LlamaCppEngine.modules), reason="llama.cpp is not installed: pip install -c constraints.txt '.[engines]'"
+)
+
+
+class Played(Engine):
+    """An engine that does as a replay says, but for what it is told to do wrong."""
+
+    name = "llamacpp"
+    takes_p_min = True
+
+    def __init__(self, trace: Trace, *, wrong: int = 0, seconds: Sequence[float] = (0.01, 0.002)):
+        self.trace, self.wrong, self.seconds = trace, wrong, seconds
+        self.converted: list[Path] = []
+
+    def version(self) -> str:
+        return "1"
+
+    def convert(self, pair: Pair, folder: Path) -> None:
+        self.converted.append(folder)
+
+    def policy(self, setting: Setting) -> ChainPolicy:
+        return FixedK(setting.k)
+
+    def run(self, job: Job, setting: Setting) -> EngineRun:
+        rounds = replayed_rounds(self.trace, self.policy(setting), job.max_new_tokens, self.conventions)
+        counted = [[(drafted, accepted) for _, drafted, accepted in one] for one in rounds]
+        for place in range(self.wrong):
+            counted[place].pop()
+        outputs = np.split(self.trace.token, self.trace.offsets[1:-1])
+        return EngineRun([one[: job.max_new_tokens].tolist() for one in outputs], counted)
+
+    def run_timed(self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> list[Turn]:
+        run = as_engine(self.trace, self.conventions, max_output_tokens=job.max_new_tokens).trace
+        found = []
+        for arm, prompt in turns:
+            rounds, passes = int(run.output_tokens[prompt]), 0
+            if arms[arm].k:
+                played = replayed_rounds(self.trace, FixedK(arms[arm].k), job.max_new_tokens, self.conventions)[prompt]
+                rounds -= sum(accepted for _, _, accepted in played)
+                passes = sum(drafted for _, drafted, _ in played)
+            draft_s = passes * self.seconds[1]
+            found.append(Turn(rounds, rounds * self.seconds[0] + draft_s, draft_s))
+        return found
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return record(tiny_pair(), tiny_prompts(4, seed=3), RecordSettings(5, TOKENS, Sampler("greedy")))
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_check_tells_rounds_that_differ(trace: Trace, wrong: int) -> None:
+    engine = Played(trace, wrong=wrong)
+    document = check(tiny_pair(), trace, engine, settings_of(engine, [2, 5], []), TOKENS)
+    assert json.loads(json.dumps(document)) == document
+    assert document["identical"] == (wrong == 0)
+    assert [row["sequences_identical"] for row in document["settings"]] == [4 - wrong] * 2
+    assert [len(row["differences"]) for row in document["settings"]] == [wrong] * 2
+    assert not engine.converted[0].exists()
+
+
+def test_a_shorter_limit_than_the_recordings(trace: Trace) -> None:
+    engine = Played(trace)
+    document = check(tiny_pair(), trace, engine, [Setting(3)], 9)
+    assert document["identical"] and document["settings"][0]["rounds"] < 4 * 9
+
+
+def test_a_validation_of_an_engine_whose_costs_are_plain_predicts_it(trace: Trace) -> None:
+    document = validate(tiny_pair(), trace, Played(trace), plan_of([1, 4], [2, 3], []), TOKENS, repeats=2)
+    assert json.loads(json.dumps(document)) == document
+    assert document["max_abs_error_percent"] == pytest.approx(0, abs=1e-6)
+    assert document["costs"]["pass_s"] == pytest.approx(0.002)
+    assert [*document["costs"]["round_s"].values()] == pytest.approx([0.01] * 3)
+    assert document["noise_floor_percent"] == pytest.approx(0, abs=1e-9)
+
+
+def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
+    engine = LlamaCppEngine()
+    for ks, p_mins, says in (([0], [], "--k of 0"), ([17], [], "to 16"), ([3], [1.0], "--p-min of 1.0")):
+        with pytest.raises(InputError, match=says):
+            settings_of(engine, ks, p_mins)
+    with pytest.raises(InputError, match="transformers has no rule for --p-min"):
+        settings_of(HuggingFaceEngine(), [3], [0.5])
+    with pytest.raises(InputError, match="transformers does not say how long its drafts take"):
+        HuggingFaceEngine().run_timed(Job(Path(), [], 1, []), [], [])
+    with pytest.raises(InputError, match="drafts of 5 tokens and outputs of 24, fewer than 6 and 24"):
+        check_recording(trace, tiny_pair(), 6, TOKENS, "trace")
+    assert [one.tokens for one in check_recording(trace, tiny_pair(), 5, 20, "trace")] == [
+        one.tokens for one in tiny_prompts(4, seed=3)
+    ]
+    drawn = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 4, Sampler("gumbel", 0.8)))
+    with pytest.raises(InputError, match="was not recorded greedily"):
+        check_recording(drawn, tiny_pair(), 2, 4, "trace")
+
+
+class Missing(LlamaCppEngine):
+    modules = ("xllamacpp_of_no_one", "json")
+
+
+def test_what_is_not_installed_is_named_with_what_to_type() -> None:
+    with pytest.raises(InputError) as caught:
+        Missing().check_installed()
+    assert str(caught.value) == (
+        "llamacpp needs xllamacpp_of_no_one, not installed here: pip install -c constraints.txt '.[engines]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("check --engine tgi", "engine 'tgi' is not run here; choose one of llamacpp"),
+        ("check --engine transformers --k 0,2", "--k of 0, 2; give numbers from 1 to 16"),
+        ("check --engine transformers --k two", "--k 'two' is no list of whole numbers"),
+        ("check --engine transformers --trace somewhere --num-prompts 3", "--trace says what --num-prompts says"),
+        ("validate --engine tgi", "engine 'tgi' is not run here"),
+    ],
+)
+def test_commands_refuse_in_one_line(options: str, says: str) -> None:
+    assert_refused(call("realrun", "engine", *options.split()), says)
+
+
+def test_a_process_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"realrun.engines.nowhere ended with 1: .*No module named") as caught:
+        run_apart("realrun.engines.nowhere", {}, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_seconds_of_drafts_are_those_since_the_last_request_of_the_same_server() -> None:
+    lines = ["noise", *(STATISTICS.format(ms=ms) for ms in ("100.0", "40.5", "250.0", "41.0")), "dur(b,g,a)"]
+    turns = [(1, True), (0, False), (2, True), (1, True), (2, True), (0, False)]
+    assert draft_seconds(lines, turns) == pytest.approx([0.1, 0, 0.0405, 0.15, 0.0005, 0])
+    with pytest.raises(InputError, match="statistics of 4 requests of 3"):
+        draft_seconds(lines, turns[1:])
+
+
+def test_token_ids_are_read_from_a_text() -> None:
+    assert ids_of("t12t0t2047") == [12, 0, 2047] and ids_of("") == []
+
+
+def test_rows_that_are_rotated_together_become_neighbours() -> None:
+    """Of two heads of size 6: row i and row i + 3 of a head, as Hugging Face has them, side by side."""
+    rows = np.arange(12.0)[:, None]
+    assert paired(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+
+
+@pytest.mark.slow
+@needs_llamacpp
+def test_models_that_gguf_is_not_written_for_are_refused(tmp_path: Path) -> None:
+    model = tiny_model(1, seed=0)
+    with pytest.raises(InputError, match="4 end-of-text tokens; GGUF has room for 3"):
+        write_gguf(model, [0, 1, 2, 3], tmp_path / "a.gguf")
+    model.config.rope_parameters = {"rope_type": "llama3", "rope_theta": 1e4}
+    with pytest.raises(InputError, match="of type llama, rope llama3, is not written"):
+        write_gguf(model, [0], tmp_path / "a.gguf")
+
+
+@pytest.mark.slow
+@needs_llamacpp
+@pytest.mark.filterwarnings("ignore")
+def test_a_gguf_file_holds_the_model(tmp_path: Path) -> None:
+    """As transformers, whose reader is another's work, finds it."""
+    model = tiny_model(2, seed=5, dtype=torch.float32)
+    write_gguf(model, [0], tmp_path / "model.gguf")
+    read: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    ids = torch.arange(40)[None] % 97
+    with torch.inference_mode():
+        assert torch.allclose(read(ids).logits, model(ids).logits, atol=1e-5)
+    assert read.config.eos_token_id == 0
+
+
+@pytest.mark.slow
+@needs_llamacpp
+def test_llamacpp_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair) -> None:
+    trace = record(lab_pair32, prompts[:4], RecordSettings(8, 48, Sampler("greedy")))
+    engine = LlamaCppEngine()
+    document = check(lab_pair32, trace, engine, settings_of(engine, [1, 3, 8], [0.3, 0.75]), 40)
+    assert document["identical"], document
+    assert all(row["rounds_identical"] >= row["rounds"] - len(row["near_ties"]) > 40 for row in document["settings"])
+    assert all(row["counters_equal"] for row in document["settings"])
+
+
+@pytest.mark.slow
+@needs_llamacpp
+def test_llamacpp_says_what_its_rounds_take(prompts: list[Prompt], lab_pair32: Pair) -> None:
+    trace = record(lab_pair32, prompts[:2], RecordSettings(4, 24, Sampler("greedy")))
+    document = validate(lab_pair32, trace, LlamaCppEngine(), plan_of([1, 4], [3], [0.5]), 24, repeats=1)
+    assert [row["setting"] for row in document["rows"]] == [
+        "no speculation", "K = 1", "K = 4", "K = 3", "K = 4, p_min = 0.5"
+    ]  # fmt: skip
+    assert all(row["measured_tokens_per_second"] > 0 for row in document["rows"])
+    assert document["costs"]["round_s"]["0"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookup", [False, True], ids=["draft model", "prompt lookup"])
+def test_transformers_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair, lookup: bool) -> None:
+    trace = record(lab_pair32, prompts[:4], RecordSettings(5, 48, Sampler("greedy")))
+    engine = HuggingFaceEngine()
+    document = check(lab_pair32, trace, engine, settings_of(engine, [2, 5], []), 40, lookup=lookup)
+    assert document["identical"], document
+    assert all(row["rounds_identical"] == row["rounds"] > 40 for row in document["settings"])
