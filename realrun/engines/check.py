@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from specsim.errors import InputError
 from specsim.progress import Progress
 from specsim.trace.from_text import TokenText, lookup_trace
 from specsim.trace.ngram import NgramRule
-from specsim.trace.trace import Trace
+from specsim.trace.trace import NO_TOKEN, Trace
 
 
 def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float]) -> list[Setting]:
@@ -51,7 +51,9 @@ def check_recording(trace: Trace, pair: Pair, depth: int, max_new_tokens: int, n
     """The prompts of a given recording; InputError where it is of another pair, not greedy, or too short."""
     check_pair(trace, pair, name)
     if sampler_of(trace, name).mode != "greedy":
-        raise InputError(f"{name} was not recorded greedily, as engines are run here; record it by `realrun record --mode greedy`")
+        raise InputError(
+            f"{name} was not recorded greedily, as engines are run here; record it by `realrun record --mode greedy`"
+        )
     if trace.depth < depth or int(trace.budget_tokens.min()) < max_new_tokens:
         raise InputError(
             f"{name} has drafts of {trace.depth} tokens and outputs of {int(trace.budget_tokens.min())}, fewer than "
@@ -61,12 +63,18 @@ def check_recording(trace: Trace, pair: Pair, depth: int, max_new_tokens: int, n
 
 
 def as_lookups(trace: Trace, rule: NgramRule, depth: int) -> Trace:
-    """What prompt lookup by this rule proposes on the texts of a recording."""
+    """What prompt lookup by this rule proposes on the texts of a recording, as far as an end of text in it."""
     assert trace.prompts is not None
     outputs = np.split(trace.token, trace.offsets[1:-1])
     columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
     texts = [TokenText(prompt.tolist(), output.tolist(), domain, most) for prompt, output, domain, most in columns]
-    return lookup_trace(texts, rule, depth)
+    found = lookup_trace(texts, rule, depth)
+    ended = np.logical_or.accumulate(np.isin(found.draft_token, trace.eos_token_ids), axis=1)
+    return dataclasses.replace(
+        found,
+        draft_token=np.where(ended, NO_TOKEN, found.draft_token).astype(found.draft_token.dtype),
+        match_len=np.minimum(found.match_len, (~ended).sum(axis=1)).astype(found.match_len.dtype),
+    )
 
 
 def check(
@@ -128,7 +136,7 @@ def check(
         "version": engine.version(),
         "target": pair.target_name,
         "drafter": "prompt lookup" if lookup else pair.draft_name,
-        "conventions": asdict(engine.conventions),
+        "conventions": dataclasses.asdict(engine.conventions),
         "prompts": prompt_facts(prompts, "the trace's"),
         "max_new_tokens": max_new_tokens,
         "settings": rows,
@@ -156,7 +164,7 @@ def compared(
     counters = None if run.sums is None else counters_equal(run.sums, found)
     return {
         "setting": str(setting),
-        **asdict(setting),
+        **dataclasses.asdict(setting),
         "sequences": len(found),
         "sequences_identical": sum(not one.near_ties and not one.difference for one in found),
         "rounds": sum(one.rounds for one in found),

@@ -20,6 +20,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.trace.ngram import NgramRule
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
+HOME = Path(__file__).parents[2]  # where this package is found
 SAID = 3  # last lines of a failed engine's log that an error repeats
 
 
@@ -135,16 +136,32 @@ def models_of(pair: Pair) -> list[tuple[str, Any]]:
     return [("target", pair.target), *(("draft", model) for model in pair.drafter.weights(pair.target))]
 
 
-def run_apart(module: str, job: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None) -> Any:
+def save_models(pair: Pair, folder: Path) -> None:
+    """Write the pair as Hugging Face has models: a folder for each, with the tokenizer."""
+    for name, model in models_of(pair):
+        model.save_pretrained(folder / name)
+        pair.tokenizer.save_pretrained(folder / name)
+
+
+def run_apart(
+    module: str,
+    job: Mapping[str, Any],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> Any:
     """The JSON that a module makes of a job in a process of its own, whose standard error is left in folder/log.txt.
 
     InputError, with the last lines of that, where it fails.
+
+    python : interpreter; one of another environment finds this package, and nothing else of ours
     """
     given, made, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     given.write_text(json.dumps(job))
     made.unlink(missing_ok=True)
-    command = [sys.executable, "-m", module, str(given), str(made)]
-    paths = os.pathsep.join(path for path in sys.path if path)  # so that the process finds what this one finds
+    command = [python, "-m", module, str(given), str(made)]
+    found = [path for path in sys.path if path] if python == sys.executable else [str(HOME)]
+    paths = os.pathsep.join(found)
     with log.open("w") as said:
         done = subprocess.run(
             command,

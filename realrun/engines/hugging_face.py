@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, models_of, run_apart
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, run_apart, save_models
 from realrun.pairs.pair import Pair
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.trace.ngram import RULES
 
-PROCESS = "realrun.engines.hugging_face_process"
+PROCESS = "realrun.engines.processes.hugging_face"
 
 
 class HuggingFaceEngine(Engine):
@@ -24,8 +24,7 @@ class HuggingFaceEngine(Engine):
         return importlib.metadata.version("transformers")
 
     def convert(self, pair: Pair, folder: Path) -> None:
-        for name, model in models_of(pair):
-            model.save_pretrained(folder / name)
+        save_models(pair, folder)
 
     def policy(self, setting: Setting) -> ChainPolicy:
         return FixedK(setting.k)

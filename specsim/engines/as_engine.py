@@ -73,8 +73,12 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     if conventions.clips_draft:
         ends = np.repeat(np.minimum(trace.output_tokens, most), trace.output_tokens)
         match_len = np.minimum(match_len, np.maximum(ends - trace.position, 0)).astype(match_len.dtype)
-    else:
-        ended = trace.output_tokens < budget  # by an end of text, beyond which nothing is accepted
+    ended = trace.output_tokens < budget  # by an end of text, beyond which nothing is accepted
+    if not conventions.accepts_end:
+        room = np.repeat(trace.output_tokens - 1, trace.output_tokens) - trace.position
+        before_end = np.where(np.repeat(ended, trace.output_tokens), np.minimum(match_len, room), match_len)
+        match_len = before_end.astype(match_len.dtype)
+    if not conventions.clips_draft:
         cut_off = int((~ended & (trace.output_tokens < budget + trace.depth)).sum())
         budget = budget + trace.depth
     if conventions.first_token == "prefill":
@@ -89,6 +93,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         "prompt_tokens": trace.prompt_tokens + prefilled,
         "prompt": _prompts(trace, prefilled),
         "tree": None,
+        "meta": {**trace.meta, "eos_token_id": None} if conventions.drafts_past_end else trace.meta,
     }
     return EngineTrace(dataclasses.replace(trace, **changed), cut_off)
 

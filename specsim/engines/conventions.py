@@ -23,6 +23,10 @@ class Conventions:
         what is accepted beyond the limit is counted, though it is never output.
     counts_empty : bool
         Whether rounds that drafted nothing count as rounds of speculation.
+    drafts_past_end : bool
+        Whether a draft goes on behind an end-of-text token that the drafter proposes.
+    accepts_end : bool
+        Whether a right end of text counts as an accepted token. If not, it counts as the one that the target adds.
     source : str
         Where these were found.
 
@@ -38,23 +42,25 @@ class Conventions:
     first_token: Literal["prefill", "round"]
     clips_draft: bool
     counts_empty: bool
+    drafts_past_end: bool
+    accepts_end: bool
     source: str
 
 
 CONVENTIONS = {
     found.engine: found
     for found in (
-        Conventions("specsim", "0.1", "round", True, True, "this package"),
+        Conventions("specsim", "0.1", "round", True, True, False, True, "this package"),
         Conventions(
-            "vllm", "0.32.0", "prefill", False, False,
+            "vllm", "0.32.0", "prefill", False, False, False, True,
             "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay",
         ),
         Conventions(
-            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False,
-            "runs on a CPU: LLAMA_TRACE of 12 prompts, texts and rounds equal to a replay",
+            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False, True, False,
+            "runs on a CPU: LLAMA_TRACE of 36 prompts, texts and rounds equal to a replay",
         ),
         Conventions(
-            "transformers", "5.17", "round", True, True,
+            "transformers", "5.17", "round", True, True, False, False,
             "read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
         ),
     )

@@ -193,9 +193,11 @@ def test_lookups_are_those_of_the_engines_rule() -> None:
     trace = made_trace()
     token = np.tile(np.array([5, 6, 7, 5, 6, 8], np.int32), len(trace.token) // 6)
     rule = HuggingFaceEngine.lookup_rule
-    found = as_lookups(dataclasses.replace(trace, token=token), rule, 4)
+    assert rule is not None
+    trace = dataclasses.replace(trace, token=token, meta=trace.meta | {"eos_token_id": [3]})
+    found = as_lookups(trace, rule, 4)
     assert found.depth == 4 and found.sequences == 3
-    assert found.draft_token[5].tolist() == [0, 1, 2, 3]  # what follows 5 6 the first time, in the prompt
+    assert found.draft_token[5].tolist() == [0, 1, 2, -1]  # what follows 5 6 in the prompt, up to an end of text
 
 
 BY_P_MIN = json.loads(Path(test_as_engine.__file__).with_name("rounds_p_min.json").read_text())

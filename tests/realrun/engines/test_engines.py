@@ -20,6 +20,7 @@ from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds
 from realrun.engines.validate import plan_of, validate
+from realrun.engines.vllm import VllmEngine
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
@@ -166,6 +167,12 @@ def test_commands_refuse_in_one_line(options: str, says: str) -> None:
     assert_refused(call("realrun", "engine", *options.split()), says)
 
 
+def test_an_environment_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSIM_VLLM_PYTHON", "/nowhere/python")
+    with pytest.raises(InputError, match="vLLM is not installed for /nowhere/python; make an environment with `nox"):
+        VllmEngine().check_installed()
+
+
 def test_a_process_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"realrun.engines.nowhere ended with 1: .*No module named") as caught:
         run_apart("realrun.engines.nowhere", {}, tmp_path)
@@ -236,6 +243,21 @@ def test_llamacpp_says_what_its_rounds_take(prompts: list[Prompt], lab_pair32: P
     ]  # fmt: skip
     assert all(row["measured_tokens_per_second"] > 0 for row in document["rows"])
     assert document["costs"]["round_s"]["0"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookup", [False, True], ids=["draft model", "prompt lookup"])
+def test_vllm_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair, lookup: bool) -> None:
+    engine = VllmEngine()
+    try:
+        engine.check_installed()
+    except InputError as error:
+        pytest.skip(str(error))
+    trace = record(lab_pair32, prompts[:4], RecordSettings(5, 48, Sampler("greedy")))
+    document = check(lab_pair32, trace, engine, settings_of(engine, [5], []), 40, lookup=lookup)
+    assert document["identical"], document
+    (row,) = document["settings"]
+    assert row["rounds_identical"] == row["rounds"] > 20 and row["counters_equal"]
 
 
 @pytest.mark.slow

@@ -40,14 +40,19 @@ def plain_rounds(
     """
     ks = np.broadcast_to(k, len(trace.token)).tolist()
     found = []
-    for begin, length in zip(trace.offsets.tolist(), trace.output_tokens.tolist(), strict=False):
+    for begin, length, budget in zip(
+        trace.offsets.tolist(), trace.output_tokens.tolist(), trace.budget_tokens.tolist(), strict=False
+    ):
         end = min(length, limit)
+        ended = length < min(budget, limit)
         t = 1 if conventions.first_token == "prefill" else 0
         rounds = []
         while t < end:
             k = ks[begin + t]
             drafted = min(k, limit - t - 1) if conventions.clips_draft else k
             accepted = min(drafted, int(trace.match_len[begin + t]))
+            if ended and not conventions.accepts_end:
+                accepted = min(accepted, end - 1 - t)
             if drafted or conventions.counts_empty:
                 rounds.append((t, drafted, accepted))
             t += accepted + 1
@@ -73,6 +78,24 @@ def test_a_replay_is_the_engine_written_out(engine: str, k: int, limit: int) -> 
     trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8, seed=k)
     conventions = find_conventions(engine)
     assert replayed_rounds(trace, FixedK(k), limit, conventions) == plain_rounds(trace, k, limit, conventions)
+
+
+@pytest.mark.parametrize("engine", CONVENTIONS)
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_a_text_that_ends_before_the_limit_ends_as_the_engine_has_it(engine: str, k: int) -> None:
+    """Its last token is an end of text, which the drafter proposes here and there."""
+    trace = generate(IID(0.7), sequences=30, output_tokens=20, depth=8, seed=k)
+    trace = dataclasses.replace(trace, budget_tokens=trace.budget_tokens + 10, meta=trace.meta | {"eos_token_id": None})
+    conventions = find_conventions(engine)
+    expected = plain_rounds(trace, k, 30, conventions)
+    assert replayed_rounds(trace, FixedK(k), 30, conventions) == expected
+    finals = [(t + accepted, drafted) for sequence in expected for t, drafted, accepted in sequence[-1:]]
+    assert any(end == 20 for end, _ in finals) == conventions.accepts_end
+    draft_token = trace.draft_token.copy()
+    draft_token[:, 0] = 99  # an end of text, as the drafter has it, though the target goes on
+    ends = dataclasses.replace(trace, draft_token=draft_token, meta=trace.meta | {"eos_token_id": [99]})
+    drafted = {row[1] for sequence in replayed_rounds(ends, FixedK(k), 30, conventions) for row in sequence}
+    assert (max(drafted) == k) if conventions.drafts_past_end else (max(drafted) == 1)
 
 
 @pytest.mark.parametrize("engine", CONVENTIONS)

@@ -1,4 +1,4 @@
-"""llama.cpp in a process of its own: `python -m realrun.engines.llamacpp_process JOB RESULT`, both JSON.
+"""llama.cpp in a process of its own: `python -m realrun.engines.processes.llamacpp JOB RESULT`, both JSON.
 
 A job has a server for each of its arms (k, p_min), and turns (arm, prompt), one after another. No torch here.
 """
@@ -16,7 +16,11 @@ INFO = 4  # level of a log that has a line for every round and request
 
 
 def parameters(job: dict[str, Any], k: int, p_min: float) -> Any:
-    """Of a server that drafts so; float32 caches, as keys and values in float16 would turn near ties around."""
+    """Of a server that drafts so, in float32 throughout.
+
+    By default caches are float16 and attention computes in it, even over float32 caches, which is off by 1e-4 in
+    probabilities and turns near ties around.
+    """
     float32 = xllamacpp.ggml_type.GGML_TYPE_F32
     found = xllamacpp.CommonParams()
     found.model.path = f"{job['folder']}/target.gguf"
@@ -25,6 +29,7 @@ def parameters(job: dict[str, Any], k: int, p_min: float) -> Any:
     found.endpoint_metrics, found.cache_prompt, found.fit_params = True, False, False
     found.cpuparams.n_threads = found.cpuparams_batch.n_threads = job["threads"]
     found.cache_type_k = found.cache_type_v = float32
+    found.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if k:
         found.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         draft = found.speculative.draft
