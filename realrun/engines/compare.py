@@ -123,7 +123,7 @@ def compare_sequence(
     def replay(changed: Trace) -> Play:
         log = PricedTrace(changed, ANY_COST).replay(policy, log=True).rounds
         assert log is not None
-        rounds = rounds_of(log, conventions)
+        rounds = rounds_of(log, changed, conventions)
         assert rounds.t is not None
         counted = zip(rounds.t.tolist(), rounds.drafted.tolist(), rounds.accepted.tolist(), strict=True)
         kept = [row for row in counted if until == len(text) or row[0] + row[2] < until]

@@ -73,12 +73,8 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     if conventions.clips_draft:
         ends = np.repeat(np.minimum(trace.output_tokens, most), trace.output_tokens)
         match_len = np.minimum(match_len, np.maximum(ends - trace.position, 0)).astype(match_len.dtype)
-    ended = trace.output_tokens < budget  # by an end of text, beyond which nothing is accepted
-    if not conventions.accepts_end:
-        room = np.repeat(trace.output_tokens - 1, trace.output_tokens) - trace.position
-        before_end = np.where(np.repeat(ended, trace.output_tokens), np.minimum(match_len, room), match_len)
-        match_len = before_end.astype(match_len.dtype)
-    if not conventions.clips_draft:
+    else:
+        ended = trace.output_tokens < budget  # by an end of text, beyond which nothing is accepted
         cut_off = int((~ended & (trace.output_tokens < budget + trace.depth)).sum())
         budget = budget + trace.depth
     if conventions.first_token == "prefill":
@@ -111,11 +107,18 @@ def _prompts(trace: Trace, prefilled: int) -> IntArray | None:
     return np.insert(trace.prompt, ends, trace.token[trace.offsets[:-1]])
 
 
-def rounds_of(log: RoundLog, conventions: Conventions) -> Rounds:
+def rounds_of(log: RoundLog, trace: Trace, conventions: Conventions) -> Rounds:
     """The rounds that the engine counts, with positions as the engine numbers its output tokens.
 
     Tokens that a policy drops are none of a draft's: engines count what is verified.
+
+    trace : that was replayed
     """
+    if conventions.accepts_end != "always":
+        ends = log.t + log.accepted == trace.output_tokens[log.sequence]  # no token of the target's came behind
+        if conventions.accepts_end == "last":
+            ends &= log.verified > log.accepted
+        log = dataclasses.replace(log, accepted=log.accepted - ends)
     if not conventions.counts_empty:
         log = log[log.verified > 0]
     drafted, accepted, sequence, t = (

@@ -25,8 +25,9 @@ class Conventions:
         Whether rounds that drafted nothing count as rounds of speculation.
     drafts_past_end : bool
         Whether a draft goes on behind an end-of-text token that the drafter proposes.
-    accepts_end : bool
-        Whether a right end of text counts as an accepted token. If not, it counts as the one that the target adds.
+    accepts_end : {"always", "last", "never"}
+        When a drafted end of text that is right counts as accepted: always, as a draft's last token alone, or never,
+        as it counts as the one that the target adds.
     source : str
         Where these were found.
 
@@ -43,24 +44,24 @@ class Conventions:
     clips_draft: bool
     counts_empty: bool
     drafts_past_end: bool
-    accepts_end: bool
+    accepts_end: Literal["always", "last", "never"]
     source: str
 
 
 CONVENTIONS = {
     found.engine: found
     for found in (
-        Conventions("specsim", "0.1", "round", True, True, False, True, "this package"),
+        Conventions("specsim", "0.1", "round", True, True, False, "always", "this package"),
         Conventions(
-            "vllm", "0.32.0", "prefill", False, False, False, True,
+            "vllm", "0.32.0", "prefill", False, False, False, "always",
             "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay",
         ),
         Conventions(
-            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False, True, False,
+            "llamacpp", "2026.10 (0c1e57098)", "prefill", True, False, True, "last",
             "runs on a CPU: LLAMA_TRACE of 36 prompts, texts and rounds equal to a replay",
         ),
         Conventions(
-            "transformers", "5.17", "round", True, True, False, False,
+            "transformers", "5.17", "round", True, True, False, "never",
             "read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
         ),
     )

@@ -41,7 +41,7 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     played = priced.replay(policy, seed=seed, log=True)
     assert played.rounds is not None
     prefilled = priced.trace.sequences if conventions.first_token == "prefill" else 0
-    totals = Totals.of(rounds_of(played.rounds, conventions), int(played.output_tokens.sum()) + prefilled)
+    totals = Totals.of(rounds_of(played.rounds, priced.trace, conventions), int(played.output_tokens.sum()) + prefilled)
     printed = [one for one in DEFINITIONS if one.engine == conventions.engine]
     return {
         "engine": conventions.engine,

@@ -37,13 +37,13 @@ def explain(
                 f"the {one.first_token}",
                 "yes" if one.clips_draft else "no",
                 "yes" if one.counts_empty else "no",
-                f"{'goes on' if one.drafts_past_end else 'ends'}, {'' if one.accepts_end else 'not '}accepted",
+                f"{'goes on' if one.drafts_past_end else 'ends'}; accepted: {one.accepts_end}",
                 one.source,
             ]
             for one in conventions
         ]
         columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft"]
-        columns += ["a draft with an end of text", "found"]
+        columns += ["a draft behind an end of text", "found"]
         print_table("How engines run and count rounds", columns, rows, labels=6)
         return
     found = find_definitions(quantity, engine)
