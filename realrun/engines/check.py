@@ -62,13 +62,15 @@ def check_recording(trace: Trace, pair: Pair, depth: int, max_new_tokens: int, n
     return prompts_of(trace, name)
 
 
-def as_lookups(trace: Trace, rule: NgramRule, depth: int) -> Trace:
-    """What prompt lookup by this rule proposes on the texts of a recording, as far as an end of text in it."""
+def as_lookups(trace: Trace, rule: NgramRule, depth: int, *, past_end: bool) -> Trace:
+    """What prompt lookup by this rule proposes on the texts of a recording; past_end : also behind an end of text."""
     assert trace.prompts is not None
     outputs = np.split(trace.token, trace.offsets[1:-1])
     columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
     texts = [TokenText(prompt.tolist(), output.tolist(), domain, most) for prompt, output, domain, most in columns]
     found = lookup_trace(texts, rule, depth)
+    if past_end:
+        return found
     ended = np.logical_or.accumulate(np.isin(found.draft_token, trace.eos_token_ids), axis=1)
     return dataclasses.replace(
         found,
@@ -128,7 +130,8 @@ def check(
             played = trace
             if lookup:
                 assert engine.lookup_rule is not None
-                played = as_lookups(trace, engine.lookup_rule, setting.k)
+                past_end = engine.conventions.drafts_past_end
+                played = as_lookups(trace, engine.lookup_rule, setting.k, past_end=past_end)
             rows.append(compared(played, engine, setting, run, max_new_tokens, models))
         progress("run", len(settings), len(settings))
     return {

@@ -20,7 +20,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.trace.ngram import NgramRule
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
-HOME = Path(__file__).parents[2]  # where this package is found
+PROCESSES = Path(__file__).parent / "processes"
 SAID = 3  # last lines of a failed engine's log that an error repeats
 
 
@@ -144,32 +144,27 @@ def save_models(pair: Pair, folder: Path) -> None:
 
 
 def run_apart(
-    module: str,
+    script: str,
     job: Mapping[str, Any],
     folder: Path,
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> Any:
-    """The JSON that a module makes of a job in a process of its own, whose standard error is left in folder/log.txt.
+    """The JSON that a script of PROCESSES makes of a job in a process of its own; its log is left in folder/log.txt.
 
-    InputError, with the last lines of that, where it fails.
+    InputError, with the log's last lines, where it fails.
 
-    python : interpreter; one of another environment finds this package, and nothing else of ours
+    python : interpreter, perhaps of another environment
     """
     given, made, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     given.write_text(json.dumps(job))
     made.unlink(missing_ok=True)
-    command = [python, "-m", module, str(given), str(made)]
-    found = [path for path in sys.path if path] if python == sys.executable else [str(HOME)]
-    paths = os.pathsep.join(found)
+    command = [python, str(PROCESSES / script), str(given), str(made)]
     with log.open("w") as said:
         done = subprocess.run(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+            command, stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **(environment or {})}
         )
     if done.returncode or not made.is_file():
         last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-SAID:])
-        raise InputError(f"{module} ended with {done.returncode}: {last:.400}; run the engine alone to see why")
+        raise InputError(f"{script} ended with {done.returncode}: {last:.400}; run the engine alone to see why")
     return json.loads(made.read_text())

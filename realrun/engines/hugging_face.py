@@ -11,7 +11,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.trace.ngram import RULES
 
-PROCESS = "realrun.engines.processes.hugging_face"
+PROCESS = "run_transformers.py"
 
 
 class HuggingFaceEngine(Engine):

@@ -17,7 +17,7 @@ from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.p_min import LlamaCpp
 
-PROCESS = "realrun.engines.processes.llamacpp"
+PROCESS = "run_llamacpp.py"
 TRACE = {"LLAMA_TRACE": "1"}  # a line in the log for every round
 THREADS = 1
 DRAFTING = re.compile(r"statistics .*dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # since a server's start

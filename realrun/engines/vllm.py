@@ -15,7 +15,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.trace.ngram import NgramRule
 
-PROCESS = "realrun.engines.processes.vllm"
+PROCESS = "run_vllm.py"
 PYTHON = "SPECSIM_VLLM_PYTHON"  # names the interpreter that has it
 COUNTERS = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 VERSION = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"

@@ -53,7 +53,7 @@ CONVENTIONS = {
     for found in (
         Conventions("specsim", "0.1", "round", True, True, False, "always", "this package"),
         Conventions(
-            "vllm", "0.32.0", "prefill", False, False, False, "always",
+            "vllm", "0.32.0", "prefill", False, False, True, "always",
             "runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay",
         ),
         Conventions(

@@ -1,1 +1,4 @@
-"""What runs in an engine's own process: a job in, a result out, both JSON; nothing of specsim is imported."""
+"""What runs in an engine's own process: a job in, a result out, both JSON.
+
+Nothing of this package is imported, so that an interpreter of another environment can run these files.
+"""

@@ -195,9 +195,10 @@ def test_lookups_are_those_of_the_engines_rule() -> None:
     rule = HuggingFaceEngine.lookup_rule
     assert rule is not None
     trace = dataclasses.replace(trace, token=token, meta=trace.meta | {"eos_token_id": [3]})
-    found = as_lookups(trace, rule, 4)
+    found = as_lookups(trace, rule, 4, past_end=False)
     assert found.depth == 4 and found.sequences == 3
     assert found.draft_token[5].tolist() == [0, 1, 2, -1]  # what follows 5 6 in the prompt, up to an end of text
+    assert as_lookups(trace, rule, 4, past_end=True).draft_token[5].tolist() == [0, 1, 2, 3]
 
 
 BY_P_MIN = json.loads(Path(test_as_engine.__file__).with_name("rounds_p_min.json").read_text())

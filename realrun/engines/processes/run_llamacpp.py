@@ -1,4 +1,4 @@
-"""llama.cpp in a process of its own: `python -m realrun.engines.processes.llamacpp JOB RESULT`, both JSON.
+"""llama.cpp in a process of its own: `python run_llamacpp.py JOB RESULT`, both JSON.
 
 A job has a server for each of its arms (k, p_min), and turns (arm, prompt), one after another. No torch here.
 """

@@ -1,7 +1,4 @@
-"""vLLM in a process of its own, of an environment of its own: `python -m realrun.engines.processes.vllm JOB RESULT`.
-
-Neither torch of ours nor anything of specsim is imported here.
-"""
+"""vLLM in a process of its own, of an environment of its own: `python run_vllm.py JOB RESULT`."""
 
 from __future__ import annotations
 

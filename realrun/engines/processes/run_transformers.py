@@ -1,4 +1,4 @@
-"""Hugging Face's `generate` in a process of its own: `python -m realrun.engines.processes.hugging_face JOB RESULT`.
+"""Hugging Face's `generate` in a process of its own: `python run_transformers.py JOB RESULT`.
 
 Nothing of a round leaves `generate`, so the candidate generator that it makes is watched: what it proposes, and how
 much of that it is told to have matched.
