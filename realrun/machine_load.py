@@ -23,7 +23,7 @@ class Load(NamedTuple):
 
 
 class Ticks(NamedTuple):
-    """Ticks of all CPUs over some time: in all, busy, of these by this process, and stolen."""
+    """Ticks of all CPUs over some time: in all, busy, of these by this process and its children, and stolen."""
 
     total: float
     busy: float
@@ -33,12 +33,12 @@ class Ticks(NamedTuple):
 
 def watch() -> Callable[[], Ticks]:
     """Begin to watch the machine; what it returns gives the ticks since."""
-    ticks, own_s = _ticks(), time.process_time()
+    ticks, own_s = _ticks(), _own_s()
 
     def since() -> Ticks:
         spent = [after - before for before, after in zip(ticks, _ticks(), strict=True)]
         busy = sum(spent) - spent[IDLE] - spent[IOWAIT] - spent[STEAL]
-        own = (time.process_time() - own_s) * os.sysconf("SC_CLK_TCK")
+        own = (_own_s() - own_s) * os.sysconf("SC_CLK_TCK")
         return Ticks(sum(spent), busy, own, spent[STEAL])
 
     return since
@@ -48,6 +48,12 @@ def load_from(parts: Iterable[Ticks]) -> Load:
     """The load over all of these times."""
     total, busy, own, stolen = map(sum, zip(*parts, strict=True))
     return Load(100 * max(busy - own, 0.0) / total, 100 * stolen / total) if total > 0 else Load(None, None)
+
+
+def _own_s() -> float:
+    """CPU seconds of this process, and of those that it started and that have ended."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
 
 
 def _ticks() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_shares_are_of_all_cpus_less_this_process(tmp_path: Path, monkeypatch: p
     found = machine_load.load_from([load()])
     assert found == (20.0, 5.0)
     assert load_text(found._asdict()) == "other processes used 20 % of the CPUs' time, 5.0 % was stolen by other guests"
+
+
+def test_a_child_that_has_ended_is_this_process_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 ticks 400 are busy, 150 of them this process's and 200 those of a process that it started."""
+    path, own = stat(tmp_path / "stat", 100, 0, 50, 800, 0, 0, 0, 10), iter([3.0, 4.5])
+    children = iter([(0.0, 0.0, 7.0, 1.0, 0.0), (0.0, 0.0, 8.5, 1.5, 0.0)])
+    monkeypatch.setattr(machine_load, "STAT", path)
+    monkeypatch.setattr(machine_load.time, "process_time", lambda: next(own))
+    monkeypatch.setattr(machine_load.os, "times", lambda: os.times_result(next(children)))
+    monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
+    load = machine_load.watch()
+    stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)
+    assert machine_load.load_from([load()]).others_percent == pytest.approx(5.0)
 
 
 def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
