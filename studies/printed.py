@@ -29,6 +29,7 @@ KEYS = {
     "arm",
     "epsilon",
     "score",
+    "form",
 }
 # Columns of words, such as a policy's settings or an order.
 WORDS = {"predicted best", "fixed K", "Thompson sampling", "order", "order, AdaEDL's table 1 (as in 8 of its 9 cells)"}

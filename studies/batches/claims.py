@@ -17,6 +17,8 @@ GOODPUT = "goodput rule"
 def not_claimed(figure: Figure) -> str:
     if "arm" in figure.row or "best K measured" in figure.row:
         return "the study's own prediction from probes of a real run, which claims do not make"
+    if "form" in figure.row:
+        return "errors of forms fitted to a real run's probes, which claims do not fit"
     if "costs" in figure.row:
         return "prices of single steps, and schedules, of which every speedup is claimed"
     if figure.column == "sequences" or (figure.several and figure.number == 1):

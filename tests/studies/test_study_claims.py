@@ -57,6 +57,12 @@ def test_claims_expect_what_the_report_prints(study: str) -> None:
     assert list(claims.differing(study)) == []
 
 
+@pytest.mark.parametrize("study", claims.CLAIMED)
+def test_what_was_recorded_gives_every_printed_figure_again(study: str) -> None:
+    found = [check(claim) for claim in read_claims(claims.claims_file(study))]
+    assert len(found) > 20 and [one.claim.name for one in found if not one.passed] == []
+
+
 def test_a_figure_changed_by_hand_is_named(tmp_path: Path) -> None:
     name = "greedy: eagle, fixed_k, tuned: k=7: measured"
     report = (claims.HOME / "board" / "report.md").read_text()
