@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from realrun.decode.decoder import Decoder
+from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
@@ -23,6 +23,7 @@ from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES, make_policy
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import JoinedTrace, join_traces
 from tests.support.drafting import Case, case_pair
@@ -125,6 +126,31 @@ def test_a_drafter_catches_up_on_as_many_tokens_as_the_replay_prices(beside: str
         if model or beside in ("eagle", "edd", "two"):
             assert PricedTrace(trace, costs).replay(policy).seconds[:, 0].sum() == pytest.approx(sum(fed), abs=1e-3)
     assert lacking > 2 or beside in ("self-sd", "medusa")  # which read the target's own
+
+
+@dataclass(frozen=True)
+class NothingWhereThereIsNoMatch(SwitchPolicy):
+    """The lookup where it has nothing to propose, so that nothing is drafted, else the other."""
+
+    name = "nothing"
+    source = "this test"
+    choose = staticmethod(lambda state, params, foretold, lag: 0 if foretold[0] == 0.0 else 1)
+
+
+def test_heads_draft_from_the_last_state_behind_rounds_that_drafted_nothing() -> None:
+    pair, trace = joined("medusa", "greedy")
+    decoder = Decoder(*pair.make_drafter(), (), MODES["greedy"])
+    behind_nothing = 0
+    for sequence, prompt in enumerate(prompts()):
+        decoding = Decoding(decoder, prompt.tokens, TOKENS, NothingWhereThereIsNoMatch(k1=3, k2=3), sequence)
+        idle = False
+        while not decoding.done:
+            row = int(trace.offsets[sequence]) + decoding.position
+            drafted = decoding.advance().tokens
+            assert drafted == trace.parts[1].draft_token[row, : len(drafted)].tolist()
+            behind_nothing += idle and len(drafted) > 0
+            idle = not drafted
+    assert behind_nothing > 2
 
 
 def test_a_text_may_end_within_a_round() -> None:
