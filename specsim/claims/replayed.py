@@ -54,16 +54,17 @@ def of_replay(subject: ReplaySubject, home: Path) -> Measured:
     files = [subject.trace, subject.policy, subject.draft_cost, subject.cost if isinstance(subject.cost, str) else None]
     stamps = tuple(stamp_of(home / file) for file in files if file)
     source = Source(home, stamps, *(getattr(subject, name) for name in Source._fields[2:]))
-    part, replayed, times = _replay(source, subject.model_dump_json(exclude={"quantity", "average"}))
+    replayed, times, on_rest = _replay(source, subject.model_dump_json(exclude={"quantity", "average"}))
+    part = _rest(source, subject.tuning_share or DEFAULT_SHARE, subject.seed) if on_rest else _priced(source)
     top, bottom = _columns(subject, replayed, part, times, home)
     key = (subject.trace, subject.max_output_tokens, tuple(part.trace.sequence_id.tolist()))
     found = from_columns(PerSequence(top, bottom, key), average=subject.average)
     return replace(found, seconds=(replayed.speculative_s, np.asarray(replayed.output_tokens, dtype=np.float64)))
 
 
-@lru_cache(maxsize=64)  # several quantities are claimed of one replay
-def _replay(source: Source, subject_json: str) -> tuple[PricedTrace, Replay, int]:
-    """What a subject is reported on, its replays' sums, and of how many."""
+@lru_cache(maxsize=64)  # several quantities are claimed of one replay, which holds no trace
+def _replay(source: Source, subject_json: str) -> tuple[Replay, int, bool]:
+    """The sums of a subject's replays, of how many, and whether only on what policies do not learn on."""
     from specsim.api.predict import fitted_part
     from specsim.ranking.leaderboard import replay_seeds, together
 
@@ -71,14 +72,15 @@ def _replay(source: Source, subject_json: str) -> tuple[PricedTrace, Replay, int
     name = str(source.home / subject.policy) if ".py" in subject.policy else subject.policy
     share = subject.tuning_share or DEFAULT_SHARE
     part, policy, learned_on = fitted_part(whole, name, subject.settings, share, subject.seed)
-    if learned_on or subject.tuning_share is not None:
-        part = _held(source, share, subject.seed)
+    on_rest = learned_on > 0 or subject.tuning_share is not None
+    if on_rest:
+        part = _rest(source, share, subject.seed)
     if subject.replays == 1:
-        return part, part.replay(policy, seed=subject.seed, log=subject.rounds is not None), 1
+        return part.replay(policy, seed=subject.seed, log=subject.rounds is not None), 1, on_rest
     if subject.rounds is not None:
         raise InputError("rounds are those of one replay; leave replays out")
     replays = replay_seeds(part, policy, range(subject.seed, subject.seed + subject.replays))
-    return part, replace(together(replays), rounds=None), len(replays)
+    return replace(together(replays), rounds=None), len(replays), on_rest
 
 
 @lru_cache(maxsize=4)  # several policies are claimed of one trace
@@ -95,7 +97,7 @@ def _priced(source: Source) -> PricedTrace:
 
 
 @lru_cache(maxsize=4)
-def _held(source: Source, tuning_share: float, seed: int) -> PricedTrace:
+def _rest(source: Source, tuning_share: float, seed: int) -> PricedTrace:
     """The sequences that policies do not learn on."""
     from specsim.trace.split import split_sequences
 
