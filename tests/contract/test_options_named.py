@@ -34,6 +34,7 @@ RAISED_BY = {
     "realrun/engines/validate.py": ("realrun engine validate",),
     "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
     "realrun/leaderboard/job.py": ("realrun leaderboard",),
+    "realrun/leaderboard/joined.py": ("realrun validate",),
     "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
     "realrun/own_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),
     "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
