@@ -62,7 +62,7 @@ CONVENTIONS = {
         ),
         Conventions(
             "transformers", "5.17", "round", True, True, False, "never",
-            "read in _assisted_decoding; with a draft model and by lookup, rounds of 36 prompts on a CPU equal to a replay",
+            "read in _assisted_decoding; with a draft model and by lookup, rounds of 36 prompts equal to a replay",
         ),
     )
 }  # fmt: skip
