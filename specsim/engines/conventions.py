@@ -98,7 +98,8 @@ CONVENTIONS = {
             drafts_ahead=False,
             drafts_past_end=False,
             accepts_end="never",
-            source="read in _assisted_decoding; with a draft model, texts and passes on a CPU equal to a replay's",
+            source="read in _assisted_decoding; with a draft model and by lookup, rounds of 36 prompts equal to a "
+            "replay",
         ),
     )
 }

@@ -22,9 +22,9 @@ from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import recorded_trace
 from specsim.arrays import Floats
 from specsim.cost.batch_profile import batch_profile_from_json
-from specsim.cost.recorded_steps import profile_steps
 from specsim.cost.step_times import judge_step_times
 from specsim.files import write_text
+from specsim.fitting.recorded_steps import profile_steps
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.progress import Progress
 from specsim.serving.drafts import drafts_of

@@ -21,9 +21,9 @@ from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
-from specsim.cost.recorded_steps import read_steps
 from specsim.cost.step_times import judge_step_times
 from specsim.files import file_digest
+from specsim.fitting.recorded_steps import read_steps
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests
 from specsim.static_tree.rates import read_rates

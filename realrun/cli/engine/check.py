@@ -20,7 +20,7 @@ from realrun.cli.options import (
 )
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
-EngineOption = Annotated[str, typer.Option(help="Engine to run: llamacpp, vllm or transformers.", show_default=False)]
+EngineOption = Annotated[str, typer.Option(help="Engine to run: llamacpp or transformers.", show_default=False)]
 TraceOption = Annotated[
     Path | None,
     typer.Option(

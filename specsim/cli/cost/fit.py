@@ -33,8 +33,8 @@ def fit(
 
     Example: specsim cost fit steps.csv
     """
-    from specsim.cost.recorded_steps import read_steps
     from specsim.cost.step_times import judge_step_times
+    from specsim.fitting.recorded_steps import read_steps
 
     recorded = read_steps(steps)
     judged = judge_step_times(recorded, seed=seed)

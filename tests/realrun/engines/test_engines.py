@@ -20,7 +20,6 @@ from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds
 from realrun.engines.validate import plan_of, validate
-from realrun.engines.vllm import VllmEngine
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record
@@ -167,12 +166,6 @@ def test_commands_refuse_in_one_line(options: str, says: str) -> None:
     assert_refused(call("realrun", "engine", *options.split()), says)
 
 
-def test_an_environment_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSIM_VLLM_PYTHON", "/nowhere/python")
-    with pytest.raises(InputError, match="vLLM is not installed for /nowhere/python; make an environment with `nox"):
-        VllmEngine().check_installed()
-
-
 def test_a_process_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere.py ended with 2: .*can't open file") as caught:
         run_apart("nowhere.py", {}, tmp_path)
@@ -229,8 +222,9 @@ def test_llamacpp_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: P
     engine = LlamaCppEngine()
     document = check(lab_pair32, trace, engine, settings_of(engine, [1, 3, 8], [0.3, 0.75]), 40)
     assert document["identical"], document
-    assert all(row["rounds_identical"] >= row["rounds"] - len(row["near_ties"]) > 40 for row in document["settings"])
-    assert all(row["counters_equal"] for row in document["settings"])
+    rows = document["settings"]
+    assert all(row["rounds_identical"] == row["rounds"] for row in rows if not row["near_ties"])
+    assert all(row["counters_equal"] for row in rows) and sum(row["rounds"] for row in rows) > 200
 
 
 @pytest.mark.slow
@@ -243,21 +237,6 @@ def test_llamacpp_says_what_its_rounds_take(prompts: list[Prompt], lab_pair32: P
     ]  # fmt: skip
     assert all(row["measured_tokens_per_second"] > 0 for row in document["rows"])
     assert document["costs"]["round_s"]["0"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lookup", [False, True], ids=["draft model", "prompt lookup"])
-def test_vllm_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair, lookup: bool) -> None:
-    engine = VllmEngine()
-    try:
-        engine.check_installed()
-    except InputError as error:
-        pytest.skip(str(error))
-    trace = record(lab_pair32, prompts[:4], RecordSettings(5, 48, Sampler("greedy")))
-    document = check(lab_pair32, trace, engine, settings_of(engine, [5], []), 40, lookup=lookup)
-    assert document["identical"], document
-    (row,) = document["settings"]
-    assert row["rounds_identical"] == row["rounds"] > 20 and row["counters_equal"]
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from specsim.cost import step_times
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost, with_batch
 from specsim.cost.linear import LinearPass
-from specsim.cost.recorded_steps import profile_steps
 from specsim.cost.step_times import FORMS, Steps, fit_step_time, judge_step_times
+from specsim.fitting.recorded_steps import profile_steps
 from specsim.serving.costs import batch_cost
 from specsim.trace.files import write_trace
 from tests.specsim.cost.test_batch_profile import document, read

@@ -130,6 +130,9 @@ def test_what_the_recording_does_not_reach_is_counted() -> None:
     assert as_engine(trace, CONVENTIONS["vllm"], max_output_tokens=23).cut_off == 6
     assert as_engine(trace, CONVENTIONS["vllm"], max_output_tokens=22).cut_off == 0
     assert as_engine(trace, CONVENTIONS["llamacpp"]).cut_off == 0
+    ended = dataclasses.replace(trace, budget_tokens=trace.budget_tokens + 20)  # vLLM accepts behind an end of text too
+    assert as_engine(ended, CONVENTIONS["vllm"], max_output_tokens=40).cut_off == 6
+    assert as_engine(ended, CONVENTIONS["llamacpp"], max_output_tokens=40).cut_off == 0
 
 
 def test_what_was_output_and_what_it_costs_without_drafts_is_the_same_but_for_the_first_token() -> None:
