@@ -111,6 +111,8 @@ def check(claim: Claim) -> Checked:
         return Checked(claim, verdict, found, interval, seconds=measured[0].seconds)
     except InputError as error:
         raise InputError(f"claim {claim.name!r}: {error}") from None
+    except OSError as error:  # a name that no file can have; the others are refused by who reads them
+        raise InputError(f"claim {claim.name!r}: {error.strerror}: {str(error.filename)[:80]}...") from None
 
 
 def check_files(paths: Sequence[Path], *, progress: Callable[[str, int, int], None] | None = None) -> list[Checked]:

@@ -138,9 +138,12 @@ def _read_document(path: Path, stamp: Stamp) -> Any:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes where a file, or one in this folder, does."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    states = [(file.name, file.stat()) for file in files if file.is_file()]
+    """What changes where a file, or one in this folder, does; nothing of what is not there, or cannot be looked at."""
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        states = [(file.name, file.stat()) for file in files if file.is_file()]
+    except OSError:  # such as a name that is too long: who reads it says why
+        return ()
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 
 

@@ -157,4 +157,4 @@ def _cost(source: Source) -> CostModel:
     if draft_cost is not None:
         return read_grid_pair(home / cost, home / draft_cost, batch=batch or 1)
     path = home / cost
-    return read_cost(path if path.exists() else cost, batch=batch)
+    return read_cost(path if stamp_of(path) else cost, batch=batch)

@@ -60,4 +60,4 @@ def _cost(path: Path, stamp: Stamp, name: str) -> BatchCost:
     from specsim.cost.files import read_cost
     from specsim.serving.costs import batch_cost
 
-    return batch_cost(read_cost(path if path.exists() else name))
+    return batch_cost(read_cost(path if stamp else name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,15 @@ def test_what_is_wrong_is_named_in_one_line(recorded: Path, tmp_path: Path, case
         check_files([path])
     message = str(refused.value)
     assert word in message and str(path) in message and "\n" not in message
+
+
+@pytest.mark.parametrize("key", ["trace", "cost", "policy"])
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(recorded: Path, tmp_path: Path, key: str) -> None:
+    long = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{"x" * 5000}"', CLAIMS, count=1)
+    assert long != CLAIMS
+    with pytest.raises(InputError, match="good.claims.toml|claim ") as refused:
+        check_files([beside(recorded, tmp_path, long)])
+    assert "\n" not in str(refused.value)
 
 
 def test_files_are_read_before_anything_is_evaluated(recorded: Path, tmp_path: Path) -> None:
