@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from specsim.claims.claim import FindingSubject, ValueSubject
 from specsim.errors import InputError
 from specsim.json_files import read_json
 from specsim.speedup.intervals import Estimate, ratio_interval
-
-if TYPE_CHECKING:
-    pass
 
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # of files: name, time of the last change, size
 
