@@ -121,8 +121,11 @@ def of_seeds(subject: SeedsSubject, path: Path) -> Measured:
         raise InputError(f"{where}: lists and over are not of the same two sequences or more; name lists that are")
     if not (bottom.sum(axis=1) > 0).all():
         raise InputError(f"{where}: {', '.join(subject.over or ())} of a seed sum to 0; choose another over")
-    per_seed = PerSeed(linear_parts(top, bottom), ("seeds", where, tuple(entries)))
-    mean = mean_over_seeds(per_seed.parts)
+    with np.errstate(all="ignore"):  # what overflows is refused
+        per_seed = PerSeed(linear_parts(top, bottom), ("seeds", where, tuple(entries)))
+        mean = mean_over_seeds(per_seed.parts)
+    if not np.isfinite([mean.low, mean.high]).all():
+        raise InputError(f"{where}: the numbers are too far apart for an interval; choose other units")
     return Measured(mean.estimate, Estimate.exact(mean.estimate), mean, per_seed=per_seed)
 
 

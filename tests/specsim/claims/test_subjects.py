@@ -182,6 +182,7 @@ def test_a_share_over_all_seeds_is_a_ratio_of_two_means(tmp_path: Path) -> None:
         ({"a": [{"tokens": [1, 2], "rounds": [1]}] * 2}, LENGTHS, "same two sequences"),
         ({"a": [{"tokens": [1], "rounds": [1]}] * 2}, LENGTHS, "same two sequences"),
         ({"a": [{"tokens": [1, 2], "rounds": [0, 0]}] * 2}, LENGTHS, "rounds of a seed sum to 0"),
+        ({"a": [{"tokens": [1e300, 1.0]}, {"tokens": [1.0, 1.0]}]}, "", "too far apart"),
         (TRAININGS, "over = []\n", "over"),
         (TRAININGS, 'lists = "tokens"\n', "lists"),
         (TRAININGS, 'document = "it.json"\nseeds = "it.json"\n', "exclude"),
