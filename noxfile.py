@@ -17,6 +17,8 @@ DEMO = shlex.split(
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
 )
 
+IMAGE = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy==2.5.2")
+
 
 def install(session: nox.Session, *extras: str) -> None:
     """The package with these extras, at the exact versions of constraints.txt."""
@@ -44,6 +46,16 @@ def slow(session: nox.Session) -> None:
     session.run(
         "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD
     )
+
+
+@nox.session(python="3.12")
+def image(session: nox.Session) -> None:
+    """The versions that images of GPU machines have, and no Optuna: tests of kernels and real run, and the campaign."""
+    session.install("-e", ".[real,dev]", *IMAGE)
+    session.run("pip", "uninstall", "-y", "optuna")
+    session.run("python", "-c", "import specsim, realrun.campaign.smoke, speckernels")
+    session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ONE_THREAD)
+    session.run("realrun", "campaign", "--out", "results/image", "--minutes", "5", "--overwrite", env=ONE_THREAD)
 
 
 @nox.session

@@ -3,7 +3,10 @@
 Names are loaded when they are first used, since torch and transformers are slow to import.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +43,17 @@ __all__ = [
     "record",
     "validate",
 ]
+
+
+def _find_kernels() -> None:
+    """In a source tree that nobody installed, the package speckernels lies in kernels/ beside this one."""
+    beside = Path(__file__).parents[1] / "kernels"
+    found = find_spec("speckernels")
+    if (found is None or found.origin is None) and beside.is_dir():
+        sys.path.append(str(beside))
+
+
+_find_kernels()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 def provenance(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """A small JSON-able record to store beside every measurement."""
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy", "numba")}
+    versions = {name: _installed(name) for name in ("torch", "transformers", "numpy", "numba")}
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(device),
@@ -26,6 +26,14 @@ def provenance(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "git_revision": git_revision(),
         **versions,
     }
+
+
+def _installed(package: str) -> str:
+    """Its version; the kernels' stage of a campaign runs without some."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def device_name(device: torch.device) -> str:

@@ -449,12 +449,15 @@ __global__ void __launch_bounds__(THREADS, TOP && sizeof(T) == 8 ? 1 : TOP || si
     for (int other = 1; other < WARPS; ++other) list = merge_lists(list, lists[other][lane]);
     args.entries[(first_slot + split) * MAX_TOP_K + lane] = list;
   }
-  __threadfence();
   __syncwarp();
   int arrived = 0;
-  if (lane == 0) arrived = atomicAdd(args.counters + row, 1);
+  if (lane == 0) {  // one lane speaks for the warp: barrier, fence, atomic, fence, barrier
+    __threadfence();
+    arrived = atomicAdd(args.counters + row, 1);
+    __threadfence();
+  }
+  __syncwarp();
   if (__shfl_sync(ALL_LANES, arrived, 0) != args.splits - 1) return;
-  __threadfence();
 
   // The last block of the row. Reads pass by the first-level cache, which may hold older values.
   Part<X> part = empty_part<X>();

@@ -127,10 +127,10 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
       __threadfence();
       is_last = atomicAdd(&arrived[row], 1) == splits - 1;
       if (is_last) arrived[row] = 0;  // for the next launch
+      __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
     total = 0;
     const volatile int64_t* parts = partial + row * splits;
     for (int split = 0; split < splits; ++split) total += parts[split];

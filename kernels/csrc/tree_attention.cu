@@ -332,16 +332,16 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
         for (int upper = 0; upper < 2; ++upper)
           stats_of(mine)[m * 16 + upper * 8] = float2{row_max[m][upper], row_sum[m][upper]};
     }
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {  // one thread speaks for the block: barrier, fence, atomic, fence, barrier
       unsigned* arrived = a.arrived + place + parent + level;
+      __threadfence();
       is_last = atomicAdd(arrived, 1u) == unsigned(children - 1);
       if (is_last) *arrived = 0;  // as it was found
+      __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
 
     // Always summed in the order of the splits: the result does not depend on who came last.
     float weights[S::ROW_TILES][2][S::RADIX];
@@ -415,8 +415,18 @@ int launch(const Arguments& a, dim3 grid, void* stream) {
 // Few rows: the warps share the keys and three tiles are on their way, for bandwidth. Many rows:
 // 32 per warp where registers allow it, since each key that a warp loads then serves twice as
 // many products. A block takes a multiprocessor to itself; splits.py counts on that.
+// Where a block has no more than 99 KiB of shared memory, heads of 128 take fewer stages.
 template <typename T, int D>
-int launch_rows(const Arguments& a, int64_t block_rows, dim3 grid, void* stream) {
+int launch_rows(const Arguments& a, int64_t block_rows, bool tight, dim3 grid, void* stream) {
+  if constexpr (D == 128) {
+    using Few = Shape<D, 1, 4, 1, 64, 2, 16>;
+    using Many = Shape<D, 4, 2, 1, 64, 2, 4>;
+    static_assert(Few::SHARED_BYTES < 99 * 1024 && Many::SHARED_BYTES < 99 * 1024);
+    if (tight && block_rows == 16) return launch<T, Few>(a, grid, stream);
+    if (tight && block_rows == 64) return launch<T, Many>(a, grid, stream);
+  } else {
+    static_assert(Shape<D, 4, 2, 2, 64, 3, 4>::SHARED_BYTES < 99 * 1024);
+  }
   if (block_rows == 16) return launch<T, Shape<D, 1, 4, 1, 64, 4, 16>>(a, grid, stream);
   if (block_rows == 64) return launch<T, Shape<D, 4, 2, 1, 64, 3, 4>>(a, grid, stream);
   if (block_rows == 128) return launch<T, Shape<D, 4, 2, 2, 64, 3, 4>>(a, grid, stream);
@@ -424,10 +434,10 @@ int launch_rows(const Arguments& a, int64_t block_rows, dim3 grid, void* stream)
 }
 
 template <typename T>
-int launch_dim(const Arguments& a, int64_t dim, int64_t block_rows, dim3 grid, void* stream) {
-  if (dim == 32) return launch_rows<T, 32>(a, block_rows, grid, stream);
-  if (dim == 64) return launch_rows<T, 64>(a, block_rows, grid, stream);
-  if (dim == 128) return launch_rows<T, 128>(a, block_rows, grid, stream);
+int launch_dim(const Arguments& a, int64_t dim, int64_t block_rows, bool tight, dim3 grid, void* stream) {
+  if (dim == 32) return launch_rows<T, 32>(a, block_rows, tight, grid, stream);
+  if (dim == 64) return launch_rows<T, 64>(a, block_rows, tight, grid, stream);
+  if (dim == 128) return launch_rows<T, 128>(a, block_rows, tight, grid, stream);
   // Other tiles of rows would not fit into the registers.
   if (dim == 256 && block_rows == 64) return launch<T, Shape<256, 4, 2, 1, 32, 3, 4>>(a, grid, stream);
   return cudaErrorInvalidValue;
@@ -439,7 +449,7 @@ enum Type { HALF = 0, BFLOAT16 = 1, FLOAT = 2, DOUBLE = 3 };
 EXPORT int tree_attention(const void* query, const void* keys, const void* values, const int* mask_bits,
                           const int* context_lens, void* out, void* part_sums, void* part_stats, void* arrived,
                           int64_t type, int64_t batch, int64_t kv_heads, int64_t group, int64_t nodes, int64_t dim,
-                          int64_t capacity, int64_t words, int64_t splits, int64_t block_rows, int64_t query_batch,
+                          int64_t capacity, int64_t words, int64_t splits, int64_t block_rows, int64_t tight, int64_t query_batch,
                           int64_t query_head, int64_t query_node, int64_t key_batch, int64_t key_head,
                           int64_t key_slot, int64_t value_batch, int64_t value_head, int64_t value_slot, double scale,
                           void* stream) {
@@ -470,8 +480,8 @@ EXPORT int tree_attention(const void* query, const void* keys, const void* value
                        value_head,
                        value_slot};
   const dim3 grid(unsigned(row_tiles * splits), unsigned(kv_heads), unsigned(batch));
-  if (type == HALF) return launch_dim<__half>(a, dim, block_rows, grid, stream);
-  if (type == BFLOAT16) return launch_dim<__nv_bfloat16>(a, dim, block_rows, grid, stream);
+  if (type == HALF) return launch_dim<__half>(a, dim, block_rows, tight, grid, stream);
+  if (type == BFLOAT16) return launch_dim<__nv_bfloat16>(a, dim, block_rows, tight, grid, stream);
   return cudaErrorInvalidValue;
 }
 

@@ -15,7 +15,7 @@ from speckernels.ops.tree_attention import tree_attention
 from speckernels.ops.tree_metadata import TreeMetadata, tree_metadata
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.typical_acceptance import typical_acceptance
-from speckernels.runtime.dispatch import BACKENDS, Unsupported, backend_for, use_backend
+from speckernels.runtime.dispatch import BACKENDS, Unavailable, Unsupported, backend_for, use_backend
 
 __all__ = [
     "BACKENDS",
@@ -24,6 +24,7 @@ __all__ = [
     "SiblingKind",
     "SpaceLayout",
     "TreeMetadata",
+    "Unavailable",
     "Unsupported",
     "Verified",
     "backend_for",

@@ -52,6 +52,13 @@ def bench(
     ] = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="cuda or cpu. Default: the GPU, if there is one.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and repeats.")] = False,
+    headline: Annotated[
+        bool, typer.Option("--headline", help="Only the cases that tell most: of tree attention and draft statistics.")
+    ] = False,
+    case: Annotated[
+        list[str],
+        typer.Option("--case", help='Only cases with these sizes, as in "nodes=64 batch=1 bfloat16".', metavar="TEXT"),
+    ] = [],  # noqa: B006
     minutes: Annotated[float, typer.Option(help="Start nothing that would end later.", min=0.01)] = 10.0,
     out: Annotated[
         Path | None, typer.Option(help="File to write; what it holds already is kept.", dir_okay=False)
@@ -67,10 +74,10 @@ def bench(
     Example: speckernels bench --op tree_attention --minutes 5 --out bench.json
     """
     from speckernels.bench import run_bench
-    from speckernels.bench.summary import HEADER, ceilings_line, failures, ratio_table
+    from speckernels.bench.summary import DETAILS, HEADER, ceilings_line, detail_table, failures, ratio_table
 
     with _progress_bar() as progress:
-        document = run_bench(out, minutes, op, backend, device or None, quick, progress)
+        document = run_bench(out, minutes, op, backend, device or None, quick, progress, headline=headline, case=case)
     if json:
         print(json_module.dumps(document.as_dict(), indent=1))
         return
@@ -79,6 +86,8 @@ def bench(
     used = [i for i in range(len(HEADER)) if i < 3 or any(row[i] for row in table)]
     rows = [[row[i] for i in used] for row in table]
     _print_table("median ratio to the floor over the cases", [HEADER[i] for i in used], rows)
+    if headline or case:
+        _print_table("every case", DETAILS, detail_table(document))
     for line in failures(document):
         print(f"no time: {line}")
     if document.unfinished:
@@ -105,6 +114,25 @@ def plot(
         return
     for path in files:
         print(path)
+
+
+@app.command()
+def profile(
+    op: Annotated[str, typer.Option("--op", help="Operation.", metavar="NAME")],
+    case: Annotated[
+        list[str],
+        typer.Option("--case", help='Its first case with these sizes, as in "nodes=64 batch=1".', metavar="TEXT"),
+    ] = [],  # noqa: B006
+    backend: Annotated[str, typer.Option(help="triton or cuda.")] = "cuda",
+    run: Annotated[bool, typer.Option("--run", help="Run the case, as the command that is printed does.")] = False,
+) -> None:
+    """Print the command that looks at one case's kernels with NVIDIA's ncu.
+
+    Example: speckernels profile --op tree_attention --case "nodes=64 batch=1 context=8192"
+    """
+    from speckernels.bench.profile import ncu_command, run_case
+
+    print(run_case(op, case, backend) if run else ncu_command(op, case, backend))
 
 
 @app.command()

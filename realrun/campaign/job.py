@@ -24,12 +24,19 @@ class Result(TypedDict):
     complete: bool
 
 
+class OutOfTime(BaseException):
+    """The stage's minutes are over; no `except Exception` of what it runs keeps it from ending.
+
+    What was kept until then is there for a second call.
+    """
+
+
 @dataclass(frozen=True)
 class Job:
     """One stage's task.
 
     out : folder of result files; work : folder for checkpoints and other scratch
-    deadline : time.monotonic() at which the stage should be done
+    deadline : time.monotonic() at which the stage should be done; grace_s : after which, behind it, it is ended
     """
 
     name: str
@@ -40,6 +47,7 @@ class Job:
     seed: int
     progress: Progress
     save: Callable[[dict[str, Any]], None]  # writes a part of the result, which an abrupt end then leaves
+    grace_s: float = 0.0
 
     @property
     def full(self) -> bool:
@@ -60,6 +68,12 @@ class Job:
 
     def report(self, done: int, total: int) -> None:
         self.progress(self.name, done, total)
+
+    def on_time(self, what: str, done: int, total: int) -> None:
+        """Progress of what knows no limit of its own: raises OutOfTime behind the deadline."""
+        if time.monotonic() > self.deadline + self.grace_s:
+            raise OutOfTime(f"{what}: {done} of {total} done")
+        self.progress(what, done, total)
 
     def previous(self) -> dict[str, Any]:
         """The result that an earlier run of this stage left, or nothing."""

@@ -1,7 +1,8 @@
-"""Stage kernels: their tests on this device, a memory and race check, and the benchmark."""
+"""Stage kernels: the tests for this device, a memory and race check, and the benchmark."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
@@ -17,11 +19,15 @@ from realrun.campaign.job import Job
 from speckernels.bench import Document, ElsewhereError, run_bench
 from speckernels.runtime.build import architecture, build_all
 
-NAME = "kernels"
-SHARE = 1.2
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = REPOSITORY / "tests" / "kernels"
+# Of the tests on a GPU those that matter most come first; scripted acceptance is the stage validate.
+GPU_TESTS = (TESTS, TESTS.with_name("realrun"))
+ELSEWHERE = TESTS.with_name("realrun") / "validation" / "test_scripted.py"
+# Whatever plugins and versions are on the machine: its own warnings fail no test, and no test hangs.
+PYTEST = ("-m", "pytest", "-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "--durations=15")
+TEST_S = 120
+MESSAGE, SLOWEST = 600, 15
 # The closing line of pytest, or of compute-sanitizer.
 SUMMARY = re.compile(
     r"^=* ?((?:\d+ (?:passed|failed|error|skipped|deselected)|no tests ran).*) in [\d.]+s"
@@ -42,8 +48,12 @@ def run(job: Job) -> dict[str, Any]:
     file = job.out / "kernel-bench.json"
 
     def measure() -> Document:
-        minutes = job.minutes(0.95)
-        return run_bench(file, minutes, device=job.device, quick=not job.full, progress=job.progress)
+        """The telling cases first, then whatever else there is time for."""
+        if job.full:
+            run_bench(file, job.minutes(0.95), device=job.device, headline=True, progress=job.progress)
+        return run_bench(
+            file, max(job.minutes(0.95), 0.01), device=job.device, quick=not job.full, progress=job.progress
+        )
 
     try:
         bench = measure()
@@ -62,11 +72,34 @@ def _tests(job: Job, limit_s: float) -> dict[str, Any]:
     """The kernels' tests: those for a GPU on one, else the quick ones."""
     if not TESTS.is_dir():
         return {"outcome": "not run: the tests are not installed here; run from the source tree"}
-    if job.full:  # scripted acceptance is the stage validate
-        real_run = [str(path) for path in TESTS.with_name("realrun").glob("test_*.py") if path.stem != "test_scripted"]
-        return _outcome(_python("-m", "pytest", "-q", "-m", "gpu", str(TESTS), *real_run), limit_s)
-    chosen = ["-k", "tree_metadata and not mutant"]
-    return _outcome(_python("-m", "pytest", "-q", str(TESTS), *chosen), limit_s)
+    junit = job.work / "kernels-tests.xml"
+    junit.unlink(missing_ok=True)
+    options = [*PYTEST, f"--junitxml={junit}"]
+    if importlib.util.find_spec("pytest_timeout"):
+        options.append(f"--timeout={TEST_S}")
+    if job.full:
+        chosen = ["-m", "gpu", f"--ignore={ELSEWHERE}", *map(str, GPU_TESTS)]
+    else:
+        chosen = ["-k", "tree_metadata and not mutant", str(TESTS)]
+    return _outcome(_python(*options, *chosen), limit_s) | _by_junit(junit)
+
+
+def _by_junit(path: Path) -> dict[str, Any]:
+    """How many tests passed, which failed and why, and the slowest, by pytest's own report."""
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": 0}
+    seconds = {}
+    for case in ElementTree.parse(path).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        seconds[name] = float(case.get("time", 0))
+        problem = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if problem is not None:
+            found["failed"][name] = problem.get("message", "")[:MESSAGE]
+        else:
+            found["skipped" if case.find("skipped") is not None else "passed"] += 1
+    found["slowest_s"] = dict(sorted(seconds.items(), key=lambda one: -one[1])[:SLOWEST])
+    return found
 
 
 def _sanitize(tool: str, limit_s: float) -> dict[str, Any]:
@@ -83,11 +116,14 @@ def _python(*arguments: str) -> list[str]:
 
 
 def _outcome(command: list[str], limit_s: float) -> dict[str, Any]:
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if "--tool" in command else None
+    paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    if "--tool" in command:  # without a pool, an access beyond a tensor is one beyond an allocation
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     done = subprocess.Popen(
         command,
         cwd=REPOSITORY,
-        env=environment,  # without a pool, an access beyond a tensor is one beyond an allocation
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

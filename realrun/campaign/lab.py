@@ -7,6 +7,7 @@ models stay in the work folder, where the stage validate finds them.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,10 @@ from realrun.lab.models import Role, Size
 from realrun.lab.train import TrainSettings, encode_split, export, train
 from realrun.pairs.pair import LAB_WEIGHTS, load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings, record
-from specsim.trace.files import write_trace
+from realrun.recording.record import RecordSettings
+from realrun.recording.reuse import recorded_trace
+from specsim.files import remove_folder
 from specsim.trace.packed import pack_trace
-
-NAME = "lab"
-SHARE = 1.0
 
 # Of the time left when training begins.
 TRAIN_SHARES: dict[Role, float] = {"target": 0.45, "draft": 0.45}
@@ -40,28 +39,38 @@ MOST_TOKENS: dict[Size, dict[Role, int]] = {
 def run(job: Job) -> dict[str, Any]:
     size: Size = "large" if job.full else "smoke"
     weights = job.work / f"lab-{size}"
-    trained = _train(job, size, weights)
+    trained: dict[str, Any] = job.previous().get("trained", {})
+    if trained.keys() != TRAIN_SHARES.keys():
+        trained = _train(job, size, weights)
+        job.save({"size": size, "trained": trained})
+        for name in CHOICES:  # of weights that are no more
+            remove_folder(_folder(job, name))
     pair = load_pair(str(weights / "target"), str(weights / "draft"), device=str(job.device), dtype=_name(job.dtype))
     count, tokens, depth = (96, 256, 16) if job.full else (6, 32, 8)
     prompts = lab_prompts(pair.tokenizer, count)
     traces = {}
     for name, sampler in CHOICES.items():
-        trace = record(
-            pair,
-            prompts,
-            RecordSettings(depth, tokens, sampler),
-            lambda done, total: job.progress(f"lab: record {name}", done, total),  # noqa: B023 (called at once)
+        trace = recorded_trace(
+            pair, prompts, RecordSettings(depth, tokens, sampler), _folder(job, name), partial(_report, job, name)
         )
-        folder = job.work / f"trace-{name}"
-        write_trace(trace, folder, overwrite=folder.exists())
-        pack_trace(folder, job.out / f"lab-{name}.zip")
+        pack_trace(_folder(job, name), job.out / f"lab-{name}.zip")
         traces[name] = {
             "file": f"lab-{name}.zip",
+            "prompts": trace.meta["prompts"],
             "sequences": trace.sequences,
             "output_tokens": int(trace.output_tokens.sum()),
             "mean_match_len": float(trace.match_len.mean()),
         }
+        job.save({"size": size, "trained": trained, "traces": traces})
     return {"size": size, "trained": trained, "held_out": evaluate(pair), "traces": traces, "complete": True}
+
+
+def _folder(job: Job, name: str) -> Path:
+    return job.work / f"trace-{name}"
+
+
+def _report(job: Job, name: str, done: int, total: int) -> None:
+    job.on_time(f"lab: record {name}", done, total)
 
 
 def _train(job: Job, size: Size, weights: Path) -> dict[str, Any]:

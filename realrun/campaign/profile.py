@@ -14,9 +14,6 @@ from realrun.pairs.shapes import pass_weight_bytes, shape_config
 from realrun.profiling.cost_grid import Axes, run_cost_grid
 from speckernels.bench.machine import measure_ceilings
 
-NAME = "profile"
-SHARE = 1.2
-
 # The most wanted first: time may run out.
 SHAPES = (
     "llama-3.1-8b",
@@ -57,7 +54,7 @@ def run(job: Job) -> dict[str, Any]:
                 smoke=not job.full,
                 seed=job.seed,
                 minutes=job.minutes(1 / (len(names) - number)),
-                progress=job.progress,
+                progress=job.on_time,
             )
             if name not in grids or _missing(grid) < _missing(grids[name]):
                 grids[name] = grid

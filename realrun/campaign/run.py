@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from realrun.campaign import kernels, lab, profile, validate
-from realrun.campaign.job import KIND, VERSION, Job, read_result
+from realrun.campaign.job import KIND, VERSION, Job, OutOfTime, read_result
 from realrun.provenance import provenance
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.progress import Progress
 
-STAGES: dict[str, ModuleType] = {stage.NAME: stage for stage in (kernels, profile, lab, validate)}
+# Modules of this package and their shares of the time. A stage is imported when its turn comes: on a machine that lacks
+# what one of them needs, the others run.
+STAGES: dict[str, float] = {"smoke": 0.4, "kernels": 1.2, "profile": 1.2, "lab": 1.0, "validate": 1.0}
+MOST_S = {"smoke": 90.0}
+GRACE = 0.05  # of the minutes given
 ALL = "all"
+
+
+def load_stage(name: str) -> Any:
+    """The stage's module."""
+    return import_module(f"realrun.campaign.{name}")
 
 
 def run_campaign(
@@ -62,9 +71,9 @@ def run_campaign(
             continue
         if overwrite:
             path.unlink(missing_ok=True)
-        left = sum(STAGES[later].SHARE for later in names[index:])
+        left = sum(STAGES[later] for later in names[index:])
         start = time.monotonic()
-        deadline = start + (end - start) * STAGES[name].SHARE / left
+        deadline = start + min((end - start) * STAGES[name] / left, MOST_S.get(name, math.inf))
         header = {
             "kind": KIND,
             "version": VERSION,
@@ -76,7 +85,17 @@ def run_campaign(
         def save(part: dict[str, Any], header: dict[str, Any] = header, path: Path = path) -> None:
             write_json(header | part, path)
 
-        job = Job(name, out, work, deadline, where, seed, progress or (lambda what, done, total: None), save)
+        job = Job(
+            name,
+            out,
+            work,
+            deadline,
+            where,
+            seed,
+            progress or (lambda what, done, total: None),
+            save,
+            GRACE * 60 * minutes,
+        )
         header["provenance"] = provenance(job.device, job.dtype)
         results.append(_run_stage(job, header))
     return results
@@ -85,12 +104,18 @@ def run_campaign(
 def _run_stage(job: Job, header: dict[str, Any]) -> dict[str, Any]:
     start = time.monotonic()
     try:
-        result = STAGES[job.name].run(job)
+        result = load_stage(job.name).run(job)
+    except OutOfTime as late:
+        result = _kept(job) | {"complete": False, "left": str(late)}
     except Exception as error:
         # The reason must come back from a machine that is gone afterwards, and so must what was measured.
-        kept = {key: value for key, value in job.previous().items() if key != "traceback"}
-        result = kept | {"complete": False, "error": f"{type(error).__name__}: {error}"}
+        result = _kept(job) | {"complete": False, "error": f"{type(error).__name__}: {error}"}
         result["traceback"] = traceback.format_exc()
     document = result | header | {"complete": result["complete"], "seconds": round(time.monotonic() - start, 1)}
     job.save(document)
     return document
+
+
+def _kept(job: Job) -> dict[str, Any]:
+    """What the stage saved before it ended early."""
+    return {key: value for key, value in job.previous().items() if key not in ("error", "left", "traceback")}

@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from realrun.campaign.job import Job
+from realrun.campaign.job import Job, OutOfTime
 from realrun.campaign.lab import CHOICES
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings, record
+from realrun.recording.record import RecordSettings
+from realrun.recording.reuse import recorded_trace
 from realrun.validation.run import ValidationSettings, validate
 from realrun.validation.scripted import run_scripted
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
-
-NAME = "validate"
-SHARE = 1.0
 
 # (target, drafter, tokens of context before every prompt); the most wanted first.
 PAIRS = (
@@ -42,6 +40,7 @@ def run(job: Job) -> dict[str, Any]:
     previous = job.previous()
     scripted: dict[str, Any] = previous.get("scripted", {})
     errors: dict[str, str] = {}
+    late: dict[str, str] = {}
     pairs = PAIRS if job.full else PAIRS[:1]
     trace = _trace(job)
     lab = previous.get("lab")
@@ -50,6 +49,9 @@ def run(job: Job) -> dict[str, Any]:
         """A task's result, or None and its error: the other tasks are worth having."""
         try:
             return task()
+        except OutOfTime as reason:
+            late[label] = str(reason)
+            return None
         except Exception as error:
             errors[label] = f"{type(error).__name__}: {error}"
             return None
@@ -66,12 +68,13 @@ def run(job: Job) -> dict[str, Any]:
                 scripted[label] = found
         if lab is None and number == 0:
             lab = attempt("lab", partial(_lab, job))
-        job.save({"scripted": scripted, "lab": lab, "errors": errors})
+        job.save({"scripted": scripted, "lab": lab, "errors": errors, "left": late})
     medians = [document["median_abs_error_percent"] for document in scripted.values()]
     return {
         "scripted": scripted,
         "lab": lab,
         "errors": errors,
+        "left": late,
         "scripted_median_abs_error_percent": float(np.median(medians)) if medians else None,
         "lab_median_abs_error_percent": lab["median_abs_error_percent"] if lab else None,
         "complete": lab is not None and len(scripted) == len(pairs),
@@ -91,7 +94,7 @@ def _scripted(job: Job, target: str, draft: str, context: int, trace: Trace, min
         smoke=not job.full,
         seed=job.seed,
         minutes=max(minutes, 0.01),
-        progress=job.progress,
+        progress=job.on_time,
     )
 
 
@@ -103,7 +106,13 @@ def _trace(job: Job) -> Trace:
     else:
         pair = load_pair(device=str(job.device), dtype=_name(job))
         settings = RecordSettings(16, 128 if job.full else 32, CHOICES["gumbel"])
-        trace = record(pair, lab_prompts(pair.tokenizer, MOST_SEQUENCES), settings)
+        trace = recorded_trace(
+            pair,
+            lab_prompts(pair.tokenizer, MOST_SEQUENCES),
+            settings,
+            job.work / f"trace-embedded-{job.device.type}",
+            partial(job.on_time, "validate: record"),
+        )
     return trace.select(np.arange(min(MOST_SEQUENCES, trace.sequences)))
 
 
@@ -119,9 +128,9 @@ def _lab(job: Job) -> dict[str, Any]:
         trials=60 if job.full else 8,
         repeats=2 if job.full else 1,
         seed=job.seed,
-        overwrite=True,
     )
-    return validate(pair, lab_prompts(pair.tokenizer, count), settings, job.work / "validation", job.progress)
+    folder = job.work / f"validation-{pair.fingerprint}-{job.device.type}"  # where a second call goes on
+    return validate(pair, lab_prompts(pair.tokenizer, count), settings, folder, job.on_time)
 
 
 def _name(job: Job) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +15,8 @@ def campaign(
     out: Annotated[Path, typer.Option(help="Folder of result files; a second run goes on there.", show_default=False)],
     minutes: Annotated[float, typer.Option(help="Time for all stages together.", min=0.1)] = 30,
     stage: Annotated[
-        list[str], typer.Option(help="kernels, profile, lab, validate; repeat for several. Default: all of them.")
+        list[str],
+        typer.Option(help="smoke, kernels, profile, lab, validate; repeat for several. Default: all of them."),
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
     work: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and scratch; default: OUT-work.", show_default=False)
@@ -28,7 +30,8 @@ def campaign(
 ) -> None:
     """Everything that needs a GPU, in short stages that each write one result file.
 
-    kernels: their tests, a memory and race check, the benchmark. profile: cost grids at true
+    smoke: 90 s at most, whether everything runs here and agrees with the CPU. kernels: the tests
+    for a GPU, a memory and race check, the benchmark. profile: cost grids at true
     model shapes. lab: train a larger lab pair and record its traces. validate: predicted
     against measured speedup, on the lab and by scripted acceptance at 7B to 13B.
 
@@ -58,8 +61,19 @@ def campaign(
     else:
         rows = []
         for result in results:
-            state = "complete" if result["complete"] else result.get("error", "out of time: run again to go on")
-            rows.append([result["stage"], f"{result['seconds']:.0f}", state])
+            rows.append([result["stage"], f"{result['seconds']:.0f}", _state(result)])
         print_table(f"campaign in {out}", ["stage", "seconds", "state"], rows)
-    if any("error" in result for result in results):
+    if any(result.get("error") or result.get("errors") for result in results):
         raise typer.Exit(1)
+
+
+def _state(result: Mapping[str, Any]) -> str:
+    """How a stage ended, in words."""
+    if result["complete"]:
+        return "complete"
+    if "error" in result:
+        return str(result["error"])
+    if result.get("errors"):
+        return "; ".join(f"{what}: {why}" for what, why in result["errors"].items())
+    left = f" ({left})" if (left := result.get("left")) and isinstance(left, str) else ""
+    return f"out of time{left}: run again to go on"

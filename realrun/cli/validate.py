@@ -255,6 +255,10 @@ def _print_validation(document: dict[str, Any], out: Path) -> None:
     print(f"prompts: {prompts_text(document['prompts'])}")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
+    departures = [row["divergences"]["first"] for row in document["rows"] if "divergences" in row]
+    if departures:
+        counts = ", ".join(f"{sum(one[cause] for one in departures)} {cause}" for cause in departures[0])
+        print(f"first departures from the replay, of sequences that have one: {counts}")
     if document["skipped"]:
         print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
     print(

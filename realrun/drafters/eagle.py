@@ -156,6 +156,7 @@ class EagleKind(DrafterKind):
     eagle: Eagle
 
     name: ClassVar[str] = "eagle"
+    graphed: ClassVar[bool] = False
     paper_policy: ClassVar[str | None] = "eagle2"
 
     @classmethod

@@ -127,6 +127,7 @@ class EDDKind(DrafterKind):
     split: int
 
     name: ClassVar[str] = "edd"
+    graphed: ClassVar[bool] = False
     paper_policy: ClassVar[str | None] = "pct"
 
     @classmethod

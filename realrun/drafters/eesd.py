@@ -157,6 +157,7 @@ class EESDKind(DrafterKind):
     split: int
 
     name: ClassVar[str] = "eesd"
+    graphed: ClassVar[bool] = False
     paper_policy: ClassVar[str | None] = "cali_ts"
 
     @classmethod

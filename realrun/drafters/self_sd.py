@@ -104,6 +104,7 @@ class SelfSDKind(DrafterKind):
     skips: SkippedSublayers = NOTHING
 
     name: ClassVar[str] = "self-sd"
+    graphed: ClassVar[bool] = False
 
     @classmethod
     def check_target(cls, target: Any) -> None:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 import speckernels
 from realrun.lm.cuda_graphs import Graphs, Replay
 from realrun.lm.fused_ops import PLAIN, compiled_pieces
+from realrun.lm.kernels import planless_attention
 from realrun.lm.llama import TREE_ROOM, LlamaLM
 from specsim.arrays import Bools
 from specsim.errors import InputError
@@ -289,14 +290,15 @@ class StaticLlama(LlamaLM):
         # From an empty cache all at once, as causal attention then needs no mask.
         pieces = ids.split(PIECE_TOKENS if self.length else len(tokens), dim=1)
         start = self.length
-        for piece in pieces:
-            end = start + piece.shape[1]
-            positions = torch.arange(start, end, device=self.device)
-            attend = self._attend_up_to(end, self._causal_mask(end - start, end) if start else None)
-            x = self._hidden(piece, positions, positions, torch.zeros_like(positions), attend)
-            if not keep or piece is pieces[-1]:
-                hidden.append(x[-keep:].clone() if keep else x)
-            start = end
+        with planless_attention(self.device):
+            for piece in pieces:
+                end = start + piece.shape[1]
+                positions = torch.arange(start, end, device=self.device)
+                attend = self._attend_up_to(end, self._causal_mask(end - start, end) if start else None)
+                x = self._hidden(piece, positions, positions, torch.zeros_like(positions), attend)
+                if not keep or piece is pieces[-1]:
+                    hidden.append(x[-keep:].clone() if keep else x)
+                start = end
         self.hidden = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
         return F.linear(self.hidden, self.head)
 
@@ -317,7 +319,7 @@ class StaticLlama(LlamaLM):
                     values,
                     attn_mask=mask,
                     scale=self.scaling,
-                ).view(query.shape)
+                ).reshape(query.shape)  # whose layout is the attention kernel's choice
             return mixed.transpose(1, 2)
 
         return attend

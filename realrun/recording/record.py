@@ -11,6 +11,7 @@ import numpy as np
 from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.lm.kernels import planless_attention
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.proposals.trees import Trees, TreeSize
@@ -143,7 +144,8 @@ def record(
     for sequence in range(len(prompts)):
         one = None if partial is None else partial.get(sequence)
         if one is None:
-            one = recorded(sequence)
+            with planless_attention(pair.device):
+                one = recorded(sequence)
             if partial is not None:
                 partial.put(sequence, one)
         found.append(one)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from realrun.decode.rounds import Round
+from realrun.validation.divergence import summary
 from realrun.validation.validate import Row, Validation
 from specsim.fitting.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
@@ -98,6 +99,7 @@ def row_document(row: Row) -> dict[str, Any]:
         "error_percent": row.error_percent,
         "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
         "output_identical_percent": None if row.output_identical is None else 100 * row.output_identical,
+        **({"divergences": summary(row.divergences)} if row.divergences else {}),
         "ladder": {
             "eq14": row.ladder.eq14,
             "constant": row.ladder.constant,

@@ -227,6 +227,7 @@ def _rows(
                 measured_v_d=float("nan"),
                 rounds_identical=rounds_identical(replayed, decoded),
                 output_identical=float("nan"),
+                divergences=[],
             )
         )
     return rows

@@ -16,6 +16,7 @@ from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.provenance import provenance
+from realrun.validation.divergence import Divergence, divergences
 from realrun.validation.error_parts import error_parts
 from realrun.validation.measured_costs import MeasuredCosts, Run
 from realrun.validation.measuring import Costs, measure_in_turns
@@ -93,6 +94,7 @@ class Row:
     measured_v_d: float
     rounds_identical: float | None  # None where the replay draws its own acceptance
     output_identical: float | None
+    divergences: list[Divergence]  # the first of every sequence that has one
 
     @property
     def acceleration_over_overhead(self) -> float:
@@ -278,6 +280,15 @@ def predict_and_measure(
     priced = PricedTrace(holdout, cost)
     oracle_s = oracle_seconds(priced, kinds_run, seed=seed)
     round_s = [mean_round_s(timings, arm) for arm in range(len(arms))]
+
+    def first_departures(number: int, replayed: Replay) -> list[Divergence]:
+        own_runs, log = timings.last_runs(number, everything), replayed.rounds
+        if holdout.approximate or rounds_identical(replayed, own_runs) == output_identical(holdout, own_runs) == 1:
+            return []
+        assert log is not None
+        arm, policy = arms[number], chosen[number - 1].policy
+        return divergences(arm.decoder, policy, holdout, texts, log, own_runs, seed=seed)
+
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
@@ -302,6 +313,7 @@ def predict_and_measure(
                 measured_v_d=float(metrics.draft_precision(accepted, drafted)),
                 rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
                 output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
+                divergences=first_departures(number, replayed),
             )
         )
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}

@@ -107,6 +107,7 @@ def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sample
     assert sum(count for key, count in counts.items() if "Memcpy DtoH" in key) == passes
     assert sum(count for key, count in counts.items() if "Memcpy HtoD" in key) == passes
     assert counts["cudaGraphLaunch"] == passes
+    assert counts.get("cudaDeviceSynchronize", 0) <= len(rounds) + 1  # one a round, and the profiler's own
 
 
 def test_noise_is_the_cpus_to_rounding() -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -44,6 +45,24 @@ def device_name(device: torch.device) -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+CONDITIONS = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
+
+
+def conditions(device: torch.device) -> dict[str, float]:
+    """The GPU's clocks, power and temperature now; nothing where nvidia-smi does not tell."""
+    tool = shutil.which("nvidia-smi")
+    if device.type != "cuda" or tool is None:
+        return {}
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    which = ["-i", f"GPU-{uuid}"] if uuid else []
+    query = [tool, *which, f"--query-gpu={','.join(CONDITIONS)}", "--format=csv,noheader,nounits"]
+    try:
+        line = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()[0]
+        return dict(zip(CONDITIONS.values(), map(float, line.split(",")), strict=True))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):  # a field may be "[N/A]"
+        return {}
 
 
 def evict_bytes(device: torch.device) -> int:
@@ -139,12 +158,13 @@ def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float 
     with torch.no_grad():
         copy_us = large_us(lambda: target.copy_(source))
         matmul_us = large_us(lambda: torch.mm(left, right, out=result))
-        node_us = median_us(graph, [word.zero_] * GRAPH_NODES) if graph else None
+        smallest = _smallest(device, word)
+        node_us = min(median_us(graph, [call] * GRAPH_NODES) for call in smallest) if graph else None
         return Ceilings(
             copy_gb_s=2 * large / copy_us / 1e3,
             matmul_tflop_s=2 * side**3 / matmul_us / 1e6,
             matmul_dtype=str(dtype).removeprefix("torch."),
-            launch_us=min(median_us(eager, [call]) for call in _smallest(device, word)),
+            launch_us=min(median_us(eager, [call]) for call in smallest),
             graph_node_us=node_us,
         )
 

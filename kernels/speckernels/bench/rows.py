@@ -157,6 +157,7 @@ class Document:
     """All rows of one device and one set of versions.
 
     unfinished : "operation, shape, dtype" of the cases that time did not allow
+    conditions : the GPU's clocks, power and temperature at the beginning and the end of every run, where it tells
     """
 
     device: str
@@ -165,6 +166,7 @@ class Document:
     ceilings: Ceilings
     rows: list[Row] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
+    conditions: list[dict[str, float]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in the file."""

@@ -36,7 +36,7 @@ from speckernels.bench.timing import Call, Clock, Stopwatch, graph_calls, interl
 from speckernels.runtime.dispatch import AUTO, implementation, use_backend
 
 OWN = ("triton", "cuda")
-BACKENDS = ("torch", "torch_compile", "triton", "cuda", "sdpa", "sdpa_expanded", "flex", "flashinfer")
+BACKENDS = ("torch", "torch_compile", "triton", "cuda", "sdpa", "sdpa_packed", "sdpa_expanded", "flex", "flashinfer")
 COMPILED = ("torch_compile", "flex")  # tens of seconds a shape: on a CPU and in a quick run only if asked for
 
 REPEATS, QUICK_REPEATS, UNTIMED_REPEATS = 50, 15, 2
@@ -66,6 +66,8 @@ def run_bench(
     quick: bool = False,
     progress: Progress | None = None,
     *,
+    headline: bool = False,
+    case: Sequence[str] = (),
     now: Callable[[], float] = time.monotonic,
 ) -> Document:
     """Measure operations and return the document, which is also written to `out` after each case.
@@ -78,6 +80,8 @@ def run_bench(
     ops, backends : names; empty means all, on a CPU and in a quick run all but those of COMPILED
     device : by default the GPU, else the CPU, where shapes are small and only torch is timed
     quick : fewer cases and repeats
+    headline : only the cases that each operation names so; on a CPU, where shapes are small, all
+    case : words such as nodes=64, all of which a case's label must hold
     progress : called with the case, the number done and their total
 
     Raises
@@ -88,16 +92,19 @@ def run_bench(
     where = machine.default_device() if device is None else _usable(device)
     operations = chosen(ops)
     names = _chosen_backends(backends, where, quick)
+    tasks = {op.name: [(op, one) for one in _cases(op, where, quick, headline, case)] for op in operations}
+    if not any(tasks.values()):
+        raise BenchError(f"no case of {', '.join(tasks)} has {' '.join(case) or 'a headline'}; leave that out")
     if minutes <= 0:
         raise BenchError(f"minutes is {minutes}; give more than 0")
     with torch.cuda.device(where) if where.type == "cuda" else nullcontext():
-        return _run(out, now() + 60 * minutes, operations, names, where, quick, progress, now)
+        return _run(out, now() + 60 * minutes, tasks, names, where, quick, progress, now)
 
 
 def _run(
     out: Path | None,
     end: float,
-    operations: Sequence[Operation],
+    tasks: dict[str, list[tuple[Operation, Case]]],
     names: Sequence[str],
     where: torch.device,
     quick: bool,
@@ -105,34 +112,37 @@ def _run(
     now: Callable[[], float],
 ) -> Document:
     document = _open(out, where)
+    if found := machine.conditions(where):
+        document.conditions.append(found)
     session = _Session(document, where, names, quick, out)
-    tasks = {op.name: [(op, case) for case in _cases(op, where, quick)] for op in operations}
     slowest_s = dict.fromkeys(tasks, 0.0)
     total, done = sum(map(len, tasks.values())), 0
 
-    def measure_next(operation: Operation, until: float) -> bool:
+    def measure_next(name: str, until: float) -> bool:
         """The operation's next case, if it has one that will probably end in time."""
         nonlocal done
-        queue = tasks[operation.name]
-        if not queue or now() + slowest_s[operation.name] > until:
+        queue = tasks[name]
+        if not queue or now() + slowest_s[name] > until:
             return False
         op, case = queue.pop(0)
         if progress:
             progress(str(case), done, total)
         start = now()
         session.measure(op, case)
-        slowest_s[operation.name] = max(slowest_s[operation.name], now() - start)
+        slowest_s[name] = max(slowest_s[name], now() - start)
         done += 1
         return True
 
     # Equal shares of the time first; then whatever is left, in turns.
-    waiting = [op for op in operations if tasks[op.name]]
-    for number, operation in enumerate(waiting):
+    waiting = [name for name, queue in tasks.items() if queue]
+    for number, name in enumerate(waiting):
         until = now() + (end - now()) / (len(waiting) - number)
-        while measure_next(operation, until):
+        while measure_next(name, until):
             pass
-    while sum(measure_next(operation, end) for operation in waiting):
+    while sum(measure_next(name, end) for name in waiting):
         pass
+    if found := machine.conditions(where):
+        document.conditions.append(found)
     document.unfinished = [str(case) for queue in tasks.values() for _, case in queue]
     if out is not None:
         write_document(out, document)
@@ -162,10 +172,17 @@ def _chosen_backends(names: Sequence[str], device: torch.device, quick: bool) ->
     return tuple(name for name in BACKENDS if name not in COMPILED or not light)
 
 
-def _cases(operation: Operation, device: torch.device, quick: bool) -> tuple[Case, ...]:
+def _cases(
+    operation: Operation, device: torch.device, quick: bool, headline: bool, words: Sequence[str]
+) -> tuple[Case, ...]:
     if not machine.is_gpu(device):
-        return operation.small
-    return operation.cases[: operation.quick] if quick else operation.cases
+        chosen = operation.small
+    elif headline:
+        chosen = tuple(filter(operation.headline, operation.cases))
+    else:
+        chosen = operation.cases[: operation.quick] if quick and not words else operation.cases
+    wanted = {word for words_together in words for word in words_together.split()}
+    return tuple(case for case in chosen if wanted <= {*case.label.split(), case.dtype_name})
 
 
 def _open(out: Path | None, device: torch.device) -> Document:

@@ -32,6 +32,41 @@ def ratio_table(document: Document) -> list[list[str]]:
     return table
 
 
+DETAILS = (
+    "operation",
+    "case",
+    "type",
+    "mode",
+    "backend",
+    "us",
+    "20 to 80 %",
+    "floor us",
+    "% of copy",
+    "% of matrix peak",
+)
+
+
+def detail_table(document: Document) -> list[list[str]]:
+    """Rows under DETAILS: every time of the document, in per cent of the bandwidth and of the matrix rate measured."""
+    ceilings = document.ceilings
+    return [
+        [
+            row.op,
+            row.label,
+            row.dtype,
+            row.mode,
+            row.backend,
+            f"{row.median_us:.1f}",
+            f"{row.p20_us:.1f} to {row.p80_us:.1f}",
+            f"{row.floor_us:.1f}",
+            f"{100 * row.achieved_gb_s / ceilings.copy_gb_s:.0f}",
+            f"{100 * row.achieved_tflop_s / ceilings.matmul_tflop_s:.1f}",
+        ]
+        for row in document.rows
+        if row.median_us and row.floor_us and row.achieved_gb_s is not None and row.achieved_tflop_s is not None
+    ]
+
+
 def _cell(rows: list[Row], mode: str) -> str:
     failed = sum(row.error is not None for row in rows)
     if mode not in TIMED_MODES:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from speckernels.runtime.dispatch import Unavailable
+
 ARCHITECTURES = ("80", "90a", "100")  # Ampere, Hopper, Blackwell: what CI compiles for
-NVCC_FLAGS = (
-    *("-O3", "-std=c++17", "-lineinfo", "--Werror", "all-warnings"),
-    *("-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall"),
-)
+NVCC_FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall")
+STRICT = ("--Werror", "all-warnings")  # of the tests; a newer compiler's new warning must stop nobody's work
 HOST_FLAGS = (
     *("-O1", "-std=c++17", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"),
     *("-ffp-contract=off", "-DSPECKERNELS_HOST"),
@@ -61,33 +61,35 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SPECKERNELS_CACHE", default))
 
 
-def build_device(source: str, architectures: Sequence[str]) -> Path:
+def build_device(source: str, architectures: Sequence[str], *, strict: bool = False) -> Path:
     """Shared library of a source for these architectures; its compiler report lies beside it (.txt).
 
-    Raises RuntimeError with the compiler's words if it fails or warns.
+    Raises Unavailable with the compiler's words if it fails or, where strict, warns.
     """
     nvcc = find_nvcc()
     if nvcc is None:
-        raise RuntimeError(
+        raise Unavailable(
             "no nvcc found; put it on PATH, set CUDA_HOME, or "
             "`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl`"
         )
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
-    return _build(source, [nvcc, "-shared", *NVCC_FLAGS, *targets])
+    return _build(source, [nvcc, "-shared", *NVCC_FLAGS, *(STRICT if strict else ()), *targets])
 
 
 def build_host(source: str) -> Path:
     """Shared library of a source whose threads are emulated on the CPU."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        raise RuntimeError("no C++ compiler found; install g++ or set CXX")
+        raise Unavailable("no C++ compiler found; install g++ or set CXX")
     return _build(source, [compiler, "-shared", "-x", "c++", *HOST_FLAGS])
 
 
-def build_all(architectures: Sequence[str] = ARCHITECTURES) -> dict[str, Path]:
+def build_all(architectures: Sequence[str] = ARCHITECTURES, *, strict: bool = False) -> dict[str, Path]:
     """Every source for these architectures, on all cores."""
+    names = sources()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(sources(), pool.map(lambda s: build_device(s, architectures), sources()), strict=True))
+        libraries = pool.map(lambda source: build_device(source, architectures, strict=strict), names)
+        return dict(zip(names, libraries, strict=True))
 
 
 def _build(source: str, command: list[str]) -> Path:
@@ -95,7 +97,8 @@ def _build(source: str, command: list[str]) -> Path:
     digest = hashlib.sha256()
     for file in _with_includes(path):
         digest.update(file.read_bytes())
-    digest.update("\0".join([*command, _version(command[0])]).encode())
+    # By the compiler's version, not its path: a cache can be carried to another machine.
+    digest.update("\0".join([*command[1:], _version(command[0])]).encode())
     library = cache_folder() / f"{source}-{digest.hexdigest()[:20]}.so"
     if library.exists():
         return library
@@ -105,7 +108,7 @@ def _build(source: str, command: list[str]) -> Path:
             temporary = library.with_suffix(f".{os.getpid()}.so")
             run = subprocess.run([*command, "-o", temporary, path], capture_output=True, text=True)
             if run.returncode:
-                raise RuntimeError(f"{source}.cu does not compile: {' '.join(command)}\n{run.stdout}{run.stderr}")
+                raise Unavailable(f"{source}.cu does not compile: {' '.join(command)}\n{run.stdout}{run.stderr}")
             library.with_suffix(".txt").write_text(run.stdout + run.stderr)
             temporary.replace(library)
     return library
@@ -133,11 +136,26 @@ def architecture(major: int, minor: int) -> str:
     return f"{major}{minor}" + ("a" if major == 9 else "")
 
 
-@cache
 def load(source: str, device_index: int | None) -> ctypes.CDLL:
-    """The loaded library of a source for a GPU, or for the host if device_index is None."""
-    if device_index is None:
-        return ctypes.CDLL(str(build_host(source)))
-    import torch
+    """The loaded library of a source for a GPU, or for the host if device_index is None.
 
-    return ctypes.CDLL(str(build_device(source, (architecture(*torch.cuda.get_device_capability(device_index)),))))
+    Raises Unavailable where it cannot be built; a second call then does not try again.
+    """
+    found = _loaded(source, device_index)
+    if isinstance(found, ctypes.CDLL):
+        return found
+    raise Unavailable(found)
+
+
+@cache
+def _loaded(source: str, device_index: int | None) -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    try:
+        if device_index is None:
+            return ctypes.CDLL(str(build_host(source)))
+        import torch
+
+        wanted = architecture(*torch.cuda.get_device_capability(device_index))
+        return ctypes.CDLL(str(build_device(source, (wanted,))))
+    except (Unavailable, OSError) as error:
+        return str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -27,6 +28,10 @@ OPERATIONS: list[str] = []
 
 class Unsupported(ValueError):
     """This backend does not take these arguments; the message says what it takes."""
+
+
+class Unavailable(RuntimeError):
+    """This backend cannot be had here: its source does not build, or a block needs more than this GPU has."""
 
 
 def register(name: str, schema: str, fake: Callable[..., Any]) -> None:
@@ -57,7 +62,14 @@ def _run(name: str, args: tuple[Any, ...]) -> Any:
             return implementation(name, backend)(*args)
         except Unsupported:
             continue
+        except Unavailable as error:
+            _warn_once(name, backend, str(error))
     return implementation(name, "reference")(*args)
+
+
+@cache
+def _warn_once(name: str, backend: str, why: str) -> None:
+    warnings.warn(f"{name} runs without the {backend} backend: {why}", RuntimeWarning, stacklevel=5)
 
 
 def _devices(args: tuple[Any, ...]) -> Iterator[torch.device]:
@@ -109,7 +121,7 @@ def _known(backend: str) -> str:
 def use_backend(backend: str) -> Iterator[None]:
     """Run every operation inside the block with this backend; "auto" chooses by device.
 
-    Raises ValueError for an unknown name, Unsupported where the backend cannot do it.
+    Raises ValueError for an unknown name; operations inside, Unsupported or Unavailable where the backend cannot do it.
     """
     global _override
     before = _override

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 
 from speckernels.runtime import build
+from speckernels.runtime.dispatch import Unavailable
+
+# cudaErrorInsufficientDriver, cudaErrorNoKernelImageForDevice, cudaErrorLaunchOutOfResources.
+NOT_HERE = (35, 209, 701)
 
 
 def call(source: str, function: str, *args: Any) -> None:
     """Launch `function` of `source`.cu on the device of its tensors.
 
-    args : tensors (None is a null pointer), ints, floats. Raises RuntimeError with the
-    CUDA error's words.
+    args : tensors (None is a null pointer), ints, floats. Raises RuntimeError with the CUDA
+    error's words, Unavailable where this GPU or its driver cannot run the kernel.
     """
     device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
     index, stream = None, 0
@@ -34,7 +38,8 @@ def call(source: str, function: str, *args: Any) -> None:
         with torch.cuda.device(index):
             code = entry(*values, stream)
     if code:
-        raise RuntimeError(f"{function} failed: {_error_string(source, index, code)}")
+        kind = Unavailable if code in NOT_HERE else RuntimeError
+        raise kind(f"{function} failed: {_error_string(source, index, code)}")
 
 
 def _c_type(arg: Any) -> type:

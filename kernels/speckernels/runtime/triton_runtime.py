@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-# No contraction to fused multiply-add: backends must agree to the bit where they choose tokens.
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
+
+from speckernels.runtime.dispatch import Unavailable
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -64,6 +65,18 @@ if INTERPRETED:
     _patch_once_a_launch()
 
 
+# No contraction to fused multiply-add: backends must agree to the bit where they choose tokens.
+OPTIONS = {"enable_fp_fusion": False}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Run a kernel on the GPU of its tensors, or interpreted; Unavailable where a block needs more than the GPU has."""
+    try:
+        kernel[grid](*args, **OPTIONS, **constants)
+    except OutOfResources as error:
+        raise Unavailable(f"the triton backend: {error}") from error
+
+
 @dataclass(frozen=True)
 class Variant:
     """A kernel with the argument types (Triton's notation) and constants it is launched with."""
@@ -71,16 +84,17 @@ class Variant:
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)  # number of warps, of stages
+    shared_limit_bytes: int | None = None  # of a block on the GPUs that it is made for
 
-    def compile(self, capability: int) -> bytes:
-        """Machine code for a GPU of this compute capability (80, 90, ...); needs no GPU."""
+    def compile(self, capability: int) -> Any:
+        """Triton's compiled kernel for a GPU of this compute capability (80, 90, ...); needs no GPU."""
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 
         signature = {name: self.signature.get(name, "constexpr") for name in self.kernel.arg_names}
         source = ASTSource(self.kernel, signature, self.constants)
-        code: bytes = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
-        return code
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={**OPTIONS, **self.options})
 
 
-__all__ = ["INTERPRETED", "Variant", "tl", "triton"]
+__all__ = ["INTERPRETED", "Variant", "launch", "tl", "triton"]

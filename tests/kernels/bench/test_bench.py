@@ -282,6 +282,31 @@ def test_cases_are_distinct_and_named_after_their_operation(operation: Operation
     assert operation.quick <= len(operation.cases)
 
 
+def test_the_headline_is_a_few_cases_of_two_operations() -> None:
+    gpu = torch.device("cuda")
+    found = {op.name: runner._cases(op, gpu, False, True, ()) for op in OPERATIONS}
+    assert {name: len(cases) for name, cases in found.items() if cases} == {"tree_attention": 12, "draft_statistics": 8}
+
+
+def test_cases_are_chosen_by_their_sizes_and_type() -> None:
+    gpu, attention = torch.device("cuda"), tree_attention.OPERATION
+    chosen = runner._cases(attention, gpu, False, False, ("nodes=64 batch=1", "bfloat16"))
+    assert {(case.shape["nodes"], case.shape["batch"]) for case in chosen} == {(64, 1)} and len(chosen) == 6
+    assert runner._cases(attention, gpu, False, False, ("nodes=6",)) == ()
+    with pytest.raises(BenchError, match="no case of tree_metadata has nodes=7; leave that out"):
+        run_bench(ops=["tree_metadata"], device="cpu", case=["nodes=7"])
+
+
+def test_the_gpus_conditions_are_kept_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ["1980, 2619, 312.45, 41\n", "1980, [N/A], 300, 41\n"]
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
+    monkeypatch.setattr(machine.subprocess, "run", lambda command, **options: SimpleNamespace(stdout=told.pop(0)))
+    gpu = torch.device("cuda")
+    assert machine.conditions(gpu) == {"sm_mhz": 1980, "memory_mhz": 2619, "power_w": 312.45, "celsius": 41}
+    assert machine.conditions(gpu) == {} == machine.conditions(torch.device("cpu"))
+
+
 def test_every_operation_of_the_package_has_cases() -> None:
     assert set(dispatch.OPERATIONS) <= {operation.name for operation in OPERATIONS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,3 +143,15 @@ def test_build_of_a_real_source(command: Any, monkeypatch: pytest.MonkeyPatch) -
     (kernel,) = one["kernels"]
     assert "tree_metadata_kernel" in kernel["name"] and kernel["architecture"] == "90a"
     assert kernel["registers"] > 8 and kernel["spill_bytes"] == 0 and kernel["shared_bytes"] == 4096
+
+
+def test_a_case_is_profiled_by_the_command_that_is_printed(command: Any) -> None:
+    printed = command("profile", "--op", "tree_metadata", "--backend", "triton")
+    assert printed.code == 0, printed.err
+    ncu, _, own = printed.out.partition(" -m speckernels ")
+    assert ncu.startswith("ncu --set full --clock-control none --nvtx --nvtx-include speckernels/")
+    done = command(*shlex.split(own))
+    assert done.code == 0 and done.out.startswith("tree_metadata, "), done.err
+    assert (
+        "no case of tree_metadata has nodes=7" in command("profile", "--op", "tree_metadata", "--case", "nodes=7").err
+    )

@@ -76,7 +76,7 @@ def fresh_libraries() -> Iterator[None]:
     """Compiled code is looked up anew, before and after."""
     from speckernels.runtime import launch
 
-    caches = (build.load, launch._entry)
+    caches = (build._loaded, launch._entry)
     for cache in caches:
         cache.cache_clear()
     yield

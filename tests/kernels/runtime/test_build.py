@@ -27,7 +27,10 @@ sizes = {}
 for name in names:
     for number, variant in enumerate(importlib.import_module(f"speckernels.ops.{name}.triton").compiled_variants()):
         for capability in map(int, capabilities.split()):
-            sizes[f"{name} {number} {capability}"] = len(variant.compile(capability))
+            compiled, limit = variant.compile(capability), variant.shared_limit_bytes
+            assert limit is None or compiled.metadata.shared <= limit, (name, number, compiled.metadata.shared)
+            assert "fma.rn.f32" not in compiled.asm["ptx"], (name, number)
+            sizes[f"{name} {number} {capability}"] = len(compiled.asm["cubin"])
 print(json.dumps(sizes))
 """
 
@@ -60,7 +63,7 @@ def test_nvcc_builds_without_warnings(
     monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path))
     if names:
         monkeypatch.setattr(build, "sources", lambda: names)
-    libraries = build.build_all(architectures)
+    libraries = build.build_all(architectures, strict=True)
     assert set(libraries) == set(build.sources())
     for source, library in libraries.items():
         assert operations_of(source), f"no operation uses {source}.cu"
@@ -73,7 +76,7 @@ def test_nvcc_builds_without_warnings(
             spills = [int(n) for n in re.findall(r"(\d+) bytes spill", report)]
             assert spills and not any(spills)
     monkeypatch.setattr(subprocess, "run", nothing_compiles)
-    assert build.build_all(architectures) == libraries
+    assert build.build_all(architectures, strict=True) == libraries
 
 
 def test_cache_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +96,59 @@ def test_a_source_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "broken.cu").write_text("int f( {")
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
-    with pytest.raises(RuntimeError, match=r"broken\.cu does not compile"):
+    with pytest.raises(dispatch.Unavailable, match=r"broken\.cu does not compile"):
         build.build_host("broken")
+
+
+def test_a_source_that_fails_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing compiler takes seconds; a decoding run calls thousands of times."""
+    asked = []
+
+    def fail(source: str) -> Path:
+        asked.append(source)
+        raise dispatch.Unavailable("no compiler")
+
+    build._loaded.cache_clear()
+    monkeypatch.setattr(build, "build_host", fail)
+    for _ in range(3):
+        with pytest.raises(dispatch.Unavailable, match="no compiler"):
+            build.load("nowhere", None)
+    assert asked == ["nowhere"]
+
+
+def test_a_cache_can_be_carried_to_where_the_compiler_lies_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "probe.cu").write_text('extern "C" int probe() { return 1; }\n')
+    monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
+    libraries = set()
+    for place in ("here", "there"):
+        compiler = tmp_path / place / "g++"
+        compiler.parent.mkdir()
+        compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "g++")} "$@"\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        libraries.add(build.build_host("probe"))
+    assert len(libraries) == 1
+
+
+def test_a_new_warning_of_the_compiler_stops_only_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flags of a user's build hold no -Werror."""
+    commands = []
+
+    def noted(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "stopped here")
+
+    monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_version", lambda compiler: "1")
+    monkeypatch.setattr(build, "find_nvcc", lambda: "/usr/bin/nvcc")
+    monkeypatch.setattr(subprocess, "run", noted)
+    for strict in (False, True):
+        with pytest.raises(dispatch.Unavailable, match="stopped here"):
+            build.build_device(SMALL[0], ("90a",), strict=strict)
+    assert ["--Werror" in command for command in commands] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,23 @@ def test_refusal_falls_back_only_when_automatic(monkeypatch: pytest.MonkeyPatch)
     assert speckernels.tree_metadata(PARENTS, CONTEXT).positions.tolist() == [[7, 8, 8, 9]]
     with speckernels.use_backend("cuda"), pytest.raises(speckernels.Unsupported, match="not this"):
         speckernels.tree_metadata(PARENTS, CONTEXT)
+
+
+def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = dispatch.implementation
+
+    def failing(name: str, backend: str):  # type: ignore[no-untyped-def]
+        def fail(*args: object) -> None:
+            raise dispatch.Unavailable("tree_metadata.cu does not compile")
+
+        return fail if backend == "cuda" else original(name, backend)
+
+    dispatch._warn_once.cache_clear()
+    monkeypatch.setattr(dispatch, "implementation", failing)
+    monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
+    with pytest.warns(RuntimeWarning, match="tree_metadata runs without the cuda backend: .* does not compile") as told:
+        results = [speckernels.tree_metadata(PARENTS, CONTEXT) for _ in range(3)]
+    assert [result.positions.tolist() for result in results] == 3 * [[[7, 8, 8, 9]]]
+    assert len(told) == 1
+    with speckernels.use_backend("cuda"), pytest.raises(dispatch.Unavailable, match="does not compile"):
+        speckernels.tree_metadata(PARENTS, CONTEXT)

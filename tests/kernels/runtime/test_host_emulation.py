@@ -73,7 +73,7 @@ def _probe_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     (tmp_path / "probe.cu").write_text(SOURCE)
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
     yield
-    build.load.cache_clear()
+    build._loaded.cache_clear()
     launch._entry.cache_clear()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from realrun.campaign import job as job_module
 from realrun.campaign import run as campaign
 from realrun.campaign.job import Job, read_result
 from realrun.campaign.run import run_campaign
@@ -18,10 +21,11 @@ from specsim.cost.grid import grid_from_json
 from specsim.errors import InputError
 from specsim.results import list_results
 from specsim.trace.files import read_trace
+from tests.support import ROOT
 
 
 def stage(name: str, share: float = 1.0, **result: Any) -> SimpleNamespace:
-    """A stage that remembers its jobs and returns this result."""
+    """A stage that remembers its jobs, and returns this result or raises this error."""
     jobs: list[Job] = []
 
     def run(job: Job) -> dict[str, Any]:
@@ -30,14 +34,20 @@ def stage(name: str, share: float = 1.0, **result: Any) -> SimpleNamespace:
             raise result["raises"]
         return {"complete": True} | result
 
-    return SimpleNamespace(NAME=name, SHARE=share, run=run, jobs=jobs)
+    return SimpleNamespace(name=name, share=share, run=run, jobs=jobs)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, *stages: SimpleNamespace) -> dict[str, SimpleNamespace]:
+    """These stages and no others."""
+    made = {one.name: one for one in stages}
+    monkeypatch.setattr(campaign, "STAGES", {name: one.share for name, one in made.items()})
+    monkeypatch.setattr(campaign, "load_stage", made.__getitem__)
+    return made
 
 
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
-    made = {s.NAME: s for s in (stage("first"), stage("broken", raises=ValueError("no luck")), stage("last", 2.0))}
-    monkeypatch.setattr(campaign, "STAGES", made)
-    return made
+    return put(monkeypatch, stage("first"), stage("broken", raises=ValueError("no luck")), stage("last", 2.0))
 
 
 def test_a_failed_stage_leaves_its_reason_and_the_next_one_runs(tmp_path: Path, stages: dict[str, Any]) -> None:
@@ -64,8 +74,58 @@ def test_time_is_shared_by_weight(tmp_path: Path, stages: dict[str, Any], monkey
     assert (first, broken, last) == (60, 80, 240)  # a quarter of 240 s; what the first one left is shared again
 
 
+def test_a_stage_that_cannot_be_imported_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that lacks what one stage needs, the others run."""
+    last = stage("last")
+
+    def load(name: str) -> Any:
+        if name == "first":
+            raise ImportError("Numba needs NumPy 2.4 or less")
+        return last
+
+    monkeypatch.setattr(campaign, "STAGES", {"first": 1.0, "last": 1.0})
+    monkeypatch.setattr(campaign, "load_stage", load)
+    first, second = run_campaign(tmp_path, minutes=1)
+    assert first["error"] == "ImportError: Numba needs NumPy 2.4 or less" and second["complete"]
+
+
+def test_the_stage_of_kernels_needs_neither_numba_nor_transformers() -> None:
+    """Versions that do not go together on a machine then cost the other stages, not this one."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('numba', 'transformers', 'optuna')); "
+        "import realrun.cli.main, realrun.campaign.run as run; run.load_stage('kernels')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stage_is_ended_behind_its_minutes_and_keeps_what_it_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+
+    def run(job: Job) -> dict[str, Any]:
+        for done in range(100):
+            now[0] += 10
+            job.save({"rows": done})
+            try:
+                job.on_time("decode", done, 100)
+            except Exception:  # such as the stages have, and what they call
+                continue
+        return {"complete": True}
+
+    put(monkeypatch, SimpleNamespace(name="slow", share=1.0, run=run), stage("last"))
+    for module in (campaign, job_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    slow, last = run_campaign(tmp_path, minutes=2)
+    assert (slow["left"], slow["rows"], slow["complete"]) == ("decode: 6 of 100 done", 6, False)  # 60 s, and grace of 6
+    assert slow["seconds"] == 70 and last["complete"]
+
+
 def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="stage 'kernel' is unknown; known: all, kernels, profile, lab, validate"):
+    with pytest.raises(
+        InputError, match="stage 'kernel' is unknown; known: all, smoke, kernels, profile, lab, validate"
+    ):
         run_campaign(tmp_path, minutes=1, stages=["kernel"])
     with pytest.raises(InputError, match="minutes=0"):
         run_campaign(tmp_path, minutes=0)

@@ -132,6 +132,32 @@ def test_a_long_prompt_equals_short_pieces(start: int, monkeypatch: pytest.Monke
 
 
 @torch.inference_mode()
+def test_attention_may_lay_out_its_result_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's memory-efficient kernel returns [B, n, H, D] transposed: no view of it has the query's shape."""
+    library = torch.nn.functional.scaled_dot_product_attention
+
+    def transposed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return library(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
+
+    model = small_model(max_position_embeddings=600)
+    assert model.config.num_attention_heads > model.config.num_key_value_heads > 1
+    tokens = np.random.default_rng(2).integers(0, VOCAB, 300).tolist()
+    lm, plain = with_garbage(StaticLlama(model)), CachedLM(model)
+    expected = plain.forward([*tokens[:5], *tokens])[5:]
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", transposed)
+    lm.prefill(tokens[:5])
+    torch.testing.assert_close(lm.forward(tokens), expected, **FLOAT64)  # behind a cache, and longer than a step
+    tree = FusedLlama(model)
+    for each in (lm, tree):
+        each.reset()
+        each.prefill(tokens[:5])
+    depths, visible = [0] * len(tokens), torch.eye(len(tokens), dtype=torch.bool)
+    torch.testing.assert_close(
+        lm.forward_nodes(tokens, depths, visible), tree.forward_nodes(tokens, depths, visible), **FLOAT64
+    )
+
+
+@torch.inference_mode()
 def test_a_cache_that_grows_keeps_what_it_holds() -> None:
     model = small_model()
     lm, plain = StaticLlama(model, capacity=4), CachedLM(model)

@@ -94,6 +94,7 @@ class Operation:
     inputs : Arguments for a case, made with a generator on its device
     work : the least bytes and operations, given the case, its arguments and the right result
     check : raises Mismatch; takes the expected and the actual result
+    headline : the cases that a first look at a GPU, or a claim about it, is made of
     rivals : ways to do it that are not ours, by name
     in_place : the operation changes its arguments, which are then its result
     public : calls the public function on Arguments; by default it takes the same ones
@@ -106,6 +107,7 @@ class Operation:
     work: Callable[[Case, Arguments, Any], Work]
     check: Callable[[Any, Any, Case], None] = equal
     quick: int = 3
+    headline: Callable[[Case], bool] = lambda case: False
     rivals: Mapping[str, Rival] = field(default_factory=dict)
     in_place: bool = False
     public: Callable[..., Any] | None = None

@@ -62,6 +62,14 @@ def _check(expected: Any, actual: Any, case: Case) -> None:
 
 _OPTIONS = ((0, 0), (1, 0), (0, 8), (1, 8))
 
+
+def _is_headline(case: Case) -> bool:
+    """One row to 256 over the largest vocabulary, and 64 with the candidates of a tree."""
+    rows, top_k = case.shape["rows"], case.shape["top_k"]
+    plain = case.shape["vocab"] == VOCABULARIES[0] and not case.shape["noise"]
+    return plain and (rows in (1, 64, 256) if top_k == 0 else rows == 64)
+
+
 OPERATION = Operation(
     name="draft_statistics",
     cases=tuple(
@@ -76,5 +84,6 @@ OPERATION = Operation(
     work=_work,
     check=_check,
     quick=8,
+    headline=_is_headline,
     public=_public,
 )

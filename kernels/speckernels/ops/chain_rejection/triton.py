@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from speckernels.ops.chain_rejection import empty_results
-from speckernels.runtime.triton_runtime import Variant, tl, triton
+from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 TOKENS_PER_STEP = 1024
 SCALE = tl.constexpr(2.0**40)
@@ -95,7 +95,8 @@ def chain_rejection(
     vocabulary = target_probs.shape[-1]
     if batch == 0:
         return tuple(results)
-    _kernel[(batch,)](
+    launch(
+        _kernel, (batch,),
         draft_tokens, draft_probs, target_probs, uniforms, *results, drafts, vocabulary,
         STEPS=max(32, triton.next_power_of_2(drafts + 1)), BLOCK=block_of(vocabulary),
     )  # fmt: skip

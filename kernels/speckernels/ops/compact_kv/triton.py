@@ -9,7 +9,7 @@ import torch
 
 from speckernels.ops.compact_kv import word_bytes
 from speckernels.runtime.dispatch import Unsupported
-from speckernels.runtime.triton_runtime import Variant, tl, triton
+from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 TOGETHER = 8
 WORDS = {2: tl.int16, 4: tl.int32, 8: tl.int64}
@@ -58,7 +58,8 @@ def compact_kv(
         raise Unsupported(f"rows have {columns} words of {word} bytes; this backend takes {MAX_TILE // TOGETHER}")
     strides = [stride * like.element_size() // word for stride in like.stride()[:3]]
     table = _device_table(tuple(tensor.data_ptr() for tensor in tensors), like.device)
-    _kernel[(len(tensors), batch, heads)](
+    launch(
+        _kernel, (len(tensors), batch, heads),
         path, context_lens, path.shape[1], table, slots, columns, *strides,
         WORD=WORDS[word], TOGETHER=TOGETHER, COLUMNS=padded,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import struct
 import torch
 
 from speckernels.ops.draft_statistics import MAX_SPLITS, MAX_TOP_K, empty_results, result_type, split, with_unit_stride
-from speckernels.runtime.triton_runtime import INTERPRETED, Variant, tl, triton
+from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 BLOCK = 4096  # elements that a program reads at a time
 NONE = 2**31 - 1  # index of no element
@@ -178,7 +178,8 @@ def draft_statistics(
     slots = rows * splits
     entries = slots * MAX_TOP_K if top_k else 0
     (bits,) = struct.unpack("<q", struct.pack("<d", temperature))
-    _kernel[(slots,)](
+    launch(
+        _kernel, (slots,),
         logits, noise, None if token_ids is None else token_ids.contiguous(), bits,
         logits.new_zeros(rows, dtype=torch.int32),
         logits.new_empty(slots * 4, dtype=dtype), logits.new_empty(slots, dtype=torch.int32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from speckernels.ops.results import empty_results
-from speckernels.runtime.triton_runtime import Variant, tl, triton
+from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def _kernel(
 def greedy_verify(tokens: torch.Tensor, parents: torch.Tensor, choices: torch.Tensor) -> tuple[torch.Tensor, ...]:
     results = empty_results(parents)
     trees, nodes = parents.shape
-    _kernel[(trees,)](tokens, parents, choices, nodes, *results, BLOCK=max(32, triton.next_power_of_2(nodes)))
+    launch(_kernel, (trees,), tokens, parents, choices, nodes, *results, BLOCK=max(32, triton.next_power_of_2(nodes)))
     return tuple(results)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from speckernels.ops.space_layout import empty_results
-from speckernels.runtime.triton_runtime import Variant, tl, triton
+from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 NODES_PER_PROGRAM = 128
 
@@ -28,7 +28,7 @@ def _kernel(candidates, parents, is_mask, group, BLOCK: tl.constexpr):
 def space_layout(like: torch.Tensor, candidates: int) -> tuple[torch.Tensor, ...]:
     results = empty_results(like, candidates)
     programs = triton.cdiv(len(results.parents), NODES_PER_PROGRAM)
-    _kernel[(programs,)](candidates, *results, BLOCK=NODES_PER_PROGRAM)
+    launch(_kernel, (programs,), candidates, *results, BLOCK=NODES_PER_PROGRAM)
     return tuple(results)
 
 

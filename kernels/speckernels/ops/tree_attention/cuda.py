@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from speckernels.ops.tree_attention import DTYPES, empty_result
-from speckernels.ops.tree_attention.splits import multiprocessors, split_count
+from speckernels.ops.tree_attention.splits import (
+    FULL_SHARED_BYTES,
+    SMALL_SHARED_BYTES,
+    multiprocessors,
+    shared_bytes,
+    split_count,
+)
 from speckernels.runtime.counters import counters
 from speckernels.runtime.dispatch import Unsupported
 from speckernels.runtime.launch import call
@@ -16,7 +20,6 @@ TENSOR_CORE_DIMS = (32, 64, 128, 256)
 MAX_DIM = 256
 BLOCK_ROWS = (16, 64, 128)
 BLOCK_KEYS = 64
-SHARED_BYTES = 163 * 1024  # what the largest tiles may take: the limit of sm_80
 
 
 def tree_attention(
@@ -45,10 +48,16 @@ def tree_attention(
         call("tree_attention", "tree_attention_simple", *tensors, kind, *sizes, *strides, scale)
         return out
 
-    if _shared_memory(query.device) < SHARED_BYTES:
-        raise Unsupported(f"the cuda backend needs a GPU with {SHARED_BYTES // 1024} KiB of shared memory per block")
+    tight = shared_bytes(query.device) < FULL_SHARED_BYTES
+    if shared_bytes(query.device) < (FULL_SHARED_BYTES if dim > 128 else SMALL_SHARED_BYTES):
+        raise Unsupported(
+            f"the cuda backend needs a GPU with {SMALL_SHARED_BYTES // 1024} KiB of shared memory per block, "
+            f"{FULL_SHARED_BYTES // 1024} KiB for D above 128"
+        )
     rows = nodes * group
     block_rows = 64 if dim > 128 else next((size for size in BLOCK_ROWS if rows <= size), BLOCK_ROWS[-1])
+    if tight and dim == 128:
+        block_rows = min(block_rows, 64)
     tiles = -(-rows // block_rows) * kv_heads * batch
     splits = split_count(tiles, -(-capacity // BLOCK_KEYS), multiprocessors(query.device))
     workspace: tuple[torch.Tensor | None, ...] = (None, None, None)
@@ -58,19 +67,9 @@ def tree_attention(
             query.new_empty(tiles, splits, block_rows, 2, dtype=torch.float32),
             counters(query, tiles * splits),
         )
-    shape = (kind, *sizes, splits, block_rows)
+    shape = (kind, *sizes, splits, block_rows, int(tight))
     call("tree_attention", "tree_attention", *tensors, *workspace, *shape, *strides, scale)
     return out
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a thread block may have."""
-    if device.type != "cuda":
-        return SHARED_BYTES
-    # Missing from torch's type stubs.
-    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return limit
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Into how many parts the cache is cut, decided from shapes alone."""
+"""What a GPU has room for, and into how many parts the cache is cut: decided from shapes and the device alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ import torch
 MIN_TILES = 2  # a part below this many tiles of slots costs more to merge than it saves
 GOOD_ENOUGH = 0.9  # of the best use of the multiprocessors: fewer parts mean less to merge
 ASSUMED_MULTIPROCESSORS = 132  # H100 and H200; for tensors of the CPU
+FULL_SHARED_BYTES = 163 * 1024  # of a block: the largest tiles; A100, H100 and later data-center GPUs have them
+SMALL_SHARED_BYTES = 99 * 1024  # of a block on RTX 30, 40 and 50, A40, L40S
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a thread block may have."""
+    if device.type != "cuda":
+        return FULL_SHARED_BYTES
+    # Missing from torch's type stubs.
+    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return limit
 
 
 @cache

@@ -8,16 +8,25 @@ threads of a program come before its atomic operations.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 from speckernels.ops.tree_attention import empty_result
-from speckernels.ops.tree_attention.splits import MIN_TILES, multiprocessors, split_count
+from speckernels.ops.tree_attention.splits import (
+    FULL_SHARED_BYTES,
+    MIN_TILES,
+    SMALL_SHARED_BYTES,
+    multiprocessors,
+    shared_bytes,
+    split_count,
+)
 from speckernels.runtime.dispatch import Unsupported
-from speckernels.runtime.triton_runtime import INTERPRETED, Variant, tl, triton
+from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 MERGED_ROWS = 16
 MAX_DIM = 256
+STAGES = {False: 3, True: 2}  # tiles of the cache on their way; fewer where shared memory is small
 
 
 @triton.jit
@@ -159,7 +168,8 @@ def tree_attention(
     kv_heads, capacity = keys.shape[1:3]
     group = heads // kv_heads
     rows = nodes * group
-    blocks = _blocks(rows, dim, query.element_size())
+    tight = shared_bytes(query.device) < FULL_SHARED_BYTES
+    blocks = _blocks(rows, dim, query.element_size(), tight=tight)
     row_tiles = triton.cdiv(rows, blocks["BLOCK_M"])
     splits = split_count(
         row_tiles * kv_heads * batch,
@@ -172,30 +182,35 @@ def tree_attention(
         query.new_empty(shape, dtype=torch.float32) for shape in ((*parts, dim), parts, parts)
     )
     strides = [stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]]
-    warps = 8 if blocks["BLOCK_M"] == 128 else 4
-    _split_kernel[(row_tiles * splits, kv_heads, batch)](
+    launch(
+        _split_kernel, (row_tiles * splits, kv_heads, batch),
         query, keys, values, mask_bits, context_lens, out, part_acc, part_max, part_sum,
         nodes, mask_bits.shape[2], group, heads, dim, capacity, splits, row_tiles, scale * math.log2(math.e),
-        *strides, **blocks, MIN_SPLIT=MIN_TILES, DIRECT=splits == 1, num_warps=warps,
+        *strides, **blocks, MIN_SPLIT=MIN_TILES, DIRECT=splits == 1, num_warps=_warps(blocks), num_stages=STAGES[tight],
     )  # fmt: skip
     if splits > 1:
-        _merge_kernel[(triton.cdiv(rows, MERGED_ROWS), kv_heads, batch)](
+        launch(
+            _merge_kernel, (triton.cdiv(rows, MERGED_ROWS), kv_heads, batch),
             part_acc, part_max, part_sum, context_lens, out, nodes, group, heads, dim, capacity, splits,
             BLOCK_N=blocks["BLOCK_N"], BLOCK_D=blocks["BLOCK_D"], ROWS=MERGED_ROWS, MIN_SPLIT=MIN_TILES,
         )  # fmt: skip
     return out
 
 
-def _blocks(rows: int, dim: int, element_bytes: int) -> dict[str, int]:
-    """Tile sizes: small where registers or shared memory would not do."""
+def _blocks(rows: int, dim: int, element_bytes: int, *, tight: bool) -> dict[str, int]:
+    """Tile sizes: small where registers or shared memory would not do. tight : of a GPU with little of the latter"""
     padded = max(16, triton.next_power_of_2(dim))
     wide = padded * element_bytes > 256
-    sizes = (16, 64) if wide else (16, 64, 128)
+    sizes = (16, 64, 128)[: 3 - wide - tight]
     return {
         "BLOCK_M": next((size for size in sizes if rows <= size), sizes[-1]),
         "BLOCK_N": 32 if wide else 64,
         "BLOCK_D": padded,
     }
+
+
+def _warps(blocks: Mapping[str, int]) -> int:
+    return 8 if blocks["BLOCK_M"] == 128 else 4
 
 
 def compiled_variants() -> list[Variant]:
@@ -207,17 +222,25 @@ def compiled_variants() -> list[Variant]:
     }
     parts = dict.fromkeys(("part_acc", "part_max", "part_sum"), "*fp32")
     variants = []
-    for kind, element_bytes, rows, dim, direct in (
-        ("*bf16", 2, 256, 128, False),
-        ("*fp16", 2, 4, 64, True),
-        ("*fp32", 4, 20, 96, False),
+    for kind, element_bytes, rows, dim, direct, tight in (
+        ("*bf16", 2, 256, 128, False, False),
+        ("*fp16", 2, 4, 64, True, False),
+        ("*fp32", 4, 20, 96, False, False),
+        ("*bf16", 2, 256, 128, False, True),
+        ("*bf16", 2, 16, 128, False, True),
+        ("*fp16", 2, 256, 64, True, True),
+        ("*bf16", 2, 256, 256, False, True),
+        ("*fp32", 4, 256, 128, False, True),
     ):
         tensors = dict.fromkeys(("query", "keys", "values", "out"), kind) | parts
         tensors |= {"mask_bits": "*i32", "context_lens": "*i32"}
-        blocks = _blocks(rows, dim, element_bytes)
+        blocks = _blocks(rows, dim, element_bytes, tight=tight)
         signature = tensors | sizes | strides | {"log2_scale": "fp32"}
-        variants.append(Variant(_split_kernel, signature, {**blocks, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}))
+        constants = {**blocks, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}
+        options = {"num_stages": STAGES[tight], "num_warps": _warps(blocks)}
+        limit = SMALL_SHARED_BYTES if tight else FULL_SHARED_BYTES
+        variants.append(Variant(_split_kernel, signature, constants, options, limit))
     merged = {"out": "*bf16", "context_lens": "*i32"} | parts | sizes
     del merged["words"], merged["row_tiles"]
-    constants = {"BLOCK_N": 64, "BLOCK_D": 128, "ROWS": MERGED_ROWS, "MIN_SPLIT": MIN_TILES}
-    return [*variants, Variant(_merge_kernel, merged, constants)]
+    sizes_of_merge = {"BLOCK_N": 64, "BLOCK_D": 128, "ROWS": MERGED_ROWS, "MIN_SPLIT": MIN_TILES}
+    return [*variants, Variant(_merge_kernel, merged, sizes_of_merge)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from speckernels.ops.tree_metadata import empty_results
-from speckernels.runtime.triton_runtime import Variant, tl, triton
+from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 NODES_PER_PROGRAM = 32
 
@@ -54,8 +54,16 @@ def tree_metadata(parents: torch.Tensor, context_lens: torch.Tensor) -> tuple[to
     results = empty_results(parents)
     batch, nodes = parents.shape
     padded = max(32, triton.next_power_of_2(nodes))
-    _kernel[(batch, triton.cdiv(nodes, NODES_PER_PROGRAM))](
-        parents, context_lens, *results, nodes, results.mask_bits.shape[-1], BLOCK=NODES_PER_PROGRAM, PADDED=padded
+    launch(
+        _kernel,
+        (batch, triton.cdiv(nodes, NODES_PER_PROGRAM)),
+        parents,
+        context_lens,
+        *results,
+        nodes,
+        results.mask_bits.shape[-1],
+        BLOCK=NODES_PER_PROGRAM,
+        PADDED=padded,
     )
     return tuple(results)
 

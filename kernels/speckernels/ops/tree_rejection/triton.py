@@ -7,7 +7,7 @@ import torch
 from speckernels.ops.chain_rejection.triton import SCALE, TOKENS_PER_STEP, block_of, in_unit_interval, weights
 from speckernels.ops.results import empty_results
 from speckernels.ops.tree_rejection import SiblingKind
-from speckernels.runtime.triton_runtime import Variant, tl, triton
+from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 IID = tl.constexpr(int(SiblingKind.iid))
 WITHOUT_REPLACEMENT = tl.constexpr(int(SiblingKind.without_replacement))
@@ -154,7 +154,8 @@ def tree_rejection(
         return tuple(results)
     rest = tokens.new_empty(trees, vocabulary)
     draft = target_probs if draft_probs is None else draft_probs  # top-k reads none
-    _kernel[(trees,)](
+    launch(
+        _kernel, (trees,),
         tokens, parents, draft, target_probs, uniforms, rest, *results, nodes, vocabulary,
         KIND=kind, NODES=max(32, triton.next_power_of_2(nodes)), BLOCK=block_of(vocabulary),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from speckernels.ops.greedy_verify.triton import longest_path
 from speckernels.ops.results import empty_results
 from speckernels.ops.typical_acceptance import log_threshold
-from speckernels.runtime.triton_runtime import INTERPRETED, Variant, tl, triton
+from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 
 @triton.jit
@@ -50,7 +50,8 @@ def typical_acceptance(
         logits = logits.float()  # the interpreter misreads bfloat16
     trees, nodes, vocabulary = logits.shape
     with np.errstate(invalid="ignore"):  # the interpreter would warn of inf - inf, which is a NaN and rejects
-        _kernel[(trees,)](
+        launch(
+            _kernel, (trees,),
             tokens, parents, logits, logsumexp, entropy_nats, choices, nodes, vocabulary, *logits.stride(),
             log_threshold(epsilon), log_threshold(delta), *results, BLOCK=max(32, triton.next_power_of_2(nodes)),
         )  # fmt: skip
