@@ -59,7 +59,7 @@ class Drafts(NamedTuple):
     accepted: Bools
 
     def select(self, rounds: Bools) -> Drafts:
-        return Drafts(*(each[rounds] for each in self))
+        return Drafts(self.logit[rounds], self.drafted[rounds], self.accepted[rounds])
 
     @property
     def verified(self) -> Bools:

@@ -59,8 +59,12 @@ def lookup(
     """Prompt lookup of K tokens, by the engine's rule but for the n-grams that are given."""
     if engine not in LOOKUP:
         raise InputError(f"how {engine} looks up n-grams is not known; choose one of {', '.join(LOOKUP)}")
-    given = {"min_ngram": min_ngram, "max_ngram": max_ngram}
-    rule = dataclasses.replace(RULES[engine], **{name: one for name, one in given.items() if one is not None})
+    usual = RULES[engine]
+    rule = dataclasses.replace(
+        usual,
+        min_ngram=usual.min_ngram if min_ngram is None else min_ngram,
+        max_ngram=usual.max_ngram if max_ngram is None else max_ngram,
+    )
     if engine == "vllm":
         config = {
             "method": "ngram",
