@@ -85,16 +85,21 @@ def longest_rounds(trace: Trace) -> Rounds:
 
     Of a trace of rejection sampling, match_len is read as it was drawn when recording.
     """
-    accepted = np.minimum(trace.match_len, trace.draft_limit).astype(np.int64)
-    match = accepted.tolist()
+    at = longest_starts(trace)
+    drafted = trace.draft_limit[at].astype(np.int64)
+    return Rounds(drafted, np.minimum(trace.match_len[at], drafted))
+
+
+def longest_starts(trace: Trace) -> Ints:
+    """The rows at which these rounds start."""
+    match = np.minimum(trace.match_len, trace.draft_limit).tolist()
     starts = []
     for begin, end in zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True):
         t = begin
         while t < end:
             starts.append(t)
             t += match[t] + 1
-    at = np.array(starts, dtype=np.int64)
-    return Rounds(trace.draft_limit[at].astype(np.int64), accepted[at])
+    return np.array(starts, dtype=np.int64)
 
 
 def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:

@@ -1,40 +1,85 @@
-"""Settings as engines take them: a draft length, one per batch size, or acceptance that the engine is made to have."""
+"""Settings as engines take them: draft lengths, schedules, tables to schedule by, and acceptance by script."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specsim.acceptance.sources import Source, verified_by_depth
-from specsim.engines.flags import draft_length_flags
+from specsim.cost.model import CostModel
+from specsim.engines import sps_table
+from specsim.engines.confidence_temperatures import confidence_temperatures
+from specsim.engines.flags import as_arguments, draft_length_flags, generation_config, llamacpp
 from specsim.errors import InputError
+from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import ScheduledK
 from specsim.serving.speedup_map import schedule_ranges
+from specsim.trace.ngram import RULES
+from specsim.trace.trace import Trace
 
 LLAMACPP_2025 = "llamacpp-2025"  # before its options were renamed, which today's refuses
 PER_BATCH = ("vllm", "sglang", "tensorrt-llm")
-SCRIPTED = ("vllm", "sglang", "llamacpp")
-FILE = "adaptive.json"
+STOPS = ("llamacpp", LLAMACPP_2025, "transformers")
+LOOKUP = ("vllm", "transformers")
+SCRIPTED = ("vllm", "sglang", "llamacpp", "tensorrt-llm")
+DSPARK = ("sglang", "tensorrt-llm")
 
 
 class Setting(NamedTuple):
-    """What to type, and what is to be in a file beside, if anything."""
+    """What to type, and what is to be in a file of that path beside, if anything; what has to be said of it."""
 
     flags: str
     file: str | None = None
+    path: str = ""
+    notes: tuple[str, ...] = ()
 
 
-def draft_length(engine: str, k: int) -> Setting:
-    """K tokens in every round."""
-    if engine == LLAMACPP_2025:
-        return Setting(f"--draft-max {k} --draft-p-min 0" if k else "leave speculation off")
-    return Setting(draft_length_flags(engine, k))
+def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = "generation_config.json") -> Setting:
+    """Drafts of K tokens, which end earlier at one that the draft model gives less than p_min."""
+    if p_min and engine not in STOPS:
+        raise InputError(f"{engine} has no rule for --p-min; choose one of {', '.join(STOPS)}")
+    if engine == LLAMACPP_2025 and k:
+        return Setting(f"--draft-max {k} --draft-p-min {p_min:g}")
+    flags = draft_length_flags("llamacpp" if engine == LLAMACPP_2025 else engine, k)
+    if engine == "llamacpp" and k and p_min:
+        return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}"))
+    if engine == "transformers" and k:
+        fields = generation_config(k, p_min)
+        return Setting(f"{as_arguments(fields)}, of the draft model's generation_config", json.dumps(fields), path)
+    return Setting(flags)
 
 
-def schedule(engine: str, rule: ScheduledK, largest_batch: int) -> Setting:
+def lookup(
+    engine: str, k: int, *, min_ngram: int | None, max_ngram: int | None, path: str = "generation_config.json"
+) -> Setting:
+    """Prompt lookup of K tokens, by the engine's rule but for the n-grams that are given."""
+    if engine not in LOOKUP:
+        raise InputError(f"how {engine} looks up n-grams is not known; choose one of {', '.join(LOOKUP)}")
+    usual = RULES[engine]
+    rule = dataclasses.replace(
+        usual,
+        min_ngram=usual.min_ngram if min_ngram is None else min_ngram,
+        max_ngram=usual.max_ngram if max_ngram is None else max_ngram,
+    )
+    if engine == "vllm":
+        config = {
+            "method": "ngram",
+            "num_speculative_tokens": k,
+            "prompt_lookup_min": rule.min_ngram,
+            "prompt_lookup_max": rule.max_ngram,
+        }
+        return Setting(_speculative_config(config))
+    if rule.min_ngram != 1:
+        raise InputError(f"{engine} looks up n-grams of 1 token, too; leave --min-ngram out")
+    fields = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": rule.max_ngram}
+    return Setting(f"{as_arguments(fields)}, of the target's generation_config", json.dumps(fields), path)
+
+
+def schedule(engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "adaptive.json") -> Setting:
     """A K per batch size, in the engine's form; InputError where it has none."""
     lengths = {batch: rule.lengths[batch] for batch in sorted(rule.lengths)}
     if engine not in PER_BATCH:
@@ -46,11 +91,11 @@ def schedule(engine: str, rule: ScheduledK, largest_batch: int) -> Setting:
     if engine == "vllm":
         ranges = schedule_ranges(lengths, largest_batch)
         config = {"num_speculative_tokens": rule.max_draft_tokens, "num_speculative_tokens_per_batch_size": ranges}
-        return Setting(f"--speculative-config '{json.dumps(config)}', beside method and model")
+        return Setting(f"{_speculative_config(config)}, beside method and model")
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
         flags = f"{draft_length_flags(engine, rule.max_draft_tokens)} --speculative-adaptive"
-        return Setting(f"{flags} --speculative-adaptive-config {FILE}", json.dumps(steps))
+        return Setting(f"{flags} --speculative-adaptive-config {path}", json.dumps(steps), path)
     if lengths[1] != rule.max_draft_tokens:
         raise InputError(
             f"{engine} wants its longest draft at batch 1, where this schedule has {lengths[1]} of "
@@ -59,6 +104,43 @@ def schedule(engine: str, rule: ScheduledK, largest_batch: int) -> Setting:
     inner = ", ".join(f"{batch}: {k}" for batch, k in lengths.items())
     text = f"speculative_config: {{max_draft_len: {rule.max_draft_tokens}, draft_len_schedule: {{{inner}}}}}"
     return Setting(f"{text}, beside decoding_type and model")
+
+
+def step_times(
+    engine: str, cost: CostModel, k: int, *, largest_batch: int, context: int, form: str, path: str = "sps.json"
+) -> Setting:
+    """What steps of a DSpark drafter's K tokens take, by sequences and verified tokens, or by verified tokens alone."""
+    _check_dspark(engine)
+    priced = batch_cost(cost)
+    notes = (
+        f"of steps that draft {k} tokens for each sequence, at {context:,} tokens in every cache",
+        *cost.notes(k, (context, context)),
+    )
+    if form == "tokens":
+        if engine != "sglang":
+            raise InputError(f"{engine} takes no table by tokens alone; leave --form out")
+        table = sps_table.sglang_by_tokens(priced, k, largest_batch, context)
+    else:
+        fitted, error = sps_table.additive_steps(priced, k, largest_batch, context)
+        notes = (*notes, f"the sum is off by at most {max(100 * error, 1e-3):.2g} % of what a step costs")
+        as_engine = sps_table.sglang_additive if engine == "sglang" else sps_table.tensorrt_llm_additive
+        table = as_engine(fitted)
+    flag, key = "--speculative-dspark-sps-table-path", "confidence_sps_table_path"
+    return Setting(_dspark(engine, k, flag, key, path), json.dumps(table), path, notes)
+
+
+def confidence(engine: str, trace: Trace, dataset: str, k: int, *, path: str = "sts.json") -> Setting:
+    """Temperatures of a DSpark drafter's confidence at each of K places."""
+    _check_dspark(engine)
+    found = confidence_temperatures(trace, k)
+    pairs = zip(found.ece_before, found.ece_after, strict=True)
+    told = ", ".join(f"{100 * before:.1f} to {100 * after:.1f} %" for before, after in pairs)
+    notes = (
+        f"the error of what confidence foretells goes, by token of the draft, from {told}, on sequences not fitted to",
+        "they are of the confidence that the trace holds, and serve a drafter whose confidence that is",
+    )
+    flag, key = "--speculative-dspark-confidence-sts-path", "confidence_sts_path"
+    return Setting(_dspark(engine, k, flag, key, path), json.dumps(found.as_dict(dataset)), path, notes)
 
 
 def acceptance_by_depth(source: Source, k: int) -> list[float]:
@@ -80,9 +162,10 @@ def scripted(engine: str, shares: Sequence[float]) -> Setting:
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": rounded,
         }
-        return Setting(f"--speculative-config '{json.dumps(config)}', beside method and model")
+        return Setting(f"{_speculative_config(config)}, beside method and model")
     if engine == "llamacpp":
-        return Setting(f"--spec-draft-n-max {k} --spec-synth-rates {','.join(f'{share:.6f}' for share in shares)}")
+        rates = ",".join(f"{share:.6f}" for share in shares)
+        return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-synth-rates {rates}"))
     if engine == "sglang":
         length = 1 + sum(shares)
         simulated = f"SGLANG_SIMULATE_ACC_LEN={length:.4f} SGLANG_SIMULATE_ACC_METHOD=match-expected"
@@ -90,4 +173,24 @@ def scripted(engine: str, shares: Sequence[float]) -> Setting:
             f"{simulated} SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token in the environment, with "
             f"{draft_length_flags(engine, k)}"
         )
+    if engine == "tensorrt-llm":
+        forced = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={sum(shares):.4f}"
+        return Setting(f"{forced} in the environment, with {draft_length_flags(engine, k)}")
     raise InputError(f"{engine} is not known to accept by script; choose one of {', '.join(SCRIPTED)}")
+
+
+def _speculative_config(config: dict[str, Any]) -> str:
+    return f"--speculative-config '{json.dumps(config)}'"
+
+
+def _check_dspark(engine: str) -> None:
+    if engine not in DSPARK:
+        raise InputError(f"{engine} reads no such file of a drafter with confidence; choose one of {', '.join(DSPARK)}")
+
+
+def _dspark(engine: str, k: int, flag: str, key: str, path: str) -> str:
+    """What names a file of DSpark's to an engine."""
+    if engine == "sglang":
+        return f"{flag} {path}, beside --speculative-algorithm DSPARK with drafts of {k} tokens"
+    inner = f"decoding_type: DSpark, max_draft_len: {k}, enable_confidence_scheduling: true, {key}: {path}"
+    return f"speculative_config: {{{inner}}}, beside model"

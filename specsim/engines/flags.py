@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from specsim.errors import InputError
+
+
+def generation_config(k: int, p_min: float = 0.0) -> dict[str, Any]:
+    """Of a draft model in transformers: drafts of K tokens, or up to one that it gives less than p_min.
+
+    The library's own threshold is 0.4, under which few drafts are whole.
+    """
+    return {
+        "num_assistant_tokens": k,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": p_min,
+    }
+
+
+def llamacpp(options: str) -> str:
+    """Options of llama-server, which without a --spec-type loads a draft model and never asks it."""
+    return f"{options}, beside --spec-type and --spec-draft-model"
+
+
+def as_arguments(fields: dict[str, Any]) -> str:
+    """Fields of a configuration as Python takes them."""
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
+
 
 FLAGS: dict[str, Callable[[int], str]] = {
     "vllm": lambda k: f"--speculative-config '{json.dumps({'num_speculative_tokens': k})}', beside method and model",
     "sglang": lambda k: (
         f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
     ),
-    "llamacpp": lambda k: f"--spec-draft-n-max {k}",
+    "llamacpp": lambda k: llamacpp(f"--spec-draft-n-max {k}"),
     "tensorrt-llm": lambda k: f"speculative_config: {{max_draft_len: {k}}}, beside decoding_type and model",
-    "transformers": lambda k: f"num_assistant_tokens={k}, num_assistant_tokens_schedule='constant'",
+    "transformers": lambda k: f"{as_arguments(generation_config(k))}, of the draft model's generation_config",
 }
 
 

@@ -28,9 +28,10 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
         return "the drafter of this trace drafts chains only"
     if issubclass(kind, TreePolicy) and trace.sampled_by_rejection:
         return "trees are replayed on greedy and Gumbel traces only; this one is of rejection sampling"
-    model = trace.meta.get("synthetic", {})
-    if not model.get("informed", True) and SIGNALS.intersection(kind.features):
-        return f"reads how sure the drafter is, of which this trace's acceptance model, {model['model']}, says nothing"
+    if not trace.informed and SIGNALS.intersection(kind.features):
+        model = trace.meta.get("synthetic", {}).get("model")
+        whose = f"this trace's acceptance model, {model}," if model else "this trace"
+        return f"reads how sure the drafter is, of which {whose} says nothing"
     missing = [name for name in kind.features if getattr(trace, name) is None]
     return f"needs {NEEDED.get(missing[0], f'the column {missing[0]!r}')}, which this trace lacks" if missing else None
 

@@ -91,6 +91,7 @@ class Meta(TypedDict):
     record_seconds: NotRequired[Seconds]
     provenance: NotRequired[Made]
     synthetic: NotRequired[Synthetic]
+    informed: NotRequired[bool]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -129,6 +129,11 @@ class Trace:
         return self.sampled_by_rejection and self.accept_prob is not None
 
     @property
+    def informed(self) -> bool:
+        """Whether the columns of confidence tell how sure the drafter was; else they are the same at every position."""
+        return bool(self.meta.get("informed", self.meta.get("synthetic", {}).get("informed", True)))
+
+    @property
     def sampled_by_rejection(self) -> bool:
         """Whether the output was decoded by rejection sampling."""
         decoding = self.meta.get("decoding")

@@ -65,6 +65,7 @@ RAISED_BY = {
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
     "specsim/cli/engines/export.py": ("specsim export",),
+    "specsim/engines/confidence_temperatures.py": ("specsim export",),
     "specsim/engines/export.py": ("specsim export",),
     "specsim/engines/formats/requests.py": ("specsim import",),
     "specsim/engines/formats/written.py": ("specsim import",),

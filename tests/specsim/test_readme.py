@@ -1,7 +1,9 @@
-"""The README's example policy is a policy: a file that the package was never told of serves everywhere."""
+"""The README's example policy is a policy, served everywhere; its commands for engines run as they stand there."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from specsim.trace.split import split_sequences
 from specsim.tuning.search import tune
 from specsim.tuning.settings import SearchSettings
 from tests.support import readme_block
+from tests.support.commands import call
 from tests.support.reference import RampCost, small_trace
 
 
@@ -58,3 +61,20 @@ def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -
     board = leaderboard({"small": small_trace()}, [RampCost()], kinds=[find_policy("fixed_k"), kind], trials=5)[0]
     assert {row.label for row in board.rows} == {"fixed_k, tuned", "fixed_k, K = 4", "prob_floor, tuned"}
     assert {one.setting for one in board.sweeps} == {"k", "floor"}
+
+
+def test_the_commands_for_engines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """advise, diagnose and every engine's export, in twelve lines."""
+    commands = [shlex.split(line, comments=True) for line in readme_block("specsim diagnose", "sh").splitlines()]
+    exported = {engine for _, verb, engine, *_ in commands if verb == "export"}
+    assert len(commands) <= 12 and {verb for _, verb, *_ in commands} == {"advise", "diagnose", "export"}
+    assert exported == {"vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"}
+    monkeypatch.chdir(tmp_path)
+    Path("counters.json").write_text(json.dumps({"drafted": [9000] * 4, "accepted": [7200, 5000, 2000, 400]}))
+    call("specsim", "example")
+    Path("example/trace").rename("trace")
+    for command in commands:
+        done = call(*command)
+        assert done.code == 0 and done.out and not done.err, (command, done)
+        if "--out" in command:
+            assert json.loads(Path(command[-1]).read_text())

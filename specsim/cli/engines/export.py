@@ -1,14 +1,14 @@
-"""`specsim export`: a draft length, or one per batch, as an engine takes it."""
+"""`specsim export`: what was found, as an engine takes it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from specsim.cli.console import print_json
-from specsim.cli.options import JsonOption
+from specsim.cli.console import OverwriteFileOption, check_new, print_json
+from specsim.cli.options import ContextOption, JsonOption
 from specsim.cli.serve.arms import parse_schedule
 from specsim.errors import InputError
 
@@ -25,14 +25,49 @@ def export(
     schedule: Annotated[
         str | None, typer.Option(help="Instead a K from each batch on, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
     ] = None,
-    largest_batch: Annotated[int, typer.Option(help="Where a schedule ends, for vLLM.", min=1)] = 512,
+    largest_batch: Annotated[
+        int, typer.Option(help="Where a schedule ends, for vLLM, and a table of steps.", min=1, max=4096)
+    ] = 512,
+    p_min: Annotated[
+        float | None,
+        typer.Option(
+            help="With --k, end drafts where the draft model is less sure: llamacpp, transformers.", min=0, max=1
+        ),
+    ] = None,
+    min_ngram: Annotated[
+        int | None, typer.Option(help="With --k, prompt lookup by n-grams of at least so many tokens: vllm.", min=1)
+    ] = None,
+    max_ngram: Annotated[
+        int | None, typer.Option(help="And of at most so many: vllm, transformers. Default: the engine's.", min=1)
+    ] = None,
     acceptance: Annotated[
         Path | None,
         typer.Option(
             help="With --k, settings that make the engine accept as often as this source does, which `specsim import` "
-            "wrote, without a trained drafter: vllm, sglang, llamacpp.",
+            "wrote, without a trained drafter: vllm, sglang, llamacpp, tensorrt-llm.",
         ),
     ] = None,
+    cost: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --k, what steps cost, as the table by which a DSpark drafter's verification is scheduled: a "
+            "cost file that knows batches, such as a batch profile; sglang, tensorrt-llm.",
+        ),
+    ] = None,
+    context: ContextOption = 1000,
+    form: Annotated[
+        Literal["additive", "tokens"],
+        typer.Option(help="Of that table: by sequences and verified tokens, or by verified tokens alone (sglang)."),
+    ] = "additive",
+    confidence: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --k, a trace, as temperatures under which a DSpark drafter's confidence is the probability of "
+            "acceptance: sglang, tensorrt-llm.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the file that the engine wants.")] = None,
+    overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
     """Print what an engine is to be started with: flags, and a file where it wants one.
@@ -40,23 +75,52 @@ def export(
     Example: specsim export vllm --schedule 1:5,4:3,16:0
     """
     from specsim.acceptance.sources import read_source
+    from specsim.cost.files import read_cost
     from specsim.engines import export as settings
+    from specsim.files import write_text
     from specsim.serving.draft_length import ScheduledK
+    from specsim.trace.files import read_plain_trace
 
     if (k is None) == (schedule is None):
         raise InputError("give either --k or --schedule")
-    if acceptance is not None:
-        if not k:
-            raise InputError("--acceptance is of drafts of one length; give --k of 1 or more")
-        setting = settings.scripted(engine, settings.acceptance_by_depth(read_source(acceptance), k))
-    elif schedule is not None:
-        setting = settings.schedule(engine, ScheduledK(parse_schedule(schedule)), largest_batch)
+    ngram = min_ngram if max_ngram is None else max_ngram
+    special = {
+        "--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance, "--cost": cost, "--confidence": confidence,
+    }  # fmt: skip
+    given = [name for name, value in special.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are settings of their own; give one at a time")
+    if given and not k:
+        raise InputError(f"{given[0]} is of drafts of one length; give --k of 1 or more")
+    if out is not None:
+        check_new(out, overwrite=overwrite)
+    named = {} if out is None else {"path": str(out)}
+    if schedule is not None:
+        setting = settings.schedule(engine, ScheduledK(parse_schedule(schedule)), largest_batch, **named)
     else:
         assert k is not None
-        setting = settings.draft_length(engine, k)
+        if acceptance is not None:
+            setting = settings.scripted(engine, settings.acceptance_by_depth(read_source(acceptance), k))
+        elif cost is not None:
+            priced = read_cost(cost)
+            setting = settings.step_times(
+                engine, priced, k, largest_batch=largest_batch, context=context, form=form, **named
+            )
+        elif confidence is not None:
+            setting = settings.confidence(engine, read_plain_trace(confidence), str(confidence), k, **named)
+        elif ngram is not None:
+            setting = settings.lookup(engine, k, min_ngram=min_ngram, max_ngram=max_ngram, **named)
+        else:
+            setting = settings.draft_length(engine, k, p_min=p_min or 0.0, **named)
+    if out is not None:
+        if setting.file is None:
+            raise InputError(f"{engine} wants no file here: {setting.flags}; leave --out out")
+        write_text(out, setting.file + "\n")
     if json:
-        print_json({"engine": engine, "flags": setting.flags, "file": setting.file})
+        print_json({"engine": engine, "flags": setting.flags, "file": setting.file, "notes": setting.notes})
         return
     print(setting.flags)
-    if setting.file is not None:
-        print(f"{settings.FILE}: {setting.file}")
+    if setting.file is not None and out is None:
+        print(f"{setting.path}: {setting.file}")
+    for note in setting.notes:
+        print(f"note: {note}")

@@ -72,7 +72,7 @@ def read_dense(paths: Sequence[Path]) -> Imported:
         )
     notes = [
         f"drafts are taken to be {depth} deep, as the longest accepted",
-        "the drafter's confidence is not told: compare policies that do not look at it, such as fixed draft lengths",
+        "the drafter's confidence is not told: policies that look at it are left off boards",
         "tokens that were drafted and rejected are not told; others stand in their place",
     ]
     if late:
@@ -127,6 +127,7 @@ def _trace(sequences: Sequence[Sequence_], depth: int, drafter: str) -> Trace:
             "eos_token_id": None,
             "dtype": NOT_TOLD,
             "device": NOT_TOLD,
+            "informed": False,
         },
         sequence_id=np.arange(len(sequences)),
         domain=np.array([one.domain for one in sequences]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, schedule, scripted
+from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, lookup, schedule, scripted
 from specsim.engines.flags import FLAGS, draft_length_flags
 from specsim.errors import InputError
 from specsim.serving.draft_length import ScheduledK
@@ -44,9 +44,40 @@ def test_a_schedule_means_the_same_in_every_form() -> None:
 def test_one_draft_length_is_that_of_advice() -> None:
     for engine in FLAGS:
         assert draft_length(engine, 4).flags == draft_length_flags(engine, 4)
-    assert draft_length("llamacpp", 4).flags == "--spec-draft-n-max 4"
+    assert draft_length("llamacpp", 4).flags == "--spec-draft-n-max 4, beside --spec-type and --spec-draft-model"
     assert draft_length("llamacpp-2025", 4).flags == "--draft-max 4 --draft-p-min 0"
     assert draft_length("llamacpp-2025", 0).flags == schedule("vllm", ScheduledK({1: 0}), 8).flags
+
+
+def test_a_draft_that_ends_where_the_draft_model_is_not_sure() -> None:
+    beside = "beside --spec-type and --spec-draft-model"
+    assert draft_length("llamacpp", 4, p_min=0.5).flags == f"--spec-draft-n-max 4 --spec-draft-p-min 0.5, {beside}"
+    assert draft_length("llamacpp-2025", 4, p_min=0.5).flags == "--draft-max 4 --draft-p-min 0.5"
+    fields = {
+        "num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.5,
+    }  # fmt: skip
+    assert json.loads(draft_length("transformers", 4, p_min=0.5).file or "") == fields
+    # At the library's own threshold of 0.4, drafts of K tokens would not all be of K tokens.
+    assert json.loads(draft_length("transformers", 4).file or "") == {**fields, "assistant_confidence_threshold": 0.0}
+    assert "assistant_confidence_threshold=0.0" in draft_length_flags("transformers", 4)
+    with pytest.raises(InputError, match="vllm has no rule for --p-min; choose one of llamacpp"):
+        draft_length("vllm", 4, p_min=0.5)
+
+
+def test_prompt_lookup_by_an_engines_own_rule() -> None:
+    """N-grams of 5 tokens in vLLM unless told, of 1 to 2 in transformers, which has no lower bound to set."""
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
+    assert vllm_config(lookup("vllm", 4, min_ngram=2, max_ngram=3).flags) == config
+    assert vllm_config(lookup("vllm", 4, min_ngram=2, max_ngram=None).flags) == {**config, "prompt_lookup_max": 5}
+    found = lookup("transformers", 4, min_ngram=None, max_ngram=3)
+    assert json.loads(found.file or "") == {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 3}
+    assert found.flags.startswith("prompt_lookup_num_tokens=4, max_matching_ngram_size=3, of the target's")
+    with pytest.raises(InputError, match="n-grams of 5 to 3 tokens"):
+        lookup("vllm", 4, min_ngram=None, max_ngram=3)
+    with pytest.raises(InputError, match="looks up n-grams of 1 token, too; leave --min-ngram out"):
+        lookup("transformers", 4, min_ngram=2, max_ngram=3)
+    with pytest.raises(InputError, match="how llamacpp looks up n-grams is not known; choose one of vllm"):
+        lookup("llamacpp", 4, min_ngram=None, max_ngram=3)
 
 
 def test_what_an_engine_does_not_have_is_refused() -> None:
@@ -68,7 +99,10 @@ def test_scripted_acceptance_is_the_sources() -> None:
     assert shares == pytest.approx([308 / 475, 207 / 475, 207 / 475 * 144 / 203])
     assert vllm_config(scripted("vllm", shares).flags)["synthetic_acceptance_rates"] == pytest.approx(shares, abs=1e-6)
     listed = ",".join(f"{share:.6f}" for share in shares)
-    assert scripted("llamacpp", shares).flags == f"--spec-draft-n-max 3 --spec-synth-rates {listed}"
+    beside = "beside --spec-type and --spec-draft-model"
+    assert scripted("llamacpp", shares).flags == f"--spec-draft-n-max 3 --spec-synth-rates {listed}, {beside}"
+    forced = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={sum(shares):.4f} in the environment, with "
+    assert scripted("tensorrt-llm", shares).flags == forced + draft_length_flags("tensorrt-llm", 3)
     assert f"SGLANG_SIMULATE_ACC_LEN={1 + sum(shares):.4f} " in scripted("sglang", shares).flags
     with pytest.raises(InputError, match="acceptance is told of 3 draft tokens, not of 4"):
         acceptance_by_depth(source, 4)
@@ -83,8 +117,16 @@ def test_the_command(tmp_path: Path) -> None:
     call("specsim", "import", "prometheus", FIXTURES / "llamacpp_metrics_k3.prom", "--out", counted)
     found = json_of(call("specsim", "export", "llamacpp", "--k", 2, "--acceptance", counted, "--json"))
     rates = f"{308 / 475:.6f},{207 / 472:.6f}"  # 472 drafted a second token, as the import says
-    assert found["flags"] == f"--spec-draft-n-max 2 --spec-synth-rates {rates}" and found["file"] is None
+    assert found["flags"].startswith(f"--spec-draft-n-max 2 --spec-synth-rates {rates}, beside ")
+    assert found["file"] is None
+    out = tmp_path / "adaptive.json"
+    shown = call("specsim", "export", "sglang", "--schedule", "1:5,4:3", "--out", out).out
+    assert f"--speculative-adaptive-config {out}" in shown and '{"1": {"candidate_steps": [5]}' in out.read_text()
+    assert_refused(call("specsim", "export", "vllm", "--k", 2, "--out", tmp_path / "none"), "wants no file here")
+    assert not (tmp_path / "none").exists()
     assert_refused(call("specsim", "export", "vllm"), "--k or --schedule")
     assert_refused(call("specsim", "export", "vllm", "--k", 2, "--schedule", "1:2"), "--k or --schedule")
     assert_refused(call("specsim", "export", "vllm", "--schedule", "1:2", "--acceptance", counted), "--k")
     assert_refused(call("specsim", "export", "tgi", "--k", 2), "choose one of vllm")
+    both = ("--p-min", 0.5, "--acceptance", counted)
+    assert_refused(call("specsim", "export", "llamacpp", "--k", 2, *both), "--p-min and --acceptance", "one at a time")

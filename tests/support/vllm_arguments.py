@@ -1,0 +1,60 @@
+"""vLLM's own parser of arguments and the configuration that it makes: `python vllm_arguments.py JOB RESULT`.
+
+In vLLM's environment. A job is {"starts": [[argument, ...], ...]}; the result has for each start its speculation as an
+engine would have it, or {"refused": error}. No engine is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+FIELDS = (
+    "method",
+    "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+)
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def configuration(arguments: list[str]) -> dict[str, Any]:
+    """Of speculation, and where there is a schedule, the K of every batch size from 1 on, as the scheduler has it."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(arguments)
+    engine = EngineArgs.from_cli_args(parsed).create_engine_config()
+    found = {name: getattr(engine.speculative_config, name) for name in FIELDS}
+    if ranges := found["num_speculative_tokens_per_batch_size"]:
+        most, longest = engine.scheduler_config.max_num_seqs, found["num_speculative_tokens"]
+        found["lookup"] = build_dynamic_sd_schedule_lookup([*ranges], most, longest)[1:]
+    return found
+
+
+def main(given: str, made: str) -> None:
+    os.environ |= ENVIRONMENT
+    job = json.loads(Path(given).read_text())
+    found: list[Any] = []
+    for arguments in job["starts"]:
+        try:
+            found.append(configuration(arguments))
+        except (Exception, SystemExit) as error:
+            found.append({"refused": f"{type(error).__name__}: {error}"})
+    Path(made).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
