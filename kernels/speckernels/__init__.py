@@ -15,7 +15,8 @@ from speckernels.ops.tree_attention import tree_attention
 from speckernels.ops.tree_metadata import TreeMetadata, tree_metadata
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.typical_acceptance import typical_acceptance
-from speckernels.runtime.dispatch import BACKENDS, Unavailable, Unsupported, backend_for, use_backend
+from speckernels.runtime.dispatch import BACKENDS, backend_for, use_backend
+from speckernels.runtime.errors import Unavailable, Unsupported
 
 __all__ = [
     "BACKENDS",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,12 +68,12 @@ def _tasks() -> Iterator[tuple[str, Check]]:
     yield "copy bandwidth", lambda job: {"copy_gb_s": measure_ceilings(job.device).copy_gb_s}
     yield "attention of the library", attention_backends
     for operation in OPERATIONS:
-        yield f"operation {operation.name}", lambda job, operation=operation: kernels_agree(job, operation)
+        yield f"operation {operation.name}", partial(kernels_agree, operation=operation)
     yield "graph replay", graphs_agree
     for shape in STEP_SHAPES:
-        yield f"step of {shape}", lambda job, shape=shape: step_time(job, shape)
+        yield f"step of {shape}", partial(step_time, shape=shape)
     for drafter in DRAFTERS:
-        yield f"drafter {drafter}", lambda job, drafter=drafter: drafter_agrees(job, drafter)
+        yield f"drafter {drafter}", partial(drafter_agrees, drafter=drafter)
 
 
 def _problem(found: Mapping[str, Any]) -> str:

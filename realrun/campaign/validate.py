@@ -19,7 +19,7 @@ from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import recorded_trace
 from realrun.validation.run import ValidationSettings, validate
-from realrun.validation.scripted import run_scripted
+from realrun.validation.scripted.run import run_scripted
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 

@@ -119,7 +119,7 @@ def scripted(
     Weights are random, all compute is real; what is accepted, and what a policy sees of each
     drafted token, is read from the trace. Policies are tuned on one half of it, run on the other.
     """
-    from realrun.validation.scripted import run_scripted
+    from realrun.validation.scripted.run import run_scripted
     from specsim.files import check_writable, write_json
     from specsim.trace.files import read_plain_trace
 

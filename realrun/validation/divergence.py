@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,7 +137,11 @@ class _Again:
             self.decoding.advance()
         if not isinstance(self.policy, ChainPolicy) or isinstance(self.policy, SwitchPolicy):
             return Divergence(self.index, t, "text", None)
-        with passes(self.decoder.drafter.lm) as of_draft, passes(self.decoder.target) as of_target:
+        own_pass = getattr(
+            self.decoder.drafter, "lm", None
+        )  # drafters that run none of their own have no logits to read
+        watched = nullcontext(list[torch.Tensor]()) if own_pass is None else passes(own_pass)
+        with watched as of_draft, passes(self.decoder.target) as of_target:
             draft = self.decoding.advance()
         row = int(self.trace.offsets[self.index]) + t
         recorded = self.trace.draft_token[row].tolist()

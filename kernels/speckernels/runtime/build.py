@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from speckernels.runtime.dispatch import Unavailable
+from speckernels.runtime.errors import Unavailable
 
 ARCHITECTURES = ("80", "90a", "100")  # Ampere, Hopper, Blackwell: what CI compiles for
 NVCC_FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall")

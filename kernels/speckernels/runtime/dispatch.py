@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from speckernels.runtime.errors import Unavailable, Unsupported
+
 BACKENDS = ("reference", "triton", "cuda")
 AUTO = "auto"
 ENVIRONMENT = "SPECKERNELS_BACKEND"  # overrides the choice for a whole process
@@ -24,14 +26,6 @@ ENVIRONMENT = "SPECKERNELS_BACKEND"  # overrides the choice for a whole process
 _library = torch.library.Library("speckernels", "FRAGMENT")
 _override: str | None = None
 OPERATIONS: list[str] = []
-
-
-class Unsupported(ValueError):
-    """This backend does not take these arguments; the message says what it takes."""
-
-
-class Unavailable(RuntimeError):
-    """This backend cannot be had here: its source does not build, or a block needs more than this GPU has."""
 
 
 def register(name: str, schema: str, fake: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from speckernels.runtime import build
-from speckernels.runtime.dispatch import Unavailable
+from speckernels.runtime.errors import Unavailable
 
 # cudaErrorInsufficientDriver, cudaErrorNoKernelImageForDevice, cudaErrorLaunchOutOfResources.
 NOT_HERE = (35, 209, 701)

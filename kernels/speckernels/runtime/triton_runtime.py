@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
-from speckernels.runtime.dispatch import Unavailable
+from speckernels.runtime.errors import Unavailable
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import speckernels
-from speckernels.runtime import build, dispatch
+from speckernels.runtime import build, dispatch, errors
 from tests.support import ROOT
 
 BANDWIDTH_BOUND = ("draft_statistics", "tree_attention", "compact_kv", "rejection")
@@ -96,7 +96,7 @@ def test_a_source_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "broken.cu").write_text("int f( {")
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
-    with pytest.raises(dispatch.Unavailable, match=r"broken\.cu does not compile"):
+    with pytest.raises(errors.Unavailable, match=r"broken\.cu does not compile"):
         build.build_host("broken")
 
 
@@ -106,12 +106,12 @@ def test_a_source_that_fails_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -
 
     def fail(source: str) -> Path:
         asked.append(source)
-        raise dispatch.Unavailable("no compiler")
+        raise errors.Unavailable("no compiler")
 
     build._loaded.cache_clear()
     monkeypatch.setattr(build, "build_host", fail)
     for _ in range(3):
-        with pytest.raises(dispatch.Unavailable, match="no compiler"):
+        with pytest.raises(errors.Unavailable, match="no compiler"):
             build.load("nowhere", None)
     assert asked == ["nowhere"]
 
@@ -146,7 +146,7 @@ def test_a_new_warning_of_the_compiler_stops_only_the_tests(tmp_path: Path, monk
     monkeypatch.setattr(build, "find_nvcc", lambda: "/usr/bin/nvcc")
     monkeypatch.setattr(subprocess, "run", noted)
     for strict in (False, True):
-        with pytest.raises(dispatch.Unavailable, match="stopped here"):
+        with pytest.raises(errors.Unavailable, match="stopped here"):
             build.build_device(SMALL[0], ("90a",), strict=strict)
     assert ["--Werror" in command for command in commands] == [False, True]
 

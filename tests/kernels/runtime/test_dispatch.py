@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import speckernels
-from speckernels.runtime import dispatch
+from speckernels.runtime import dispatch, errors
 
 PARENTS = torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32)
 CONTEXT = torch.tensor([7], dtype=torch.int32)
@@ -66,7 +66,7 @@ def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypat
 
     def failing(name: str, backend: str):  # type: ignore[no-untyped-def]
         def fail(*args: object) -> None:
-            raise dispatch.Unavailable("tree_metadata.cu does not compile")
+            raise errors.Unavailable("tree_metadata.cu does not compile")
 
         return fail if backend == "cuda" else original(name, backend)
 
@@ -77,5 +77,5 @@ def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypat
         results = [speckernels.tree_metadata(PARENTS, CONTEXT) for _ in range(3)]
     assert [result.positions.tolist() for result in results] == 3 * [[[7, 8, 8, 9]]]
     assert len(told) == 1
-    with speckernels.use_backend("cuda"), pytest.raises(dispatch.Unavailable, match="does not compile"):
+    with speckernels.use_backend("cuda"), pytest.raises(errors.Unavailable, match="does not compile"):
         speckernels.tree_metadata(PARENTS, CONTEXT)

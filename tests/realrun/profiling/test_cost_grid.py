@@ -15,7 +15,7 @@ from realrun.pairs.shapes import kv_bytes_per_token, random_model, shape_config
 from realrun.profiling import cost_grid
 from realrun.profiling.cost_grid import Axes, fitting, measure_grid, run_cost_grid
 from realrun.recording.record import RecordSettings, record
-from realrun.validation.scripted_decoder import with_prefix
+from realrun.validation.scripted.decoder import with_prefix
 from specsim.cost.grid import GridPairCost, grid_from_json, read_grid, read_grid_pair
 from specsim.errors import InputError
 from specsim.files import write_json

@@ -21,9 +21,9 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair
 from realrun.profiling import slices
 from realrun.recording.record import RecordSettings, record
-from realrun.validation import scripted
-from realrun.validation.scripted import run_scripted, scripted_validation
-from realrun.validation.scripted_decoder import Script, ScriptedDecoder, ScriptedDrafter, with_prefix
+from realrun.validation.scripted import run as scripted
+from realrun.validation.scripted.decoder import Script, ScriptedDecoder, ScriptedDrafter, with_prefix
+from realrun.validation.scripted.run import run_scripted, scripted_validation
 from realrun.validation.validate import rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json

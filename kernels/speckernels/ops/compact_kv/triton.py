@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from speckernels.ops.compact_kv import word_bytes
-from speckernels.runtime.dispatch import Unsupported
+from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
 TOGETHER = 8

@@ -13,7 +13,7 @@ from speckernels.ops.tree_attention.splits import (
     split_count,
 )
 from speckernels.runtime.counters import counters
-from speckernels.runtime.dispatch import Unsupported
+from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.launch import call
 
 TENSOR_CORE_DIMS = (32, 64, 128, 256)

@@ -21,7 +21,7 @@ from speckernels.ops.tree_attention.splits import (
     shared_bytes,
     split_count,
 )
-from speckernels.runtime.dispatch import Unsupported
+from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 MERGED_ROWS = 16

@@ -23,7 +23,7 @@ from realrun.profiling.slices import ProfileSlices
 from realrun.provenance import provenance
 from realrun.validation.document import row_document
 from realrun.validation.error_parts import error_parts
-from realrun.validation.scripted_decoder import ScriptedDecoder, with_prefix
+from realrun.validation.scripted.decoder import ScriptedDecoder, with_prefix
 from realrun.validation.timing import Timings
 from realrun.validation.validate import Candidate, Row, candidates, rounds_identical
 from specsim.arrays import Floats
