@@ -71,8 +71,8 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         raise InputError(f"max_output_tokens={most}; give at least 1")
     if _drafts_from_others(trace) and most < trace.output_tokens.max(initial=1):
         raise InputError(
-            f"max_output_tokens={most}, and drafts from earlier outputs that are longer; record suffix decoding from "
-            "texts cut there, or with --max-cached-requests 1"
+            f"max_output_tokens={most}, and drafts from earlier outputs that are longer; cut the texts there, or use "
+            "`specsim record-text --rule suffix --max-cached-requests 1`"
         )
     budget = np.minimum(trace.budget_tokens, most)
     kept = trace.position < most

@@ -43,7 +43,7 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     if priced.trace.meta.get("drafter_kind") == SUFFIX and policy.max_draft_tokens < longest:
         raise InputError(
             f"policy {policy} cuts drafts of up to {longest} tokens short, where suffix decoding would choose others; "
-            f"draft up to {longest}, or record with --max-draft-tokens {policy.max_draft_tokens}"
+            f"draft up to {longest}, or use `specsim record-text --max-draft-tokens {policy.max_draft_tokens}`"
         )
     played = priced.replay(policy, seed=seed, log=True)
     assert played.rounds is not None

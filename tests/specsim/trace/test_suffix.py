@@ -113,8 +113,8 @@ class Plain:
         return own if own.score >= other.score else other
 
 
-tokens = st.lists(st.integers(0, 2), min_size=1, max_size=30)
-requests = st.lists(st.tuples(tokens, tokens), min_size=1, max_size=5)
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+requests = st.lists(st.tuples(tokens, tokens), min_size=1, max_size=4)
 rules = st.builds(
     SuffixRule,
     max_tree_depth=st.integers(1, 12),
@@ -226,7 +226,9 @@ def test_a_limit_on_drafts_is_another_drafter() -> None:
     assert (cut.draft_token != chosen.draft_token).any()
     assert run_out(texts, rule, 8, 2, CONVENTIONS["specsim"]) != run_out(texts, rule, 2, 2, CONVENTIONS["specsim"])
     played = PricedTrace(as_engine(suffix_trace(texts, rule, 8), CONVENTIONS["vllm"]).trace, ConstantCost(1e-6, 0.01))
-    with pytest.raises(InputError, match=r"cuts drafts of up to .* short, .* record with --max-draft-tokens 2"):
+    with pytest.raises(
+        InputError, match=r"cuts drafts of up to .* short, .*`specsim record-text --max-draft-tokens 2`"
+    ):
         engine_counts(played, FixedK(2), CONVENTIONS["vllm"])
     assert engine_counts(played, FixedK(8), CONVENTIONS["vllm"])["num_drafts"] > 0
 
