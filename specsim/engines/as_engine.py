@@ -12,7 +12,7 @@ from specsim.arrays import Bools, IntArray, Ints
 from specsim.engines.conventions import Conventions
 from specsim.errors import InputError
 from specsim.replaying.rounds import RoundLog
-from specsim.trace.joined import JoinedTrace
+from specsim.trace.joined import SUFFIX, JoinedTrace
 from specsim.trace.trace import OPTIONAL_LISTS, STEP_LISTS, Trace
 
 ROWS = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
@@ -51,7 +51,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     Raises
     ------
     InputError
-        For a limit below 1, and for a joined trace.
+        For a limit below 1, for a joined trace, and for suffix decoding that drafted from longer outputs before.
 
     Examples
     --------
@@ -69,6 +69,11 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     most = int(trace.output_tokens.max(initial=1)) if max_output_tokens is None else max_output_tokens
     if most < 1:
         raise InputError(f"max_output_tokens={most}; give at least 1")
+    if _drafts_from_others(trace) and most < trace.output_tokens.max(initial=1):
+        raise InputError(
+            f"max_output_tokens={most}, and drafts from earlier outputs that are longer; cut the texts there, or use "
+            "`specsim record-text --rule suffix --max-cached-requests 1`"
+        )
     budget = np.minimum(trace.budget_tokens, most)
     kept = trace.position < most
     match_len = trace.match_len
@@ -94,6 +99,12 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         "meta": {**trace.meta, "eos_token_id": None} if conventions.drafts_past_end else trace.meta,
     }
     return EngineTrace(dataclasses.replace(trace, **changed), cut_off)
+
+
+def _drafts_from_others(trace: Trace) -> bool:
+    """Whether drafts in one sequence depend on the outputs of those before it."""
+    facts = trace.meta.get("drafter_facts", {})
+    return trace.meta.get("drafter_kind") == SUFFIX and bool(facts.get("max_cached_requests", 0) > 1)
 
 
 def _per_sequence(kept: Bools, trace: Trace) -> Ints:

@@ -11,6 +11,7 @@ from specsim.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replaying.priced import PricedTrace
+from specsim.trace.joined import SUFFIX
 
 
 def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions, *, seed: int = 0) -> dict[str, Any]:
@@ -34,10 +35,16 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     Raises
     ------
     InputError
-        For a policy of trees.
+        For a policy of trees, and for one that cuts short what suffix decoding proposes.
     """
     if not isinstance(policy, ChainPolicy):
         raise InputError(f"policy {policy.name} is of trees, of which no engine's counters are known; choose a chain's")
+    longest = int(priced.trace.draft_limit.max(initial=0))
+    if priced.trace.meta.get("drafter_kind") == SUFFIX and policy.max_draft_tokens < longest:
+        raise InputError(
+            f"policy {policy} cuts drafts of up to {longest} tokens short, where suffix decoding would choose others; "
+            f"draft up to {longest}, or use `specsim record-text --max-draft-tokens {policy.max_draft_tokens}`"
+        )
     played = priced.replay(policy, seed=seed, log=True)
     assert played.rounds is not None
     prefilled = priced.trace.sequences if conventions.first_token == "prefill" else 0

@@ -1,4 +1,4 @@
-"""A dense trace of prompt lookup from texts alone: prompts with the outputs that followed, of any model or engine."""
+"""Dense traces from texts alone: what prompt lookup and suffix decoding propose in outputs of any model or engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import numpy as np
 from specsim.errors import InputError
 from specsim.files import digest
 from specsim.json_files import parse_json
+from specsim.progress import Counter, no_progress
+from specsim.trace.joined import LOOKUP, SUFFIX
 from specsim.trace.ngram import NgramRule, lookup_columns
+from specsim.trace.suffix import SuffixDecoder, SuffixRule, suffix_columns
 from specsim.trace.trace import MAX_DEPTH, Trace
 
 MAX_TOKEN = 2**31 - 1
@@ -103,21 +106,95 @@ def lookup_trace(
     >>> trace.match_len.tolist()
     [3, 2, 1, 0]
     """
+    vocabulary = _vocabulary(texts, depth, vocabulary)
+    rows = [lookup_columns(rule, vocabulary, text.prompt, text.output, depth) for text in texts]
+    facts = {"drafter": "prompt lookup", "drafter_kind": LOOKUP, "drafter_facts": asdict(rule)}
+    return _as_trace(texts, rows, depth, source, facts)
+
+
+def suffix_trace(
+    texts: Sequence[TokenText],
+    rule: SuffixRule,
+    depth: int,
+    *,
+    vocabulary: int | None = None,
+    source: str = "texts",
+    progress: Counter = no_progress,
+) -> Trace:
+    """What suffix decoding would propose at every position of these outputs, each after those before it.
+
+    Parameters
+    ----------
+    texts : sequence of TokenText
+        Prompts and outputs, as token ids, in the order of the requests: one is done when the next begins.
+    rule : SuffixRule
+        What is counted and how far it is continued.
+    depth : int
+        The engine's limit on a draft, in tokens, by which it also chooses among drafts: one of up to 8 tokens need not
+        begin as one of up to 4 does. So a policy that drafts less cuts the draft short; what the engine proposes under
+        a lower limit is another trace.
+    vocabulary, source
+        As in `lookup_trace`.
+    progress : callable, optional
+        Called with the texts done and their number.
+
+    Returns
+    -------
+    Trace
+        Its `confidence` is a token's share of what followed where the text ended as here. The engine's probabilities
+        are the products over a draft, its score their sum. Any chain policy replays exactly.
+
+    Raises
+    ------
+    InputError
+        As `lookup_trace`.
+
+    References
+    ----------
+    Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975.
+
+    Examples
+    --------
+    >>> from specsim.trace.from_text import TokenText, suffix_trace
+    >>> from specsim.trace.suffix import SuffixRule
+    >>> texts = [TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4), TokenText([9], [6, 7, 5, 8], "all", 4)]
+    >>> trace = suffix_trace(texts, SuffixRule(), 3)
+    >>> trace.match_len.tolist()
+    [1, 2, 1, 0, 0, 1, 2, 1]
+    """
+    vocabulary = _vocabulary(texts, depth, vocabulary)
+    decoder, rows = SuffixDecoder(rule), []
+    for done, text in enumerate(texts):
+        progress(done, len(texts))
+        rows.append(suffix_columns(decoder, vocabulary, text.prompt, text.output, depth))
+    facts = {
+        "drafter": "suffix decoding",
+        "drafter_kind": SUFFIX,
+        "drafter_facts": {**asdict(rule), "max_spec_tokens": depth},
+    }
+    return _as_trace(texts, rows, depth, source, facts)
+
+
+def _vocabulary(texts: Sequence[TokenText], depth: int, vocabulary: int | None) -> int:
+    """Its size, where it is not given as small as the texts allow; InputError where they and the depth make none."""
     if not texts or not 1 <= depth <= MAX_DEPTH:
         raise InputError(f"{len(texts)} texts, drafts of {depth} tokens; give some texts, and 1 to {MAX_DEPTH}")
     needed = 1 + max(max(*text.prompt, *text.output) for text in texts)
-    vocabulary = max(2, needed) if vocabulary is None else vocabulary
-    if vocabulary < needed:
+    if vocabulary is not None and vocabulary < needed:
         raise InputError(f"token {needed - 1} is beyond a vocabulary of {vocabulary}; give a larger one")
-    found = [lookup_columns(rule, vocabulary, text.prompt, text.output, depth) for text in texts]
-    columns: dict[str, Any] = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    return max(2, needed) if vocabulary is None else vocabulary
+
+
+def _as_trace(
+    texts: Sequence[TokenText], rows: Sequence[dict[str, Any]], depth: int, source: str, facts: dict[str, Any]
+) -> Trace:
+    """The trace of these texts with the columns of each; facts : of the drafter."""
+    columns: dict[str, Any] = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
     ids = str([(text.prompt, text.output) for text in texts])
     return Trace(
         meta={
             "target": source,
-            "drafter": "prompt lookup",
-            "drafter_kind": "lookup",
-            "drafter_facts": asdict(rule),
+            **facts,
             "decoding": "unknown",
             "depth": depth,
             "eos_token_id": None,

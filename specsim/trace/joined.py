@@ -19,7 +19,7 @@ from specsim.errors import InputError
 from specsim.trace.trace import NO_TOKEN, Trace
 
 MAX_DRAFTERS = 3
-JOINED, LOOKUP, SPACE = "joined", "lookup", "space"  # as a trace's "drafter_kind"
+JOINED, LOOKUP, SPACE, SUFFIX = "joined", "lookup", "space", "suffix"  # as a trace's "drafter_kind"
 UNKNOWN = "unknown"  # the decoding of a trace that was made from texts
 
 
@@ -66,11 +66,11 @@ class JoinedTrace(Trace):
 
 
 def foretold(trace: Trace) -> Floats:
-    """How likely the drafter finds its first token before it drafts [N]: a lookup knows it, 0 where it has none.
+    """How likely the drafter finds its first token before it drafts [N]: lookups know it, 0 where they have none.
 
     Of drafters that must run to tell it is 1.
     """
-    if trace.meta.get("drafter_kind") != LOOKUP:
+    if trace.meta.get("drafter_kind") not in (LOOKUP, SUFFIX):
         return np.ones(len(trace.token))
     return np.where(trace.draft_token[:, 0] == NO_TOKEN, 0.0, trace.prob[:, 0].astype(np.float64))
 

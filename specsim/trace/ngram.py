@@ -9,7 +9,7 @@ any rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -124,33 +124,56 @@ class NgramIndex:
         return (self.hits[length] + 1) / (self.trials[length] + 2)
 
     def entropy_nats(self, prob: float) -> float:
-        """Of the distribution that gives one token this probability and spreads the rest evenly over the vocabulary."""
-        rest = (1 - prob) / (self.vocabulary - 1)
-        return -prob * math.log(prob) - (1 - prob) * math.log(rest)
+        """Of a guess that is so sure."""
+        return entropy_nats(prob, self.vocabulary)
 
 
-def lookup_columns(
-    rule: NgramRule, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
+def entropy_nats(prob: float, vocabulary: int) -> float:
+    """Of the distribution that gives one token this probability and spreads the rest evenly over the vocabulary."""
+    if prob == 1:
+        return 0.0
+    rest = (1 - prob) / (vocabulary - 1)
+    return -prob * math.log(prob) - (1 - prob) * math.log(rest)
+
+
+def proposal_columns(
+    output: Sequence[int],
+    proposals: Iterable[tuple[Sequence[int], Sequence[float]]],
+    depth: int,
+    vocabulary: int,
 ) -> dict[str, Any]:
-    """The columns of a trace of this text: what is proposed at every position of the output.
+    """The columns of a trace of a drafter that knows the text alone.
 
-    Where nothing is, draft_token holds `NO_TOKEN`. There are no ranks of true tokens, since lookup orders none.
+    Where nothing is proposed, draft_token holds `NO_TOKEN`. There are no ranks of true tokens, since none are ordered.
+
+    proposals : at every position of the output tokens, up to `depth` of them, each with how sure it is if those before
+        it are right
     """
     total = len(output)
     columns: dict[str, Any] = {name: np.zeros((total, depth), dtype) for name, dtype in STEP_LISTS.items()}
     columns["draft_token"][:] = NO_TOKEN
     match_len = np.zeros(total, np.uint8)
+    for t, (drafted, probs) in enumerate(proposals):
+        proposed = len(drafted)
+        columns["draft_token"][t, :proposed] = drafted
+        columns["prob"][t, :proposed] = columns["confidence"][t, :proposed] = probs
+        columns["entropy_nats"][t, :proposed] = [entropy_nats(prob, vocabulary) for prob in probs]
+        correct = [a == b for a, b in zip(drafted, output[t : t + proposed], strict=False)]
+        match_len[t] = correct.index(False) if False in correct else len(correct)
+    return {"token": np.asarray(output, dtype=np.int32), "match_len": match_len, **columns}
+
+
+def lookup_columns(
+    rule: NgramRule, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
+) -> dict[str, Any]:
+    """The columns of a trace of this text: what is proposed at every position of the output."""
+
+    def proposals() -> Iterator[tuple[list[int], list[float]]]:
+        for token in output:
+            depths = range(1, int(min(depth, index.reach)) + 1)
+            yield [index.token(i) for i in depths], [index.prob(i) for i in depths]
+            index.extend([token])
+
     index = NgramIndex(vocabulary, rule)
     index.extend(prompt)
-    for t, token in enumerate(output):
-        proposed = int(min(depth, index.reach))
-        if proposed:
-            drafted = [index.token(i) for i in range(1, proposed + 1)]
-            probs = [index.prob(i) for i in range(1, proposed + 1)]
-            columns["draft_token"][t, :proposed] = drafted
-            columns["prob"][t, :proposed] = columns["confidence"][t, :proposed] = probs
-            columns["entropy_nats"][t, :proposed] = [index.entropy_nats(prob) for prob in probs]
-            correct = [a == b for a, b in zip(drafted, output[t : t + proposed], strict=False)]
-            match_len[t] = correct.index(False) if False in correct else len(correct)
-        index.extend([token])
-    return {"token": np.asarray(output, dtype=np.int32), "match_len": match_len, **columns}
+    return proposal_columns(output, proposals(), depth, vocabulary)

@@ -16,8 +16,9 @@ from realrun.recording.record import RecordSettings, record
 from specsim.engines.conventions import CONVENTIONS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.p_min import LlamaCpp
-from specsim.trace.from_text import TokenText, lookup_trace
+from specsim.trace.from_text import TokenText, lookup_trace, suffix_trace
 from specsim.trace.ngram import RULES, NgramRule
+from specsim.trace.suffix import SuffixRule
 from specsim.trace.trace import Trace
 from tests.specsim.engines import test_as_engine
 from tests.specsim.engines.test_as_engine import COUNTED, replayed_rounds
@@ -55,19 +56,38 @@ def test_what_the_simulated_server_is_given_is_what_is_recorded(recorded: Trace)
     assert ["".join(map(str, row)) for row in match_len] == test_vllm_schedule.COUNTED["match_len"]
 
 
+def texts_of(recorded: Trace, most: int | None = None) -> list[TokenText]:
+    """Its prompts and outputs, these up to so many tokens."""
+    assert recorded.prompts is not None
+    outputs = [output[:most].tolist() for output in np.split(recorded.token, recorded.offsets[1:-1])]
+    pairs = zip(recorded.prompts, outputs, strict=True)
+    return [TokenText(prompt.tolist(), output, "all", len(output)) for prompt, output in pairs]
+
+
 @pytest.mark.slow
 def test_prompt_lookup_from_the_text_alone_is_vllms(recorded: Trace) -> None:
-    prompts = recorded.prompts
-    assert prompts is not None
-    outputs = np.split(recorded.token, recorded.offsets[1:-1])
-    texts = [
-        TokenText(prompt.tolist(), output.tolist(), "all", len(output))
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    texts = texts_of(recorded)
     trace = lookup_trace(texts, NgramRule(2, 3, "first", "stop"), 4)
     assert as_digits(replayed_rounds(trace, FixedK(4), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-ngram"]["4"]
     others = lookup_trace(texts, RULES["specsim"], 4)
     assert as_digits(replayed_rounds(others, FixedK(4), TOKENS, CONVENTIONS["vllm"])) != COUNTED["vllm-ngram"]["4"]
+
+
+@pytest.mark.slow
+def test_suffix_decoding_from_the_text_alone_is_vllms(recorded: Trace) -> None:
+    trace = suffix_trace(texts_of(recorded), SuffixRule(max_cached_requests=0), 8)
+    assert as_digits(replayed_rounds(trace, FixedK(8), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-suffix"]["8"]
+
+
+@pytest.mark.slow
+def test_suffix_decoding_from_one_text_to_the_next_is_vllms(recorded: Trace) -> None:
+    """Every round, but for what the last one accepts beyond the limit, where texts that others draft from end."""
+    trace = suffix_trace(texts_of(recorded, TOKENS), SuffixRule(), 8)
+    ours = as_digits(replayed_rounds(trace, FixedK(8), TOKENS, CONVENTIONS["vllm"]))
+    theirs = COUNTED["vllm-suffix-cached"]["8"]
+    assert [drafted for drafted, _ in ours] == [drafted for drafted, _ in theirs]
+    assert [accepted[:-1] for _, accepted in ours] == [accepted[:-1] for _, accepted in theirs]
+    assert all(mine[-1] <= other[-1] for (_, mine), (_, other) in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.slow

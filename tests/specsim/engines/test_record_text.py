@@ -1,4 +1,4 @@
-"""`specsim record-text`: traces of prompt lookup from texts, and what is no text."""
+"""`specsim record-text`: traces of prompt lookup and suffix decoding from texts, and what is no text."""
 
 from __future__ import annotations
 
@@ -53,6 +53,35 @@ def test_options_change_a_rule(tmp_path: Path) -> None:
     assert_refused(call("specsim", "record-text", texts, tmp_path / "a", *args), "exists", "--overwrite")
     shown = call("specsim", "record-text", texts, tmp_path / "a", "--overwrite")
     assert shown.code == 0 and "mean_match_len" in shown.out
+
+
+def test_suffix_decoding_drafts_from_one_line_to_the_next(tmp_path: Path) -> None:
+    rows = [
+        {"prompt_tokens": [1, 2], "output_tokens": [3, 4, 5, 6]},
+        {"prompt_tokens": [7], "output_tokens": [3, 4, 5]},
+    ]
+    texts = written(tmp_path, rows)
+    args = ["--rule", "suffix", "--max-spec-factor", 2, "--json"]
+    said = json_of(call("specsim", "record-text", texts, tmp_path / "a", *args))
+    assert said["rule"] == {
+        "max_tree_depth": 24, "max_spec_factor": 2.0, "max_spec_offset": 0.0, "min_token_prob": 0.1,
+        "max_cached_requests": 10000,
+    }  # fmt: skip
+    trace = read_trace(tmp_path / "a")
+    assert trace.meta["drafter"] == "suffix decoding" and trace.depth == 24
+    # After its 3 the second line drafts the first one's 4, 5; after 3, 4 its 5, 6, of which 5 comes.
+    assert trace.match_len.tolist() == [0, 0, 0, 0, 0, 2, 1]
+    limited = [*args, "--max-cached-requests", 1, "--max-draft-tokens", 4]
+    json_of(call("specsim", "record-text", texts, tmp_path / "b", *limited))
+    alone = read_trace(tmp_path / "b")
+    assert alone.depth == 4 and not alone.match_len.any()
+
+
+def test_a_setting_of_another_rule_is_refused(tmp_path: Path) -> None:
+    texts = written(tmp_path, ROWS)
+    for rule, option, own in (("suffix", "--min-ngram", "--max-tree-depth"), ("vllm", "--max-tree-depth", "--at-end")):
+        refused = call("specsim", "record-text", texts, tmp_path / "a", "--rule", rule, option, 2)
+        assert_refused(refused, f"{option} is no setting of the rule {rule}", own)
 
 
 @pytest.mark.parametrize(
