@@ -1,4 +1,4 @@
-"""Names of array types."""
+"""Names of array types, and how an axis is checked."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ Bools = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.floating[Any]]  # of any width
 IntArray = npt.NDArray[np.integer[Any]]
 Seconds = Floats
+
+
+def increases(values: Array) -> bool:
+    """Whether each value is larger than the one before; unlike differences, comparing does not overflow."""
+    return bool((values[1:] > values[:-1]).all())

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Ints, Seconds
+from specsim.arrays import Ints, Seconds, increases
 from specsim.cost.batches import BatchCostModel, BatchTokens
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS
 from specsim.cost.profile import MAX_CONTEXT
@@ -91,7 +91,7 @@ def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
     document = checked(data, name, BatchProfileDocument, invalid=AGAIN)
     axes = [np.asarray(document[key], dtype=np.int64) for key in AXES]
     for key, axis in zip(AXES, axes, strict=True):
-        if axis.size < 1 or axis[0] < 0 or axis[-1] >= MAX_CONTEXT or (np.diff(axis) <= 0).any():
+        if axis.size < 1 or axis[0] < 0 or axis[-1] >= MAX_CONTEXT or not increases(axis):
             raise InputError(f"{name}: {key} are no increasing list; {AGAIN}")
     if not axes[0][0] == axes[2][0] == 1:
         raise InputError(f"{name}: batches and tokens do not begin with 1; {AGAIN}")

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Ints, Seconds
+from specsim.arrays import Floats, Ints, Seconds, increases
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, CostModel, check_seconds
 from specsim.cost.profile import GRID_KIND, MAX_CONTEXT
 from specsim.errors import InputError
@@ -230,7 +230,7 @@ def grid_from_json(data: Any, where: str) -> GridCost:
     name = f"cost grid {where}"
     checked(data, name, GridDocument, invalid="measure again")
     axes = [np.asarray(data[key], dtype=np.int64) for key in ("batches", "contexts", "tokens")]
-    if any(a.size == 0 or a[0] < 0 or a[-1] >= MAX_CONTEXT or (np.diff(a) <= 0).any() for a in axes):
+    if any(a.size == 0 or a[0] < 0 or a[-1] >= MAX_CONTEXT or not increases(a) for a in axes):
         raise InputError(f"{name}: batches, contexts or tokens are no increasing list; measure again")
     counts, table = [a.size for a in axes], data["median_s"]
     if len(table) != counts[0] or any(

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Ints, Seconds
+from specsim.arrays import Ints, Seconds, increases
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel
 from specsim.errors import InputError
 from specsim.json_files import checked
@@ -242,7 +242,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     numbers = [profile.policy_step_s, profile.round_overhead_s, profile.score_step_s]
     if tree is not None:
         sizes = tree.sizes
-        if not sizes.size or sizes[0] != 1 or sizes[-1] >= MAX_CONTEXT or (np.diff(sizes) <= 0).any():
+        if not sizes.size or sizes[0] != 1 or sizes[-1] >= MAX_CONTEXT or not increases(sizes):
             raise InputError(f"{name}: sizes of trees are not an increasing list from 1; profile again")
         if {tree.wider_s.shape, tree.verify_s.shape} != {(sizes.size, count)}:
             raise InputError(f"{name}: an array of trees does not fit sizes x contexts; profile again")
@@ -250,12 +250,12 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         numbers += [tree.policy_step_s, tree.round_overhead_s]
     if profile.catch_up_tokens is not None and profile.catch_up_many_s is not None:
         lacking = profile.catch_up_tokens
-        if not lacking.size or lacking[0] < 2 or lacking[-1] >= MAX_CONTEXT or (np.diff(lacking) <= 0).any():
+        if not lacking.size or lacking[0] < 2 or lacking[-1] >= MAX_CONTEXT or not increases(lacking):
             raise InputError(f"{name}: tokens to catch up on are not an increasing list from 2; profile again")
         if profile.catch_up_many_s.shape != (lacking.size, count):
             raise InputError(f"{name}: what catching up takes does not fit tokens x contexts; profile again")
         grids.append(profile.catch_up_many_s)
-    if not count or not 0 <= contexts[0] <= contexts[-1] < MAX_CONTEXT or (np.diff(contexts) <= 0).any():
+    if not count or not 0 <= contexts[0] <= contexts[-1] < MAX_CONTEXT or not increases(contexts):
         raise InputError(f"{name}: contexts are not an increasing list; profile again")
     if any(a.ndim != 2 or not len(a) or a.shape[1] != count for a in grids) or any(
         a.shape != (count,) for a in vectors
