@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels import Unsupported
 from speckernels.ops.tree_attention import reference, tree_attention
-from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, split_count
+from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, SMALL_SHARED_BYTES, split_count
 from speckernels.ops.tree_metadata import tree_metadata
 from tests.support.kernel_trees import BACKENDS, GPU, SHAPES, Refusals, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
@@ -74,6 +75,12 @@ CASES = [
     Case(6, 1, 32, 63, (500,), 640, torch.float16, LAYOUTS[1]),  # two levels, tiles of 128 rows
     Case(3, 1, 64, 33, (63, 0), 200, torch.bfloat16),
     Case(2, 2, 128, 123, (200,), 2048, torch.float16, LAYOUTS[1]),
+    Case(2, 1, 256, 5, (100,), 300, torch.bfloat16),
+]
+TIGHT_CASES = [
+    Case(2, 1, 128, 3, (100,), 300, torch.bfloat16),
+    Case(4, 1, 128, 33, (63, 200), 400, torch.float16, LAYOUTS[1]),
+    Case(6, 1, 64, 33, (130,), 300, torch.bfloat16),
     Case(2, 1, 256, 5, (100,), 300, torch.bfloat16),
 ]
 LARGE_CASES = [
@@ -165,6 +172,25 @@ def check(device: str) -> None:
             assert torch.equal(got, first), f"{case}: depends on the order of threads"
         assert first is not None
         assert_close(first, case, args)
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize("case", TIGHT_CASES, ids=str)
+def test_little_shared_memory(backend: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles for GPUs whose blocks have 99 KiB, which take fewer stages or rows."""
+    module = importlib.import_module(f"speckernels.ops.tree_attention.{backend}")
+    monkeypatch.setattr(module, "shared_bytes", lambda device: SMALL_SHARED_BYTES)
+    args = arguments(case)
+    with speckernels.use_backend(backend):
+        if backend == "cuda" and case.dim > 128:
+            with pytest.raises(Unsupported, match="99 KiB of shared memory per block, 163 KiB for D above 128"):
+                tree_attention(*args)
+            return
+        assert_close(tree_attention(*args), case, args)
+    monkeypatch.setattr(module, "shared_bytes", lambda device: 48 * 1024)
+    if backend == "cuda":
+        with speckernels.use_backend("cuda"), pytest.raises(Unsupported, match="needs a GPU with 99 KiB"):
+            tree_attention(*args)
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
