@@ -72,7 +72,7 @@ def validate(
             recorded = recording(pair, chosen, found, depth, max_new_tokens, report)
         else:
             recorded = read_trace(trace)
-            check_recording(recorded, pair, depth, max_new_tokens, str(trace))
+            check_recording(recorded, pair, found, depth, max_new_tokens, str(trace))
         document = run_validation(
             pair, recorded, found, plan, max_new_tokens, repeats=repeats, seed=seed, progress=report
         )
