@@ -89,7 +89,8 @@ def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
     if setting.schedule is not None:
         ranges = schedule_ranges(dict(setting.schedule.lengths), setting.batch)
         speculation["num_speculative_tokens_per_batch_size"] = ranges
-    context = max(map(len, job.prompts)) + job.max_new_tokens + setting.k + 1
+    # It drafts in earnest only where a whole draft fits in behind the one before.
+    context = max(map(len, job.prompts)) + job.max_new_tokens + 2 * setting.k
     return {**job.as_dict(), "speculation": speculation, "batch": setting.batch, "context": context}
 
 
