@@ -143,7 +143,7 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
     from specsim.report.documents import drafters_columns, drafters_rows
-    from specsim.report.page import load_text, prompts_text
+    from specsim.report.page import best_text, floor_text, load_text, prompts_text
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
@@ -155,10 +155,9 @@ def print_board(document: Mapping[str, Any]) -> None:
     )
     print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)), labels=2)
     if measured:
-        best = document["best"]
         print(f"machine: {load_text(document['load'])}")
-        print(f"noise floor: {document['noise_floor_percent']:.2f} %")
+        print(floor_text(document))
         print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
-        print(f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below {best['measured']}")
+        print(best_text(document["best"]))
     if document["looping_prompts"]:
         print(f"prompts whose text repeats itself: {document['looping_prompts']} of {sequences['holdout']}")

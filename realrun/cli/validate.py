@@ -215,10 +215,11 @@ def resolves_something(document: Mapping[str, Any]) -> bool:
 
 
 def _print_joined(document: dict[str, Any], out: Path) -> None:
-    from specsim.report.page import load_text
+    from specsim.report.page import floor_text, load_text
     from specsim.speedup.intervals import interval_text
 
-    print(f"machine: {load_text(document['load'])}; noise floor: {document['noise_floor_percent']:.2f} %")
+    print(f"machine: {load_text(document['load'])}")
+    print(floor_text(document))
     rows = [
         [
             row["label"],
@@ -246,20 +247,16 @@ def _print_joined(document: dict[str, Any], out: Path) -> None:
 
 def _print_validation(document: dict[str, Any], out: Path) -> None:
     from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
-    from specsim.report.page import load_text, prompts_text
+    from specsim.report.page import best_text, floor_text, load_text, prompts_text
     from specsim.report.table import as_text
-    from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text
 
-    floor, null = document["noise_floor_percent"], interval_text(document["null_arm"])
-    too_noisy = f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy to tell policies apart"
     print(f"machine: {load_text(document['load'])}")
-    print(f"noise floor: {floor:.2f} %{too_noisy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})")
+    print(floor_text(document))
     print(f"prompts: {prompts_text(document['prompts'])}")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
     if document["skipped"]:
         print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
-    best = document["best"]
     print(
         f"absolute error: median {document['median_abs_error_percent']:.2f} %, "
         f"90th percentile {document['p90_abs_error_percent']:.2f} %"
@@ -268,12 +265,5 @@ def _print_validation(document: dict[str, Any], out: Path) -> None:
         "the same with a policy's own rounds left out of the costs that it is predicted from: median "
         f"{document['median_abs_unseen_error_percent']:.2f} %"
     )
-    if best["predicted"] == best["measured"]:
-        print(f"predicted best: {best['predicted']}, which is the measured best")
-    else:
-        how = "" if best["resolved"] else ", which the noise does not resolve"
-        print(
-            f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below the measured best "
-            f"{best['measured']}{how}"
-        )
+    print(best_text(document["best"]))
     print(f"report: {out / 'report.html'}")

@@ -213,25 +213,18 @@ def _compared(
     """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
     trace, everything = priced.trace, range(priced.trace.sequences)
     assert isinstance(trace, JoinedTrace)
-    wanted = np.array([len(run.tokens) for run in timings.last_runs(0, everything)])
     oracle_s = oracle_seconds(priced, [OneDrafter], seed=seed)
-
-    def seconds(arm: int) -> Any:
-        """Per sequence, for as many tokens as the baseline emitted there."""
-        emitted = np.array([len(run.tokens) for run in timings.last_runs(arm, everything)])
-        return timings.seconds(arm, everything) * wanted / emitted
-
-    baseline_s, null_arm = seconds(0), ratio_interval(seconds(0), seconds(len(chosen) + 1))
+    baseline_s, *arms_s, null_s = (timings.seconds_for_baseline(arm, everything) for arm in range(len(chosen) + 2))
+    null_arm = ratio_interval(baseline_s, null_s)
     floor = noise_floor_percent(null_arm)
     rows: list[dict[str, Any]] = []
     found: dict[bool, list[tuple[float, int]]] = {True: [], False: []}  # whether one drafter alone: speedup, arm
-    replays, own_s = [], []
+    replays = []
     for number, candidate in enumerate(chosen, start=1):
         policy, runs = candidate.policy, timings.last_runs(number, everything)
         replayed = priced.replay(policy, seed=seed, log=True)
-        predicted, measured = summarise(replayed, oracle_s), ratio_interval(baseline_s, seconds(number))
+        predicted, measured = summarise(replayed, oracle_s), ratio_interval(baseline_s, arms_s[number - 1])
         replays.append(replayed)
-        own_s.append(seconds(number))
         found[candidate.role == "alone"].append((train.replay(policy, seed=seed).speedup, number - 1))
         drafted = [one.drafter for run in runs for one in run.rounds if one.drafter]
         rows.append(
@@ -252,7 +245,7 @@ def _compared(
         )
     single, switch = (max(found[alone])[1] for alone in (True, False))
     speedups = [rows[number]["measured"]["estimate"] for number in (switch, single)]
-    measured_gain = paired_difference(baseline_s, own_s[switch], own_s[single])
+    measured_gain = paired_difference(baseline_s, arms_s[switch], arms_s[single])
     predicted_gain = paired_difference(
         replays[switch].autoregressive_s, replays[switch].speculative_s, replays[single].speculative_s
     )

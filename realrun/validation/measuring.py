@@ -17,7 +17,7 @@ from realrun.pairs.prompts import Prompt
 from realrun.profiling.stream import Samples, Stream
 from realrun.profiling.turns import TURN_ROUNDS
 from realrun.validation.measured_costs import MeasuredCosts
-from realrun.validation.timing import Arm, Timings, decode_sequence, warm_up
+from realrun.validation.timing import Arm, Timings, decode_sequence, turned, warm_up
 from specsim.files import write_json
 from specsim.progress import Counter
 from specsim.trace.trace import Trace
@@ -100,12 +100,20 @@ def measure_in_turns(
             if kept is None:
                 going_on = False
                 if not warm:
-                    warm_up(arms, prompts, trace)
+                    warm_up([*arms, *turned(arms)], prompts, trace)
                     warm = True
                 load, probing = watch(), measured.probing(prompt, index)
                 shift = repeat % TURN_ROUNDS
                 runs = decode_sequence(
-                    arms, prompt, trace, index, states, seed=seed, order=order, beside=probing, shift=shift
+                    turned(arms) if (repeat + index) % 2 else arms,
+                    prompt,
+                    trace,
+                    index,
+                    states,
+                    seed=seed,
+                    order=order,
+                    beside=probing,
+                    shift=shift,
                 )
                 kept = Kept(runs, probing.found.as_dict(), load())
                 if path is not None:

@@ -22,16 +22,36 @@ WARM_UP_TOKENS = 24
 
 
 class Arm(NamedTuple):
-    """A policy on a decoder of its own; policy None is the autoregressive baseline."""
+    """A policy on a decoder of its own; policy None is the autoregressive baseline.
+
+    pair : tells arms whose decoders are alike from others
+    """
 
     name: str
     policy: Policy | None
     decoder: Decoder
+    pair: int
 
 
 def make_arm(name: str, policy: Policy | None, pair: Pair, sampler: Sampler) -> Arm:
     """An arm with its own caches, over weights that all arms of the pair share."""
-    return Arm(name, policy, Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler))
+    return Arm(name, policy, Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler), id(pair))
+
+
+def turned(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms with their decoders exchanged: among those of a pair the first takes the last one's, and so on.
+
+    Where its caches lie in memory makes a decoder a little faster or slower than another for as long as it lives, which
+    would look like a difference of arms. So every arm decodes each other sequence with another's.
+    """
+    places = defaultdict(list)
+    for place, arm in enumerate(arms):
+        places[arm.pair].append(place)
+    found = list(arms)
+    for own in places.values():
+        for place, other in zip(own, reversed(own), strict=True):
+            found[place] = arms[place]._replace(decoder=arms[other].decoder)
+    return found
 
 
 class Timings:
@@ -54,6 +74,15 @@ class Timings:
     def seconds(self, arm: int, sequences: Iterable[int]) -> Floats:
         """Of each sequence, the sum of `rounds` [S]."""
         return np.array([sum(one.seconds for one in self.rounds(arm, sequence)) for sequence in sequences])
+
+    def seconds_for_baseline(self, arm: int, sequences: Iterable[int]) -> Floats:
+        """Of each sequence, `seconds` for as many tokens as arm 0, the baseline, emitted there [S].
+
+        In low precision an output may differ from the baseline's, in length too.
+        """
+        sequences = list(sequences)
+        wanted, emitted = (np.array([len(run.tokens) for run in self.last_runs(one, sequences)]) for one in (0, arm))
+        return np.asarray(self.seconds(arm, sequences) * wanted / emitted)
 
 
 def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:

@@ -273,17 +273,7 @@ def predict_and_measure(
         others = runs_of(arm for arm in range(len(arms)) if arm != left_out)
         return profile_from_json(costs.document(others, repeats), "just measured")
 
-    wanted = np.array([len(run.tokens) for run in timings.last_runs(0, everything)])
-
-    def arm_seconds(arm: int) -> Floats:
-        """Seconds per sequence, for as many tokens as the baseline emitted there.
-
-        In low precision an output may differ from the baseline's, in length too.
-        """
-        emitted = np.array([len(run.tokens) for run in timings.last_runs(arm, everything)])
-        return np.asarray(timings.seconds(arm, everything) * wanted / emitted)
-
-    baseline_s, null_s = arm_seconds(0), arm_seconds(len(arms) - 1)
+    baseline_s, *arms_s, null_s = (timings.seconds_for_baseline(arm, everything) for arm in range(len(arms)))
     kinds_run = [type(candidate.policy) for candidate in chosen]
     priced = PricedTrace(holdout, cost)
     oracle_s = oracle_seconds(priced, kinds_run, seed=seed)
@@ -291,7 +281,7 @@ def predict_and_measure(
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
-        own_s = arm_seconds(number)
+        own_s = arms_s[number - 1]
         own_runs = timings.last_runs(number, everything)
         done = [one for index in everything for run in timings.runs[number, index] for one in run.rounds]
         accepted, drafted = (sum(getattr(one, what) for one in done) for what in ("accepted", "drafted"))

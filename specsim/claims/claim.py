@@ -1,8 +1,8 @@
 """What a claim states, and of what: the form of a claim file.
 
 A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run, a value of a JSON
-document, or a paper's table; or of two, their ratio or their difference. Everything else in this package follows from
-these classes.
+document, a mean over the seeds of a training, or a paper's table; or of two, their ratio or their difference.
+Everything else in this package follows from these classes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Setting: TypeAlias = bool | int | FiniteFloat | Text | list[FiniteFloat]
 Step: TypeAlias = Text | Annotated[int, Field(ge=0)] | dict[str, Printable | int | float | bool]
 Way: TypeAlias = Annotated[list[Step], Field(min_length=1)]
+Names: TypeAlias = Annotated[list[Text], Field(min_length=1)]
 Ends: TypeAlias = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
 Verdict: TypeAlias = Literal["holds", "drifted", "contradicted", "not decidable"]
 
@@ -113,15 +114,46 @@ class RunSubject(Strict):
 
 
 class ValueSubject(Strict):
-    """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list of positive numbers.
+    """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list, no number below 0.
 
     at : the way to it: keys, positions from 0, and {key = value, ...} for the one entry of a list that has these
-    over : the way to a second list, of the same sequences; the value is then the first one's sum over this one's
+    over : the way to a second list, of the same sequences, all above 0; the value is then the first one's sum over this
+        one's
     """
 
     document: Text
     at: Way
     over: Way | None = None
+
+
+class SeedsSubject(Strict):
+    """A sum over sequences over another, its mean over the seeds with which a training was repeated.
+
+    Of an acceptance length, `lists` is tokens and `over` is rounds. Its interval covers seeds and sequences; a
+    difference of two, or an order, is paired over both.
+
+    Parameters
+    ----------
+    seeds : str
+        JSON document, relative to the claim file.
+    at : list
+        The way to an object or a list of one entry for each of at least two seeds. An entry holds lists by name, of one
+        number from 0 on for each of at least two sequences, which are the same for all seeds.
+    lists : list of str
+        Names of the lists that are summed, together where there are several.
+    over : list of str, optional
+        Likewise, what their sum is divided by; unless given, the number of sequences. A ratio of two such means over
+        all is the share that one sum over seeds and sequences is of another.
+
+    References
+    ----------
+    Howe 1974, J. Am. Stat. Assoc. 69, for the interval; see `specsim.speedup.seeds`.
+    """
+
+    seeds: Text
+    at: Way
+    lists: Names
+    over: Names | None = None
 
 
 class FindingSubject(Strict):
@@ -130,12 +162,13 @@ class FindingSubject(Strict):
     finding: Text
 
 
-Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject | FindingSubject
+Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject | SeedsSubject | FindingSubject
 SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
     "trace": ReplaySubject,
     "serving": ServingSubject,
     "validation": RunSubject,
     "document": ValueSubject,
+    "seeds": SeedsSubject,
     "finding": FindingSubject,
 }
 

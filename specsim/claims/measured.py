@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.claims.claim import FindingSubject, ValueSubject
+from specsim.claims.claim import FindingSubject, SeedsSubject, ValueSubject
 from specsim.errors import InputError
 from specsim.json_files import read_json
 from specsim.speedup.intervals import Estimate, ratio_interval
-
-if TYPE_CHECKING:
-    pass
+from specsim.speedup.seeds import linear_parts, mean_over_seeds
 
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # of files: name, time of the last change, size
 
@@ -30,6 +29,17 @@ class PerSequence:
 
     top: Floats
     bottom: Floats
+    key: Any
+
+
+@dataclass(frozen=True)
+class PerSeed:
+    """Linear parts [R, S] of each seed's ratio of sums over sequences, and whose they are, for differences in pairs.
+
+    key : equal for subjects of the same seeds and sequences
+    """
+
+    parts: Floats
     key: Any
 
 
@@ -48,6 +58,7 @@ class Measured:
     prompts: Estimate
     floor_percent: float = 0.0
     per_sequence: PerSequence | None = None
+    per_seed: PerSeed | None = None
     seconds: tuple[Floats, Floats] | None = None
 
 
@@ -76,7 +87,7 @@ def as_measured(value: Any, where: str) -> Measured:
         if all(is_number(number) for number in numbers):
             estimate = float(numbers[0])
             return Measured(estimate, Estimate.exact(estimate), Estimate(*map(float, numbers)))
-    if isinstance(value, list) and value and all(is_number(one) and one > 0 for one in value):
+    if isinstance(value, list) and value and all(is_number(one) and one >= 0 for one in value):
         entries = np.asarray(value, dtype=np.float64)
         return from_columns(PerSequence(entries, np.ones(entries.shape), ("list", where)))
     if not is_number(value):
@@ -90,11 +101,42 @@ def in_document(subject: ValueSubject, path: Path) -> Measured:
     found = found_at(document, subject.at, where)
     if subject.over is None:
         return as_measured(found, where)
-    both = (positive(one, f"{where}: at and over") for one in (found, found_at(document, subject.over, where)))
-    top, bottom = both
+    top = not_negative(found, f"{where}: what at leads to")
+    bottom = positive(found_at(document, subject.over, where), f"{where}: what over leads to")
     if top.shape != bottom.shape:
         raise InputError(f"{where}: at and over are lists of different lengths; name lists of the same sequences")
     return from_columns(PerSequence(top, bottom, ("list", where)))
+
+
+def of_seeds(subject: SeedsSubject, path: Path) -> Measured:
+    """The mean over seeds of a sum over sequences over another, in a JSON document."""
+    where = str(path)
+    found = found_at(_document(path), subject.at, where)
+    entries = dict(enumerate(found)) if isinstance(found, list) else found
+    if not isinstance(entries, dict) or len(entries) < 2:
+        raise InputError(f"{where}: at leads to no entries of at least two seeds; name what holds one for each")
+    top = _by_seed(entries, subject.lists, where)
+    bottom = np.ones(top.shape) if subject.over is None else _by_seed(entries, subject.over, where)
+    if top.shape != bottom.shape or top.shape[1] < 2:
+        raise InputError(f"{where}: lists and over are not of the same two sequences or more; name lists that are")
+    if not (bottom.sum(axis=1) > 0).all():
+        raise InputError(f"{where}: {', '.join(subject.over or ())} of a seed sum to 0; choose another over")
+    with np.errstate(all="ignore"):  # what overflows is refused
+        per_seed = PerSeed(linear_parts(top, bottom), ("seeds", where, tuple(entries)))
+        mean = mean_over_seeds(per_seed.parts)
+    if not np.isfinite([mean.low, mean.high]).all():
+        raise InputError(f"{where}: the numbers are too far apart for an interval; choose other units")
+    return Measured(mean.estimate, Estimate.exact(mean.estimate), mean, per_seed=per_seed)
+
+
+def _by_seed(entries: Mapping[Any, Any], names: list[str], where: str) -> Floats:
+    """These lists of every seed's entry, summed: [R, S]."""
+    held = {f"seed {str(seed)[:20]!r}": entry if isinstance(entry, dict) else {} for seed, entry in entries.items()}
+    rows = [not_negative(held[seed].get(name), f"{where}: {name} of {seed}") for seed in held for name in names]
+    if len({row.size for row in rows}) != 1:
+        raise InputError(f"{where}: {', '.join(names)} are of different lengths; name lists of the same sequences")
+    summed: Floats = np.reshape(rows, (len(entries), len(names), -1)).sum(axis=1)
+    return summed
 
 
 def found_at(document: Any, at: list[Any], where: str) -> Any:
@@ -145,6 +187,12 @@ def stamp_of(path: Path) -> Stamp:
     except OSError:  # such as a name that is too long: who reads it says why
         return ()
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
+
+
+def not_negative(values: Any, where: str) -> Floats:
+    if not isinstance(values, list) or not values or not all(is_number(one) and one >= 0 for one in values):
+        raise InputError(f"{where} is no list of numbers from 0 on; name another")
+    return np.asarray(values, dtype=np.float64)
 
 
 def positive(values: Any, where: str) -> Floats:

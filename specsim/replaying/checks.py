@@ -45,7 +45,7 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
         reason = unsupported_reason(trace, type(policy))
         if reason:
             raise InputError(f"policy {policy.name}: {reason}")
-    if isinstance(trace, JoinedTrace) and getattr(policy, "drafter", 1) > len(trace.parts):
+    if isinstance(trace, JoinedTrace) and isinstance(policy, SwitchPolicy) and policy.least_drafters > len(trace.parts):
         raise InputError(f"policy {policy}: the joined trace has {len(trace.parts)} drafters; name one of them")
     if policy.max_draft_tokens > trace.depth:
         raise InputError(

@@ -128,6 +128,25 @@ def load_text(load: Mapping[str, Any]) -> str:
     return f"other processes used {others:.0f} % of the CPUs' time, {stolen:.1f} % was stolen by other guests"
 
 
+def floor_text(document: Mapping[str, Any]) -> str:
+    """The noise floor of a measurement, in words that say so where it tells no policies apart."""
+    from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
+
+    floor = document["noise_floor_percent"]
+    busy = f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy to tell policies apart"
+    null = interval_text(document["null_arm"])
+    return f"noise floor: {floor:.2f} %{busy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})"
+
+
+def best_text(best: Mapping[str, Any]) -> str:
+    """The predicted best beside the measured best, in words."""
+    if best["predicted"] == best["measured"]:
+        return f"predicted best: {best['predicted']}, which is the measured best"
+    told = "" if best["resolved"] else ", which the noise does not resolve"
+    below = f"{best['loss_percent']:.2f} % below the measured best {best['measured']}"
+    return f"predicted best: {best['predicted']}, {below}{told}"
+
+
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:
     """How a trace was decoded, in words. decoding : mode and temperature, or the mode alone."""
     if isinstance(decoding, str):

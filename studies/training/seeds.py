@@ -1,28 +1,21 @@
-"""Intervals over seeds and prompts: a training repeated with other seeds, each replayed on the same prompts.
+"""A training repeated with other seeds, each replayed on the same prompts: what the tables say of it.
 
 The mean over seeds of a ratio of sums over prompts, such as the speedup, varies with the seeds that were drawn and with
-the prompts. With x_rs the linear part of seed r at prompt s, whose mean over prompts is the ratio of that seed, the
-interval reaches as far as those over seeds and over prompts together,
-
-    reach^2  =  (t_{R-1} sd_r(mean_s x_rs) / sqrt(R))^2  +  (t_{S-1} sd_s(mean_r x_rs) / sqrt(S))^2
-
-(Howe 1974, Approximate Confidence Limits on the Mean of X + Y, J. Am. Stat. Assoc. 69). What prompt and seed do
-together is counted in both terms, and t_2 = 4.3 of three seeds asks much: the interval is too wide rather than narrow.
+the prompts; intervals cover both (`specsim.speedup.seeds`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specsim.arrays import Floats
 from specsim.report.markdown import difference_text
 from specsim.speedup.intervals import Estimate
+from specsim.speedup.seeds import linear_parts, mean_over_seeds
 
 COVERS = (
     "Intervals (95 %) are of the mean over seeds and cover both the seeds and the prompts (Howe 1974: Student's t over "
@@ -80,47 +73,22 @@ def harmonic_mean(runs: Seeds) -> float:
 
 def speedup(runs: Seeds) -> Estimate:
     """Mean over seeds of the speedup."""
-    return estimate(linear_parts(*_seconds(runs)))
+    return mean_over_seeds(linear_parts(*_seconds(runs)))
 
 
 def tau(runs: Seeds) -> Estimate:
     """Mean over seeds of the acceptance length, tokens a round."""
-    return estimate(linear_parts(*_lengths(runs)))
+    return mean_over_seeds(linear_parts(*_lengths(runs)))
 
 
 def speedup_difference(a: Seeds, b: Seeds) -> Estimate:
     """Mean over seeds of the speedup of a less that of b; the same seeds and prompts."""
-    return estimate(linear_parts(*_seconds(a)) - linear_parts(*_seconds(b)))
+    return mean_over_seeds(linear_parts(*_seconds(a)) - linear_parts(*_seconds(b)))
 
 
 def tau_difference(a: Seeds, b: Seeds) -> Estimate:
     """Mean over seeds of the acceptance length of a less that of b; the same seeds and prompts."""
-    return estimate(linear_parts(*_lengths(a)) - linear_parts(*_lengths(b)))
-
-
-def linear_parts(top: npt.ArrayLike, bottom: npt.ArrayLike) -> Floats:
-    """Linear parts [R, S] of each seed's ratio of sums over prompts; their mean over prompts is that ratio.
-
-    top, bottom : [R, S]
-    """
-    over, under = (np.asarray(values, dtype=np.float64) for values in (top, bottom))
-    ratios = over.sum(axis=1, keepdims=True) / under.sum(axis=1, keepdims=True)
-    parts: Floats = ratios + (over - ratios * under) / under.mean(axis=1, keepdims=True)
-    return parts
-
-
-def estimate(parts: Floats) -> Estimate:
-    """The mean of linear parts [R, S] with its interval over seeds and prompts; of both there are at least two."""
-    value = float(parts.mean())
-    reach = math.hypot(_reach(parts.mean(axis=1)), _reach(parts.mean(axis=0)))
-    return Estimate(value, value - reach, value + reach)
-
-
-def _reach(values: Floats) -> float:
-    """Half the 95 % interval of the mean of independent values [n]."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1)) / math.sqrt(values.size)
+    return mean_over_seeds(linear_parts(*_lengths(a)) - linear_parts(*_lengths(b)))
 
 
 def _seconds(runs: Seeds) -> tuple[Floats, Floats]:

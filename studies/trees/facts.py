@@ -82,7 +82,11 @@ def passes_replay(trace: Trace, policy: Policy) -> Replay:
 
 def rounds_of(trace: Trace, policy: Policy) -> Rounds:
     """The policy's rounds on the trace."""
-    found = passes_replay(trace, policy)
+    return counted(passes_replay(trace, policy))
+
+
+def counted(found: Replay) -> Rounds:
+    """The rounds of a `passes_replay`."""
     cut = np.zeros_like(found.num_rounds) if found.truncated is None else found.truncated
     passes = np.rint(found.seconds[:, 0]).astype(np.int64)
     counts = (found.num_rounds, found.output_tokens, found.verified, passes, cut)
@@ -227,7 +231,8 @@ def domain_rows(trace: Trace, policies: Mapping[str, Policy]) -> dict[str, dict[
     """Acceptance length, truncated share and spread of the verified nodes of rounds, by policy and domain."""
     found: dict[str, dict[str, Document]] = {}
     for name, policy in policies.items():
-        rounds, replayed = rounds_of(trace, policy), passes_replay(trace, policy).rounds
+        found_rounds = passes_replay(trace, policy)
+        rounds, replayed = counted(found_rounds), found_rounds.rounds
         assert replayed is not None
         found[name] = {}
         for domain in np.unique(trace.domain).tolist():

@@ -46,6 +46,22 @@ def test_every_number_of_a_table_is_a_figure_with_a_name(tmp_path: Path) -> None
     }
 
 
+def test_tables_whose_figures_are_called_alike_are_told_apart_by_what_stands_above_them(tmp_path: Path) -> None:
+    table = "| variant | tau |\n|---|---|\n| edd | 1.5 |\n"
+    other = "| N | tau |\n|---|---|\n| 2 | 1.5 |\n"
+    lines = ["# Study", "## greedy", "At low costs:", table, "Tuned:", table, "At high costs:", table, "Tuned:", table]
+    lines += ["Swept:", other, "## T08", "At low costs:", table]
+    (tmp_path / "report.md").write_text("\n\n".join(lines))
+    assert list(figures_of(tmp_path / "report.md")) == [
+        "greedy / At low costs: edd: tau",
+        "greedy / At low costs / Tuned: edd: tau",
+        "greedy / At high costs: edd: tau",
+        "greedy / At high costs / Tuned: edd: tau",
+        "greedy: N 2: tau",
+        "T08: edd: tau",
+    ]
+
+
 def test_two_figures_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("| drafter | measured |\n|---|---|\n| edd | 1 |\n| edd | 2 |\n")
     with pytest.raises(AssertionError, match="two figures are called ': edd: measured'"):

@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from specsim.papers.tables import read_table
 from specsim.policy.tree.base import new_tree
 from specsim.policy.tree.pct import PCT
 from studies.training import seeds
@@ -48,33 +49,6 @@ def cells(table: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_linear_parts_have_each_seeds_ratio_as_their_mean() -> None:
-    rng = np.random.default_rng(0)
-    top, bottom = rng.uniform(1, 9, (3, 7)), rng.uniform(1, 9, (3, 7))
-    parts = seeds.linear_parts(top, bottom)
-    assert parts.mean(axis=1) == pytest.approx(top.sum(axis=1) / bottom.sum(axis=1))
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say_whatever_varies() -> None:
-    """x_rs = seed + prompt + both, of which either may be nothing."""
-    rng = np.random.default_rng(1)
-    for seed_sd, prompt_sd, both_sd in ((0.0, 1.0, 0.3), (1.0, 0.0, 0.3), (1.0, 1.0, 1.0), (0.3, 1.0, 0.0)):
-        held = 0
-        for _ in range(1000):
-            parts = rng.normal(0, seed_sd, (3, 1)) + rng.normal(0, prompt_sd, 16) + rng.normal(0, both_sd, (3, 16))
-            found = seeds.estimate(parts)
-            held += found.low <= 0 <= found.high
-        assert held >= 930, (seed_sd, prompt_sd, both_sd)  # 950 less three standard deviations
-
-
-def test_pairing_cancels_what_seeds_and_prompts_do_to_both() -> None:
-    rng = np.random.default_rng(2)
-    a = rng.normal(0, 1, (3, 16))
-    found = seeds.estimate(a + 0.1 - a)
-    assert found.estimate == pytest.approx(0.1) and found.low == pytest.approx(0.1)
-    assert seeds.estimate(a).low < -0.2
-
-
 def test_one_seed_that_is_worse_leaves_a_difference_open() -> None:
     """Prompts alone would separate it: each seed's difference is the same on all of them."""
     better = {seed: replayed(speedup) for seed, speedup in enumerate((1.5, 1.4, 1.0))}
@@ -106,6 +80,11 @@ def test_the_ablation_is_set_against_the_whole_and_leaves_out_what_the_record_cu
     assert table[-2] == (
         "Left out, as more than 5 % of their rounds ask for nodes that were not recorded: leaves kept (25.0 %)."
     )
+
+
+def test_the_papers_speedups_are_those_of_its_table(decoders: ModuleType) -> None:
+    printed = [row.number("speedup") for row in read_table("edd_3").rows]
+    assert printed == list(decoders.PAPER_SPEEDUPS.values())
 
 
 def test_sweeps_are_set_against_the_usual_one(decoders: ModuleType, exits: ModuleType) -> None:

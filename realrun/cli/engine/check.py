@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from realrun.cli.engine.pair import TraceOption, pair_and_trace
 from realrun.cli.options import (
     DraftModelOption,
     JsonOption,
@@ -14,21 +14,11 @@ from realrun.cli.options import (
     NumPromptsOption,
     PromptsOption,
     TargetOption,
-    load,
-    load_prompts,
     refuse_beside,
 )
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
 EngineOption = Annotated[str, typer.Option(help="Engine to run: llamacpp, vllm or transformers.", show_default=False)]
-TraceOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="A trace of this pair, made by `realrun record --mode greedy`, in place of a new one; its prompts are "
-        "decoded.",
-        show_default=False,
-    ),
-]
 
 
 def check(
@@ -71,16 +61,11 @@ def check(
     Example: realrun engine check --engine llamacpp --target MODEL --draft-model SMALL_MODEL --k 1,3,5 --p-min 0.5
     """
     from realrun.engines.check import check as run_check
-    from realrun.engines.check import check_recording, recorded_tokens, recording, scheduled, settings_of
+    from realrun.engines.check import scheduled, settings_of
     from realrun.engines.registry import find_engine
-    from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import longest_prompt
     from specsim.cli.serve.arms import parse_schedule
     from specsim.errors import InputError
-    from specsim.trace.files import read_trace
 
-    if trace is not None:
-        refuse_beside(ctx, "trace", ("prompts", "num_prompts"))
     if schedule is not None:
         refuse_beside(ctx, "schedule", ("k", "p_min"))
     found = find_engine(engine)
@@ -91,18 +76,19 @@ def check(
         settings = settings_of(found, parse_numbers(k, "--k", int, "1,3,5"), thresholds, batch)
     else:
         settings = [scheduled(found, parse_schedule(schedule), batch)]
-    depth = max(setting.k for setting in settings)
-    if trace is None:
-        prompts_source(target, prompts)
     with progress_bar() as report:
-        pair = load(target, draft_model, "cpu", "float32", 1)
-        if trace is None:
-            longest = longest_prompt(pair, recorded_tokens(found, depth, max_new_tokens), depth)
-            chosen = load_prompts(pair, prompts, num_prompts, longest)
-            recorded = recording(pair, chosen, found, depth, max_new_tokens, report)
-        else:
-            recorded = read_trace(trace)
-            check_recording(recorded, pair, found, depth, max_new_tokens, str(trace))
+        pair, recorded = pair_and_trace(
+            ctx,
+            found,
+            target,
+            draft_model,
+            trace=trace,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            depth=max(setting.k for setting in settings),
+            max_new_tokens=max_new_tokens,
+            progress=report,
+        )
         document = run_check(pair, recorded, found, settings, max_new_tokens, lookup=lookup, progress=report)
     if json:
         print_json(document)

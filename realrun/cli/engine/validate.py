@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from realrun.cli.engine.check import TraceOption
+from realrun.cli.engine.pair import TraceOption, pair_and_trace
 from realrun.cli.options import (
     DraftModelOption,
     JsonOption,
@@ -15,9 +15,6 @@ from realrun.cli.options import (
     PromptsOption,
     SeedOption,
     TargetOption,
-    load,
-    load_prompts,
-    refuse_beside,
 )
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
@@ -46,16 +43,10 @@ def validate(
 
     Example: realrun engine validate --target lab-deep --num-prompts 12
     """
-    from realrun.engines.check import check_recording, recording
     from realrun.engines.registry import find_engine
     from realrun.engines.validate import plan_of
     from realrun.engines.validate import validate as run_validation
-    from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import longest_prompt
-    from specsim.trace.files import read_trace
 
-    if trace is not None:
-        refuse_beside(ctx, "trace", ("prompts", "num_prompts"))
     found = find_engine(engine)
     plan = plan_of(
         parse_numbers(profile_k, "--profile-k", int, "1,2,4,8"),
@@ -63,16 +54,19 @@ def validate(
         parse_numbers(p_min, "--p-min", float, "0.3,0.5") if p_min else [],
     )
     depth = max(setting.k for setting in plan.arms)
-    if trace is None:
-        prompts_source(target, prompts)
     with progress_bar() as report:
-        pair = load(target, draft_model, "cpu", "float32", 1)
-        if trace is None:
-            chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, depth))
-            recorded = recording(pair, chosen, found, depth, max_new_tokens, report)
-        else:
-            recorded = read_trace(trace)
-            check_recording(recorded, pair, found, depth, max_new_tokens, str(trace))
+        pair, recorded = pair_and_trace(
+            ctx,
+            found,
+            target,
+            draft_model,
+            trace=trace,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            depth=depth,
+            max_new_tokens=max_new_tokens,
+            progress=report,
+        )
         document = run_validation(
             pair, recorded, found, plan, max_new_tokens, repeats=repeats, seed=seed, progress=report
         )
@@ -86,15 +80,11 @@ COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "mea
 
 
 def _print_validation(document: dict[str, Any]) -> None:
-    from specsim.report.page import load_text
-    from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text
+    from specsim.report.page import best_text, floor_text, load_text
+    from specsim.speedup.intervals import interval_text
 
-    floor = document["noise_floor_percent"]
-    busy = (
-        f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy" if floor > LARGEST_FLOOR_PERCENT else ""
-    )
     print(f"machine: {load_text(document['load'])}")
-    print(f"noise floor: {floor:.2f} %{busy} (two baselines: {interval_text(document['null_arm'])})")
+    print(floor_text(document))
     rows = [
         [
             row["setting"],
@@ -112,12 +102,4 @@ def _print_validation(document: dict[str, Any]) -> None:
         f"absolute error of what was not profiled: median {document['median_abs_error_percent']:.2f} %, "
         f"largest {document['max_abs_error_percent']:.2f} %"
     )
-    best = document["best"]
-    if best["predicted"] == best["measured"]:
-        print(f"predicted best: {best['predicted']}, which is the measured best")
-    else:
-        how = "" if best["resolved"] else ", which the noise does not resolve"
-        print(
-            f"predicted best: {best['predicted']}, {best['loss_percent']:.2f} % below the measured best "
-            f"{best['measured']}{how}"
-        )
+    print(best_text(document["best"]))

@@ -121,6 +121,11 @@ class SwitchPolicy(ChainPolicy):
     def max_draft_tokens(self) -> int:
         return max(self.k1, self.k2, self.k3)
 
+    @property
+    def least_drafters(self) -> int:
+        """How many drafters a joined trace must have for this policy."""
+        return 1
+
     @classmethod
     def unsearched(cls, trace: Trace) -> dict[str, Any]:
         drafters = len(trace.parts) if isinstance(trace, JoinedTrace) else 1

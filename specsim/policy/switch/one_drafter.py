@@ -26,5 +26,9 @@ class OneDrafter(SwitchPolicy):
     choose = staticmethod(choose)
 
     @property
+    def least_drafters(self) -> int:
+        return self.drafter
+
+    @property
     def adapts(self) -> bool:
         return False

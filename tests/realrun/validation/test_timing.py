@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,20 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.profiling.turns import take_turns
 from realrun.recording.record import RecordSettings, record
+from realrun.validation import measuring
+from realrun.validation.measured_costs import MeasuredCosts
 from realrun.validation.timing import (
     Arm,
     Timings,
     decode_in_turns,
     decode_sequence,
     make_arm,
+    turned,
     typical_rounds,
     warm_up,
 )
 from specsim.policy.registry import make_policy
+from specsim.progress import no_progress
 from tests.support.pairs.inside import pair_of
 from tests.support.tiny import tiny_pair, tiny_prompts
 
@@ -172,8 +177,8 @@ def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
     trace = record(pair, prompts, RecordSettings(4, 20, SAMPLER))
     arms, timings, order = arms_over(pair), Timings(), np.random.default_rng(2)
     warm_up(arms, prompts, trace)
-    for _ in range(2):  # states that are carried start anew with each repeat
-        decode_in_turns(arms, prompts, trace, timings, seed=5, order=order, turn_rounds=turn_rounds)
+    for now in (arms, turned(arms)):  # states that are carried start anew with each repeat
+        decode_in_turns(now, prompts, trace, timings, seed=5, order=order, turn_rounds=turn_rounds)
     for number, arm in enumerate(arms_over(pair)):
         state: Any = None
         for index, prompt in enumerate(prompts):
@@ -185,6 +190,33 @@ def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
                 assert [(one.fed, one.asked, one.level_nodes) for one in run.rounds] == [
                     (one.fed, one.asked, one.level_nodes) for one in alone.rounds
                 ]
+
+
+def test_arms_exchange_decoders_of_their_own_pair() -> None:
+    """Each other sequence every arm, the two baselines first of all, decodes in the other's memory."""
+    pairs, policies = (tiny_pair(), replace(tiny_pair())), [None, make_policy("fixed_k", {"k": 2}), None]
+    arms = [make_arm(str(policy), policy, pair, SAMPLER) for pair in pairs for policy in policies]
+    found = turned(arms)
+    assert [arm.decoder for arm in found] == [arms[at].decoder for at in (2, 1, 0, 5, 4, 3)]
+    assert [arm[:2] for arm in found] == [arm[:2] for arm in arms] and turned(found) == arms
+
+
+def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, prompts = tiny_pair(), tiny_prompts(4)
+    trace = record(pair, prompts, RecordSettings(4, 8, SAMPLER))
+    arms = [make_arm("plain", None, pair, SAMPLER), make_arm("null", None, pair, SAMPLER)]
+    used: list[bool] = []
+
+    def noted(now: list[Arm], *args: Any, **options: Any) -> Any:
+        used.append(now[0].decoder is arms[0].decoder)
+        return decode_sequence(now, *args, **options)
+
+    monkeypatch.setattr(measuring, "decode_sequence", noted)
+    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    measuring.measure_in_turns(
+        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0, progress=no_progress
+    )
+    assert used == [True, False, True, False, False, True, False, True]
 
 
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:

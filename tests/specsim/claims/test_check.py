@@ -315,18 +315,19 @@ def test_any_number_of_a_document(tmp_path: Path) -> None:
 def test_a_list_of_a_document_is_its_mean_over_sequences(tmp_path: Path) -> None:
     """Two lists of one document are compared in pairs."""
     a, b = [2.0, 4.0, 9.0], [1.1, 1.9, 4.5]
-    (tmp_path / "it.json").write_text(json.dumps({"a": a, "b": b, "c": [1.0, 0.0], "d": []}))
+    (tmp_path / "it.json").write_text(json.dumps({"a": a, "b": b, "c": [1.0, -1.0], "d": [], "e": [1.0, 0.0]}))
     path = tmp_path / "it.claims.toml"
     claims = {
         "mean": 'at = ["a"]\nexpected = 5\ntolerance = 0',
         "ratio": 'ratio = [{ at = ["a"] }, { at = ["b"] }]\nexpected = 2\ntolerance = 1e-9',
         "paired": 'ratio = [{ at = ["a"] }, { at = ["b"] }]\nat_least = 1.7\nat_most = 2.3',
         "wide": 'at = ["a"]\nat_least = 4',
+        "with a zero": 'at = ["e"]\nexpected = 0.5\ntolerance = 0',
     }
     lines = [f'[[claim]]\nname = "{name}"\n{claim}' for name, claim in claims.items()]
     path.write_text("\n".join(['version = 1\n[defaults]\ndocument = "it.json"', *lines]))
     found = {one.claim.name: one for one in check_files([path])}
-    assert [one.verdict for one in found.values()] == ["holds", "holds", "holds", "not decidable"]
+    assert [one.verdict for one in found.values()] == ["holds", "holds", "holds", "not decidable", "holds"]
     for at in "cd":
         path.write_text(f'version = 1\n[[claim]]\nname = "it"\ndocument = "it.json"\nat = ["{at}"]\nat_least = 1')
         with pytest.raises(InputError, match="is no number"):
@@ -336,7 +337,9 @@ def test_a_list_of_a_document_is_its_mean_over_sequences(tmp_path: Path) -> None
 def test_two_lists_of_a_document_are_sum_over_sum(tmp_path: Path) -> None:
     """As a speedup is of the baseline's seconds and the policy's; two of them differ in pairs."""
     base, a, b = [9.0, 4.0, 7.0], [3.0, 2.0, 2.5], [4.0, 3.0, 3.5]
-    (tmp_path / "it.json").write_text(json.dumps({"base": base, "rows": [a, b], "short": [1.0], "no": [1.0, 0.0, 1.0]}))
+    (tmp_path / "it.json").write_text(
+        json.dumps({"base": base, "rows": [a, b], "short": [1.0], "no": [1.0, 0.0, 1.0], "less": [1, -1, 1]})
+    )
     path = tmp_path / "it.claims.toml"
     head = 'version = 1\n[defaults]\ndocument = "it.json"\nat = ["base"]\n[[claim]]\nname = "it"\n'
     said, apart = ratio_interval(base, a), paired_difference(base, a, b).difference
@@ -348,6 +351,9 @@ def test_two_lists_of_a_document_are_sum_over_sum(tmp_path: Path) -> None:
         path.write_text(f'{head}over = ["{over}"]\nat_least = 0.0')
         with pytest.raises(InputError, match=word):
             check_files([path])
+    path.write_text(f'{head.replace("base", "less")}over = ["rows", 0]\nat_least = 0.0')
+    with pytest.raises(InputError, match="at leads to is no list of numbers from 0 on"):
+        check_files([path])
 
 
 def test_what_changed_is_read_again(recorded: Path, tmp_path: Path) -> None:
