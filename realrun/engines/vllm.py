@@ -30,6 +30,7 @@ except PackageNotFoundError:
 """
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",  # a second thread of its lookup would only wait, and keep the first one waiting
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the first step would begin before all prompts of a batch are there

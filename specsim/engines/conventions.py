@@ -75,7 +75,7 @@ CONVENTIONS = {
             drafts_ahead=True,
             drafts_past_end=True,
             accepts_end="always",
-            source="runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay, under a "
+            source="runs on a CPU: per-request metrics of 36 prompts, texts and rounds equal to a replay, under a "
             "schedule of K by batch to a simulated server",
         ),
         Conventions(
