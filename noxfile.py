@@ -59,6 +59,19 @@ def image(session: nox.Session) -> None:
 
 
 @nox.session
+def vllm(session: nox.Session) -> None:
+    """An environment with vLLM for the CPU, of 3 GB, in which `realrun engine check --engine vllm` runs it."""
+    session.install("--no-deps", "-r", "requirements-vllm.txt")
+
+
+@nox.session(requires=["vllm"])
+def engines(session: nox.Session) -> None:
+    """Inference engines, vLLM among them, really run: the slow tests of realrun/engines."""
+    install(session, "real", "dev", "engines")
+    session.run("pytest", "-m", "slow", "tests/realrun/engines", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def claims(session: nox.Session) -> None:
     """Our own claims that need a clock, on a machine with nothing else to do; the default tests check the others."""
     install(session, "real", "dev")

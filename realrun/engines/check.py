@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from realrun.decode.sampling import Sampler
+from realrun.engines.batches import compare_batch
 from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
 from realrun.pairs.pair import Pair
@@ -19,35 +20,66 @@ from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.recording.again import check_pair, prompts_of, sampler_of
 from realrun.recording.record import RecordSettings, record
 from specsim.acceptance.sources import Rounds
-from specsim.engines.as_engine import counters_of
+from specsim.engines.as_engine import as_engine, counters_of
 from specsim.errors import InputError
 from specsim.progress import Progress
+from specsim.serving.draft_length import ScheduledK
 from specsim.trace.from_text import TokenText, lookup_trace
 from specsim.trace.ngram import NgramRule
 from specsim.trace.trace import NO_TOKEN, Trace
 
 
-def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float]) -> list[Setting]:
-    """Every K, and every p_min with the longest of them; InputError where there is none, or no such p_min."""
+def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float], batch: int = 1) -> list[Setting]:
+    """Every K, and every p_min with the longest of them; InputError where there is none, or the engine has no such."""
     if not ks or min(ks) < 1 or max(ks) > RecordSettings.max_draft_tokens:
         raise InputError(f"--k of {', '.join(map(str, ks))}; give numbers from 1 to {RecordSettings.max_draft_tokens}")
     if p_mins and not engine.takes_p_min:
         raise InputError(f"{engine.name} has no rule for --p-min that a replay knows; leave it out")
     if not all(0 < p_min < 1 for p_min in p_mins):
         raise InputError(f"--p-min of {', '.join(map(str, p_mins))}; give numbers between 0 and 1")
-    return [*(Setting(k) for k in ks), *(Setting(max(ks), p_min) for p_min in p_mins)]
+    _check_batch(engine, batch)
+    return [*(Setting(k, batch=batch) for k in ks), *(Setting(max(ks), p_min, batch) for p_min in p_mins)]
+
+
+def scheduled(engine: Engine, lengths: Mapping[int, int], batch: int) -> Setting:
+    """K by the sequences of a step, in batches; InputError where that is no schedule, or the engine takes none."""
+    schedule = ScheduledK(dict(sorted(lengths.items())))
+    if not 1 <= schedule.max_draft_tokens <= RecordSettings.max_draft_tokens:
+        raise InputError(
+            f"--schedule drafts up to {schedule.max_draft_tokens} tokens; give 1 to {RecordSettings.max_draft_tokens}"
+        )
+    _check_batch(engine, batch)
+    if batch == 1:
+        raise InputError("--schedule is of batches; give --batch, the most sequences at once")
+    return Setting(schedule.max_draft_tokens, batch=batch, schedule=schedule)
+
+
+def _check_batch(engine: Engine, batch: int) -> None:
+    if batch > 1 and not engine.takes_batches:
+        raise InputError(f"{engine.name} is run one sequence at a time; leave --batch out")
 
 
 def recording(
     pair: Pair, prompts: Sequence[Prompt], engine: Engine, depth: int, max_new_tokens: int, progress: Progress
 ) -> Trace:
-    """A dense trace, as long as the engine's rounds reach: one that does not clip drafts accepts beyond its limit."""
-    beyond = 0 if engine.conventions.clips_draft else depth
-    settings = RecordSettings(depth, max_new_tokens + beyond, Sampler("greedy"))
-    return record(pair, prompts, settings, lambda done, total: progress("record", done, total))
+    """A dense trace, as long as the engine's rounds reach.
+
+    One that does not clip drafts accepts beyond its limit and behind an end of text, where the recording goes on then.
+    """
+    settings = RecordSettings(depth, recorded_tokens(engine, depth, max_new_tokens), Sampler("greedy"))
+    endless = pair if engine.conventions.clips_draft else dataclasses.replace(pair, eos_token_ids=())
+    trace = record(endless, prompts, settings, lambda done, total: progress("record", done, total))
+    return dataclasses.replace(trace, meta={**trace.meta, "eos_token_id": list(pair.eos_token_ids)})
 
 
-def check_recording(trace: Trace, pair: Pair, depth: int, max_new_tokens: int, name: str) -> list[Prompt]:
+def recorded_tokens(engine: Engine, depth: int, max_new_tokens: int) -> int:
+    """Output tokens of a recording for this engine, at most."""
+    return max_new_tokens + (0 if engine.conventions.clips_draft else depth)
+
+
+def check_recording(
+    trace: Trace, pair: Pair, engine: Engine, depth: int, max_new_tokens: int, name: str
+) -> list[Prompt]:
     """The prompts of a given recording; InputError where it is of another pair, not greedy, or too short."""
     check_pair(trace, pair, name)
     if sampler_of(trace, name).mode != "greedy":
@@ -59,6 +91,11 @@ def check_recording(trace: Trace, pair: Pair, depth: int, max_new_tokens: int, n
             f"{name} has drafts of {trace.depth} tokens and outputs of {int(trace.budget_tokens.min())}, fewer than "
             f"{depth} and {max_new_tokens}; record it again, or ask for less"
         )
+    if cut := as_engine(trace.shallower(depth), engine.conventions, max_output_tokens=max_new_tokens).cut_off:
+        raise InputError(
+            f"{name}: {engine.name} accepts drafts beyond the limit on tokens and behind an end of text, where {cut} "
+            f"of {trace.sequences} sequences are not recorded; leave --trace out, so that they are"
+        )
     return prompts_of(trace, name)
 
 
@@ -69,6 +106,7 @@ def as_lookups(trace: Trace, rule: NgramRule, depth: int, *, past_end: bool) -> 
     columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
     texts = [TokenText(prompt.tolist(), output.tolist(), domain, most) for prompt, output, domain, most in columns]
     found = lookup_trace(texts, rule, depth)
+    found = dataclasses.replace(found, meta={**found.meta, "eos_token_id": trace.eos_token_ids})
     if past_end:
         return found
     ended = np.logical_or.accumulate(np.isin(found.draft_token, trace.eos_token_ids), axis=1)
@@ -139,6 +177,7 @@ def check(
         "version": engine.version(),
         "target": pair.target_name,
         "drafter": "prompt lookup" if lookup else pair.draft_name,
+        "lookup_rule": dataclasses.asdict(engine.lookup_rule) if lookup and engine.lookup_rule else None,
         "conventions": dataclasses.asdict(engine.conventions),
         "prompts": prompt_facts(prompts, "the trace's"),
         "max_new_tokens": max_new_tokens,
@@ -157,17 +196,22 @@ def compared(
     trace: Trace, engine: Engine, setting: Setting, run: EngineRun, max_new_tokens: int, models: Models
 ) -> dict[str, Any]:
     """A setting's row of the document."""
-    found = [
-        compare_sequence(
-            trace, sequence, engine.policy(setting), engine.conventions, max_new_tokens, output, rounds, models
+    if setting.batch > 1:
+        found = compare_batch(
+            trace, setting.rule, setting.batch, engine.conventions, max_new_tokens, run.outputs, run.rounds, models
         )
-        for sequence, (output, rounds) in enumerate(zip(run.outputs, run.rounds, strict=True))
-    ]
+    else:
+        found = [
+            compare_sequence(
+                trace, sequence, engine.policy(setting), engine.conventions, max_new_tokens, output, rounds, models
+            )
+            for sequence, (output, rounds) in enumerate(zip(run.outputs, run.rounds, strict=True))
+        ]
     theirs = [one for rounds in run.rounds for one in rounds]
     counters = None if run.sums is None else counters_equal(run.sums, found)
     return {
         "setting": str(setting),
-        **dataclasses.asdict(setting),
+        **setting.as_dict(),
         "sequences": len(found),
         "sequences_identical": sum(not one.near_ties and not one.difference for one in found),
         "rounds": sum(one.rounds for one in found),

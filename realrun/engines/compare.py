@@ -8,11 +8,11 @@ must be identical again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from specsim.cost.model import ConstantCost
-from specsim.engines.as_engine import as_engine, rounds_of
+from specsim.engines.as_engine import as_engine, output_lengths, rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.p_min import LlamaCpp
@@ -111,13 +111,13 @@ def compare_sequence(
     output, theirs : the tokens that it put out, an end of text left out, and its rounds
     """
     recorded = trace.select([sequence])
-    text = recorded.token[:max_output_tokens].tolist()
+    text = recorded.token[: int(output_lengths(recorded, max_output_tokens)[0])].tolist()
     ties = []
     until = len(text)  # tokens up to here are the recording's
-    if [*output] != text[: len(output)] or len(output) < len(text) - 1:  # the last may be an end of text
-        until = next((i for i, pair in enumerate(zip(text, output, strict=False)) if pair[0] != pair[1]), len(output))
-        ties.append(NearTie(sequence, until, 0, "target token", *models.target([*_prompt(recorded), *text[:until]])))
-        if not _near(ties[0]):
+    if parted := text_tie(recorded, sequence, text, output, models.target):
+        until = parted.position
+        ties.append(parted)
+        if not near(parted):
             return Agreement(len(theirs), 0, [], [], f"texts differ from position {until} on")
 
     def replay(changed: Trace) -> Play:
@@ -144,7 +144,38 @@ def compare_sequence(
         play = best
     alike, whole = play.reach(theirs)
     identical = len({*first.counted} & {*play.counted[:alike]})
-    return Agreement(len(theirs), identical, ties, play.counted, "" if whole else _difference(play, theirs, alike))
+    return Agreement(
+        len(theirs), identical, ties, play.counted, "" if whole else difference(play.counted, theirs, alike)
+    )
+
+
+def text_tie(
+    recorded: Trace, sequence: int, text: Sequence[int], output: Sequence[int], target: BestTwo
+) -> NearTie | None:
+    """Where an output parts from the recorded text, near or not; None where it does not.
+
+    recorded : of this sequence alone
+    """
+    if [*output] == text[: len(output)] and len(output) >= len(text) - 1:  # the last may be an end of text
+        return None
+    until = next((i for i, pair in enumerate(zip(text, output, strict=False)) if pair[0] != pair[1]), len(output))
+    return NearTie(sequence, until, 0, "target token", *target([*_prompt(recorded), *text[:until]]))
+
+
+def draft_tie(
+    trace: Trace, sequence: int, row: int, depths: Iterable[int], shift: int, drafter: BestTwo
+) -> NearTie | None:
+    """The first of these depths of the draft at a row at which the drafter cannot tell two tokens apart.
+
+    trace : of this sequence alone
+    shift : of its positions against the output's
+    """
+    context = [*_prompt(trace), *trace.token[:row].tolist()]
+    for depth in depths:
+        two = drafter([*context, *trace.draft_token[row, : depth - 1]])
+        if near(tie := NearTie(sequence, row + shift, depth, "draft token", *two)):
+            return tie
+    return None
 
 
 def _candidates(
@@ -167,24 +198,19 @@ def _candidates(
             for depth in range(1, drafted + 1) if row <= end else ():
                 prob = float(trace.top10_confidence[row, depth - 1])
                 tie = NearTie(sequence, row + shift, depth, "p_min", prob, policy.p_min)
-                if _near(tie):
+                if near(tie):
                     confidence = trace.top10_confidence.copy()
                     confidence[row, depth - 1] = 0.0 if prob >= policy.p_min else 1.0
                     yield tie, dataclasses.replace(trace, top10_confidence=confidence)
     if drafter is None or alike == min(len(play.counted), len(theirs)):
         return
-    row, (drafted, accepted) = end, theirs[alike]
-    context = [*_prompt(trace), *trace.token[:row].tolist()]
-    for depth in range(1, min(drafted, play.counted[alike][1]) + 2 if drafted < trace.depth else drafted + 1):
-        tie = NearTie(
-            sequence, row + shift, depth, "draft token", *drafter([*context, *trace.draft_token[row, : depth - 1]])
-        )
-        if _near(tie):
-            yield tie, _with_round(trace, row, drafted, accepted)
-            return
+    drafted, accepted = theirs[alike]
+    last = min(drafted, play.counted[alike][1]) + 1 if drafted < trace.depth else drafted
+    if found := draft_tie(trace, sequence, end, range(1, last + 1), shift, drafter):
+        yield found, _with_round(trace, end, drafted, accepted)
 
 
-def _near(tie: NearTie) -> bool:
+def near(tie: NearTie) -> bool:
     return abs(tie.prob - tie.beside) <= NEAR
 
 
@@ -206,11 +232,13 @@ def _prompt(trace: Trace) -> list[int]:
     return trace.prompt.tolist()
 
 
-def _difference(play: Play, theirs: Sequence[Counted], alike: int) -> str:
+def difference(replayed: Sequence[tuple[int, int, int]], theirs: Sequence[Counted], alike: int) -> str:
+    """What the first rounds that are not alike say."""
+
     def said(drafted: int, accepted: int) -> str:
         return f"{accepted} of {drafted} accepted"
 
-    ours = play.counted[alike] if alike < len(play.counted) else None
+    ours = replayed[alike] if alike < len(replayed) else None
     where = "at the end" if ours is None else f"at position {ours[0]}"
     replay = "no round" if ours is None else said(*ours[1:])
     engine = said(*theirs[alike]) if alike < len(theirs) else "no round"

@@ -17,6 +17,7 @@ from realrun.pairs.pair import Pair
 from specsim.engines.conventions import Conventions, find_conventions
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
+from specsim.serving.draft_length import ScheduledK, fixed_length
 from specsim.trace.ngram import NgramRule
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
@@ -26,15 +27,34 @@ SAID = 3  # last lines of a failed engine's log that an error repeats
 
 @dataclass(frozen=True)
 class Setting:
-    """How an engine drafts: k tokens a round at most, and p_min, below which its rule for confidence stops."""
+    """How an engine drafts.
+
+    k : tokens of a round, at most
+    p_min : below which its rule for confidence stops
+    batch : sequences at once, at most
+    schedule : tokens of a round by the sequences of a step, of which k is the most; None where it is always k
+    """
 
     k: int
     p_min: float = 0.0
+    batch: int = 1
+    schedule: ScheduledK | None = None
+
+    @property
+    def rule(self) -> ScheduledK:
+        """Tokens of a round by the sequences of a step."""
+        return self.schedule or fixed_length(self.k)
+
+    def as_dict(self) -> dict[str, Any]:
+        lengths = None if self.schedule is None else {str(batch): k for batch, k in self.schedule.lengths.items()}
+        return {"k": self.k, "p_min": self.p_min, "batch": self.batch, "schedule": lengths}
 
     def __str__(self) -> str:
         if not self.k:
             return "no speculation"
-        return f"K = {self.k}" + (f", p_min = {self.p_min:g}" if self.p_min else "")
+        said = f"K = {self.k}" if self.schedule is None else self.schedule.label
+        said += f", p_min = {self.p_min:g}" if self.p_min else ""
+        return said + (f", {self.batch} at once" if self.batch > 1 else "")
 
 
 class Sums(NamedTuple):
@@ -51,7 +71,8 @@ class EngineRun:
     """What an engine gave in one setting.
 
     outputs : tokens of every prompt's output
-    rounds : (drafted, accepted) of every prompt's rounds, in their order, as the engine counts them
+    rounds : (drafted, accepted) of every prompt's rounds, in their order, as the engine counts them; in batches, of
+        those that drafted
     sums : its counters, where it has any
     """
 
@@ -92,6 +113,8 @@ class Engine(ABC):
         What must be installed.
     takes_p_min : bool
         Whether a draft can end where the drafter is not sure.
+    takes_batches : bool
+        Whether it is run with several sequences at once, and a draft length by how many.
     lookup_rule : NgramRule or None
         Its prompt lookup, where that is known.
     """
@@ -99,6 +122,7 @@ class Engine(ABC):
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]] = ()
     takes_p_min: ClassVar[bool] = False
+    takes_batches: ClassVar[bool] = False
     lookup_rule: ClassVar[NgramRule | None] = None
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 from realrun.engines.engine import Engine
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
+from realrun.engines.vllm import VllmEngine
 from specsim.errors import InputError
 
-ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (LlamaCppEngine, HuggingFaceEngine)}
+ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (LlamaCppEngine, VllmEngine, HuggingFaceEngine)}
 
 
 def find_engine(name: str) -> Engine:

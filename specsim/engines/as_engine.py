@@ -28,7 +28,7 @@ class EngineTrace(NamedTuple):
         engine makes them. For replays alone, as its drafts may reach beyond the output.
     cut_off : int
         Sequences whose last round may accept tokens beyond the limit, or behind an end of text, that the recording does
-        not reach; 0 where the engine clips drafts, or the recording is longer than the limit by the longest draft.
+        not reach; 0 where the engine clips drafts, or the recording goes on there by the longest draft.
     """
 
     trace: Trace
@@ -41,12 +41,13 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     Parameters
     ----------
     trace : Trace
-        Of chains; a record of trees is left behind.
+        Of chains; a record of trees is left behind. It may go on behind an end of text, where no output is.
     conventions : Conventions
         Of the engine, see `specsim.engines.conventions.CONVENTIONS`.
     max_output_tokens : int, optional
         The engine's limit on output tokens; default: the recording's. An engine that does not clip drafts accepts
-        beyond it, so that a recording of this many tokens and the longest draft replays all of its counts.
+        beyond it, so that a recording of this many tokens and the longest draft replays all of its counts, unless a
+        text ends before.
 
     Raises
     ------
@@ -75,14 +76,15 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
             "`specsim record-text --rule suffix --max-cached-requests 1`"
         )
     budget = np.minimum(trace.budget_tokens, most)
-    kept = trace.position < most
+    output_tokens = output_lengths(trace, most)
+    remaining = np.repeat(output_tokens, trace.output_tokens) - trace.position
+    kept = remaining > 0
     match_len = trace.match_len
     cut_off = 0
     if conventions.clips_draft:
-        ends = np.repeat(np.minimum(trace.output_tokens, most), trace.output_tokens)
-        match_len = np.minimum(match_len, np.maximum(ends - trace.position, 0)).astype(match_len.dtype)
+        match_len = np.minimum(match_len, np.maximum(remaining, 0)).astype(match_len.dtype)
     else:
-        cut_off = int((trace.output_tokens < budget + trace.depth).sum())
+        cut_off = int((trace.output_tokens < output_tokens + trace.depth).sum())
         budget = budget + trace.depth
     if conventions.first_token == "prefill":
         kept &= trace.position > 0
@@ -105,6 +107,13 @@ def _drafts_from_others(trace: Trace) -> bool:
     """Whether drafts in one sequence depend on the outputs of those before it."""
     facts = trace.meta.get("drafter_facts", {})
     return trace.meta.get("drafter_kind") == SUFFIX and bool(facts.get("max_cached_requests", 0) > 1)
+
+
+def output_lengths(trace: Trace, max_output_tokens: int) -> Ints:
+    """Tokens that an engine puts out of every sequence [S] under this limit, an end of text included."""
+    ends = np.isin(trace.token, trace.eos_token_ids)
+    lengths = [int(one.argmax()) + 1 if one.any() else len(one) for one in np.split(ends, trace.offsets[1:-1])]
+    return np.minimum(lengths, max_output_tokens)
 
 
 def _per_sequence(kept: Bools, trace: Trace) -> Ints:

@@ -20,7 +20,7 @@ class Conventions:
         Who emits a sequence's first output token: the pass over the prompt, or the first round.
     clips_draft : bool
         Whether a draft ends where the limit on output tokens would cut it. If not, whole drafts are made and
-        what is accepted beyond the limit is counted, though it is never output.
+        what is accepted beyond the limit, or behind an end of text, is counted, though it is never output.
     counts_empty : bool
         Whether rounds that drafted nothing count as rounds of speculation.
     drafts_ahead : bool
@@ -75,7 +75,7 @@ CONVENTIONS = {
             drafts_ahead=True,
             drafts_past_end=True,
             accepts_end="always",
-            source="runs on a CPU: per-request metrics of 12 prompts, texts and rounds equal to a replay, under a "
+            source="runs on a CPU: per-request metrics of 36 prompts, texts and rounds equal to a replay, under a "
             "schedule of K by batch to a simulated server",
         ),
         Conventions(

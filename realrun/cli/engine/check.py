@@ -14,10 +14,11 @@ from realrun.cli.options import (
     NumPromptsOption,
     PromptsOption,
     TargetOption,
+    refuse_beside,
 )
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 
-EngineOption = Annotated[str, typer.Option(help="Engine to run: llamacpp or transformers.", show_default=False)]
+EngineOption = Annotated[str, typer.Option(help="Engine to run: llamacpp, vllm or transformers.", show_default=False)]
 
 
 def check(
@@ -35,6 +36,14 @@ def check(
     lookup: Annotated[
         bool, typer.Option("--lookup", help="Draft by the engine's prompt lookup, not with the draft model.")
     ] = False,
+    batch: Annotated[int, typer.Option(help="Sequences at once, at most; of vLLM.", min=1)] = 1,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="vLLM's K from so many sequences of a step on, in place of --k, such as 1:5,3:3,4:0.",
+            show_default=False,
+        ),
+    ] = None,
     trace: TraceOption = None,
     prompts: PromptsOption = None,
     num_prompts: NumPromptsOption = None,
@@ -45,21 +54,28 @@ def check(
 
     The pair is converted for the engine, which runs in a process of its own. Where a probability lies so near p_min, or
     two tokens so near each other, that float32 may turn them around, the replay is told what the engine did, and the
-    near tie is named. Exits with 1 where rounds differ beyond these.
+    near tie is named. Exits with 1 where rounds differ beyond these. In batches, a simulated server must draft as the
+    engine does in every round, too. vLLM runs in an environment of its own, which `nox -s vllm` makes in this folder;
+    SPECSIM_VLLM_PYTHON names the interpreter of another.
 
     Example: realrun engine check --engine llamacpp --target MODEL --draft-model SMALL_MODEL --k 1,3,5 --p-min 0.5
     """
     from realrun.engines.check import check as run_check
-    from realrun.engines.check import settings_of
+    from realrun.engines.check import scheduled, settings_of
     from realrun.engines.registry import find_engine
+    from specsim.cli.serve.arms import parse_schedule
     from specsim.errors import InputError
 
+    if schedule is not None:
+        refuse_beside(ctx, "schedule", ("k", "p_min"))
     found = find_engine(engine)
     if lookup and found.lookup_rule is None:
         raise InputError(f"{engine}'s prompt lookup follows a rule that no replay knows; leave --lookup out")
-    lengths = parse_numbers(k, "--k", int, "1,3,5")
     thresholds = parse_numbers(p_min, "--p-min", float, "0.3,0.5") if p_min else []
-    settings = settings_of(found, lengths, thresholds)
+    if schedule is None:
+        settings = settings_of(found, parse_numbers(k, "--k", int, "1,3,5"), thresholds, batch)
+    else:
+        settings = [scheduled(found, parse_schedule(schedule), batch)]
     with progress_bar() as report:
         pair, recorded = pair_and_trace(
             ctx,
@@ -69,7 +85,7 @@ def check(
             trace=trace,
             prompts=prompts,
             num_prompts=num_prompts,
-            depth=max(lengths),
+            depth=max(setting.k for setting in settings),
             max_new_tokens=max_new_tokens,
             progress=report,
         )
@@ -100,6 +116,8 @@ def _print_check(document: dict[str, Any]) -> None:
         for row in document["settings"]
     ]
     who = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
+    if rule := document["lookup_rule"]:
+        who += f" of {rule['min_ngram']} to {rule['max_ngram']} tokens"
     size = f"{document['prompts']['count']} prompts, up to {document['max_new_tokens']} tokens"
     print_table(f"{who}: {size}", COLUMNS, rows)
     for row in document["settings"]:

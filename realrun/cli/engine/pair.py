@@ -39,7 +39,7 @@ def pair_and_trace(
     progress: Progress,
 ) -> tuple[Pair, Trace]:
     """The models loaded, and the trace given, or a new one of the prompts."""
-    from realrun.engines.check import check_recording, recording
+    from realrun.engines.check import check_recording, recorded_tokens, recording
     from realrun.pairs.prompts import prompts_source
     from realrun.recording.record import longest_prompt
     from specsim.trace.files import read_trace
@@ -51,7 +51,8 @@ def pair_and_trace(
     pair = load(target, draft_model, "cpu", "float32", 1)
     if trace is not None:
         recorded = read_trace(trace)
-        check_recording(recorded, pair, depth, max_new_tokens, str(trace))
+        check_recording(recorded, pair, engine, depth, max_new_tokens, str(trace))
         return pair, recorded
-    chosen = load_prompts(pair, prompts, num_prompts, longest_prompt(pair, max_new_tokens, depth))
+    longest = longest_prompt(pair, recorded_tokens(engine, depth, max_new_tokens), depth)
+    chosen = load_prompts(pair, prompts, num_prompts, longest)
     return pair, recording(pair, chosen, engine, depth, max_new_tokens, progress)

