@@ -66,7 +66,7 @@ def compare_batch(
     if lengths.min() < 2:
         raise InputError(
             f"prompt {int(lengths.argmin()) + 1} ends with its first token, so that it has no rounds in a batch; leave "
-            "that prompt, or --batch, out"
+            "that prompt out, or decode prompts one by one"
         )
     played = as_engine(trace, conventions, max_output_tokens=max_output_tokens).trace
     simulated = _simulated(played, rule, slots, conventions, theirs)
