@@ -16,7 +16,6 @@ DEMO = shlex.split(
     "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 64 --max-draft-tokens 8 --repeats 2 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
 )
-
 IMAGE = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy==2.5.2")
 
 

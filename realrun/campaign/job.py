@@ -58,6 +58,10 @@ class Job:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.full else torch.float32
 
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
     def left_s(self) -> float:
         """Seconds until the deadline, at least 0."""
         return max(0.0, self.deadline - time.monotonic())

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
 from realrun.campaign.job import Job
@@ -45,7 +44,7 @@ def run(job: Job) -> dict[str, Any]:
         job.save({"size": size, "trained": trained})
         for name in CHOICES:  # of weights that are no more
             remove_folder(_folder(job, name))
-    pair = load_pair(str(weights / "target"), str(weights / "draft"), device=str(job.device), dtype=_name(job.dtype))
+    pair = load_pair(str(weights / "target"), str(weights / "draft"), device=str(job.device), dtype=job.dtype_name)
     count, tokens, depth = (96, 256, 16) if job.full else (6, 32, 8)
     prompts = lab_prompts(pair.tokenizer, count)
     traces = {}
@@ -104,7 +103,3 @@ def _prepare(work: Path, every: int) -> None:
         tokenizer.save_pretrained(work / "tokenizer")
     encode_split(tokenizer, "train", work, every)
     encode_split(tokenizer, "held_out", work, every)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

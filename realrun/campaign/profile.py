@@ -50,7 +50,7 @@ def run(job: Job) -> dict[str, Any]:
                 name,
                 axes=axes,
                 device=str(job.device),
-                dtype=str(job.dtype).removeprefix("torch."),
+                dtype=job.dtype_name,
                 smoke=not job.full,
                 seed=job.seed,
                 minutes=job.minutes(1 / (len(names) - number)),
@@ -65,7 +65,7 @@ def run(job: Job) -> dict[str, Any]:
     return {
         "grids": grids,
         "copy_gb_s": copy_gb_s,
-        "autoregressive": {name: _against_floor(name, grid, copy_gb_s, job) for name, grid in grids.items()},
+        "autoregressive": {name: against_floor(name, grid, copy_gb_s, job) for name, grid in grids.items()},
         "errors": errors,
         "complete": all(name in grids and not _short_of_time(grids[name]) for name in names),
     }
@@ -89,7 +89,7 @@ def _short_of_time(grid: dict[str, Any]) -> bool:
     return any(entry["reason"].startswith("time") for entry in grid["missing"])
 
 
-def _against_floor(name: str, grid: dict[str, Any], copy_gb_s: float, job: Job) -> dict[str, Any]:
+def against_floor(name: str, grid: dict[str, Any], copy_gb_s: float, job: Job) -> dict[str, Any]:
     """The autoregressive step at batch 1 and the shortest context, and the floor: one reading of the weights."""
     step_s = grid["median_s"][0][0][0]
     config = shape_config(name, smoke=not job.full)

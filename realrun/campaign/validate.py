@@ -90,7 +90,7 @@ def _scripted(job: Job, target: str, draft: str, context: int, trace: Trace, min
         trials=60 if job.full else 8,
         repeats=3 if job.full else 1,
         device=str(job.device),
-        dtype=_name(job),
+        dtype=job.dtype_name,
         smoke=not job.full,
         seed=job.seed,
         minutes=max(minutes, 0.01),
@@ -104,7 +104,7 @@ def _trace(job: Job) -> Trace:
     if packed.is_file():
         trace = read_trace(packed)
     else:
-        pair = load_pair(device=str(job.device), dtype=_name(job))
+        pair = load_pair(device=str(job.device), dtype=job.dtype_name)
         settings = RecordSettings(16, 128 if job.full else 32, CHOICES["gumbel"])
         trace = recorded_trace(
             pair,
@@ -121,7 +121,7 @@ def _lab(job: Job) -> dict[str, Any]:
     trained = job.work / ("lab-large" if job.full else "lab-smoke")
     there = (trained / "target").is_dir() and (trained / "draft").is_dir()
     names = [str(trained / role) if there else "lab" for role in ("target", "draft")]
-    pair = load_pair(*names, device=str(job.device), dtype=_name(job))
+    pair = load_pair(*names, device=str(job.device), dtype=job.dtype_name)
     count, tokens, depth = (24, 128, 16) if job.full else (4, 24, 8)
     settings = ValidationSettings(
         record=RecordSettings(depth, tokens, CHOICES["gumbel"]),
@@ -131,7 +131,3 @@ def _lab(job: Job) -> dict[str, Any]:
     )
     folder = job.work / f"validation-{pair.fingerprint}-{job.device.type}"  # where a second call goes on
     return validate(pair, lab_prompts(pair.tokenizer, count), settings, folder, job.on_time)
-
-
-def _name(job: Job) -> str:
-    return str(job.dtype).removeprefix("torch.")

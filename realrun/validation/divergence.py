@@ -74,7 +74,7 @@ def divergences(
     *,
     seed: int,
 ) -> list[Divergence]:
-    """The first departure of every sequence that has one.
+    """The first departure of every sequence that has one; of trees and several drafters only where it is.
 
     Parameters
     ----------
@@ -92,9 +92,13 @@ def divergences(
         number = _first_round(run, wanted, text)
         if number is None:
             continue
+        t = run.rounds[number].t
+        if not isinstance(policy, ChainPolicy) or isinstance(policy, SwitchPolicy):
+            found.append(Divergence(index, t, "text", None))
+            continue
         state = runs[index - 1].state if index else None
         decoding = _Again(decoder, policy, trace, prompts[index], index, state, seed)
-        found.append(decoding.look_at(number, run.rounds[number].t, wanted[number][1], text))
+        found.append(decoding.look_at(number, t, wanted[number][1], text))
     return found
 
 
@@ -135,8 +139,6 @@ class _Again:
         """What differs in the round of this number at t, of which the replay drafted so many tokens."""
         for _ in range(number):
             self.decoding.advance()
-        if not isinstance(self.policy, ChainPolicy) or isinstance(self.policy, SwitchPolicy):
-            return Divergence(self.index, t, "text", None)
         own_pass = getattr(
             self.decoder.drafter, "lm", None
         )  # drafters that run none of their own have no logits to read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.cost.model import CostModel
 from specsim.engines import sps_table
 from specsim.engines.confidence_temperatures import confidence_temperatures
-from specsim.engines.flags import as_arguments, draft_length_flags, generation_config, llamacpp
+from specsim.engines.flags import as_arguments, draft_length_flags, generation_config, llamacpp, speculative_config
 from specsim.errors import InputError
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import ScheduledK
@@ -72,7 +72,7 @@ def lookup(
             "prompt_lookup_min": rule.min_ngram,
             "prompt_lookup_max": rule.max_ngram,
         }
-        return Setting(_speculative_config(config))
+        return Setting(speculative_config(config))
     if rule.min_ngram != 1:
         raise InputError(f"{engine} looks up n-grams of 1 token, too; leave --min-ngram out")
     fields = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": rule.max_ngram}
@@ -91,7 +91,7 @@ def schedule(engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "
     if engine == "vllm":
         ranges = schedule_ranges(lengths, largest_batch)
         config = {"num_speculative_tokens": rule.max_draft_tokens, "num_speculative_tokens_per_batch_size": ranges}
-        return Setting(f"{_speculative_config(config)}, beside method and model")
+        return Setting(f"{speculative_config(config)}, beside method and model")
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
         flags = f"{draft_length_flags(engine, rule.max_draft_tokens)} --speculative-adaptive"
@@ -162,7 +162,7 @@ def scripted(engine: str, shares: Sequence[float]) -> Setting:
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": rounded,
         }
-        return Setting(f"{_speculative_config(config)}, beside method and model")
+        return Setting(f"{speculative_config(config)}, beside method and model")
     if engine == "llamacpp":
         rates = ",".join(f"{share:.6f}" for share in shares)
         return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-synth-rates {rates}"))
@@ -177,10 +177,6 @@ def scripted(engine: str, shares: Sequence[float]) -> Setting:
         forced = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={sum(shares):.4f}"
         return Setting(f"{forced} in the environment, with {draft_length_flags(engine, k)}")
     raise InputError(f"{engine} is not known to accept by script; choose one of {', '.join(SCRIPTED)}")
-
-
-def _speculative_config(config: dict[str, Any]) -> str:
-    return f"--speculative-config '{json.dumps(config)}'"
 
 
 def _check_dspark(engine: str) -> None:

@@ -26,13 +26,18 @@ def llamacpp(options: str) -> str:
     return f"{options}, beside --spec-type and --spec-draft-model"
 
 
+def speculative_config(config: dict[str, Any]) -> str:
+    """Options of vLLM."""
+    return f"--speculative-config '{json.dumps(config)}'"
+
+
 def as_arguments(fields: dict[str, Any]) -> str:
     """Fields of a configuration as Python takes them."""
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
 FLAGS: dict[str, Callable[[int], str]] = {
-    "vllm": lambda k: f"--speculative-config '{json.dumps({'num_speculative_tokens': k})}', beside method and model",
+    "vllm": lambda k: f"{speculative_config({'num_speculative_tokens': k})}, beside method and model",
     "sglang": lambda k: (
         f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
     ),

@@ -19,7 +19,7 @@ from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 
-NEW_TOKENS, NODES = 24, 24
+NEW_TOKENS, NODES = 24, 128  # nodes recorded: all that the trees below ask for
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 devices = pytest.mark.parametrize(
     "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
@@ -39,6 +39,7 @@ def check_identical(pair: Pair, policy: Policy, sampler: Sampler, tree_nodes: in
     trace = record(pair, prompts, RecordSettings(6, NEW_TOKENS, sampler, tree_nodes))
     costs = cost_table(trace, ConstantCost(1e-3, 5e-3))
     replayed = replay(trace, policy, costs, log=True)
+    assert replayed.truncated is None or not replayed.truncated.any()
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     runs = [decoder.decode(p.tokens, NEW_TOKENS, policy, sequence=i) for i, p in enumerate(prompts)]
     assert rounds_identical(replayed, runs) == 1.0
@@ -58,10 +59,10 @@ def test_chains_of_every_drafter(drafter: str, sampler: Sampler, device: str) ->
 @pytest.mark.parametrize(
     ("drafter", "policy", "settings"),
     [
-        ("model", "eagle2", {"nodes": 8}),
-        ("eesd", "eagle2", {"nodes": 8}),
-        ("edd", "pct", {"width": 3, "max_depth": 4}),
-        ("eagle", "eagle2", {"nodes": 12}),
+        ("model", "eagle2", {"nodes": 8, "top_k": 3, "depth": 3}),
+        ("eesd", "eagle2", {"nodes": 8, "top_k": 3, "depth": 3}),
+        ("edd", "pct", {"width": 3, "max_depth": 3}),
+        ("eagle", "eagle2", {"nodes": 12, "top_k": 3, "depth": 4}),
         ("medusa-1", "sparse_tree", {}),
         ("medusa-2", "sparse_tree", {}),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from transformers import GenerationConfig
 
 from realrun.engines.engine import save_models
 from realrun.engines.gguf_file import write_gguf
+from realrun.engines.vllm import VllmEngine
 from specsim.acceptance.iid import IID
 from specsim.acceptance.synthetic import generate as generate_trace
 from specsim.serving.draft_length import ScheduledK
@@ -26,9 +26,9 @@ from tests.support import ROOT
 from tests.support.commands import Result, call, json_of
 from tests.support.tiny import tiny_model, tiny_pair
 
-VLLM_PYTHON = os.environ.get("SPECSIM_VLLM_PYTHON", "")  # an interpreter of an environment with vLLM
+VLLM_PYTHON = str(ROOT / VllmEngine().python)  # of an environment with vLLM
 needs_vllm = pytest.mark.skipif(
-    not VLLM_PYTHON, reason="no vLLM here: name the interpreter of an environment with it in SPECSIM_VLLM_PYTHON"
+    not Path(VLLM_PYTHON).is_file(), reason="no vLLM here: `nox -s vllm` makes its environment"
 )
 COUNTS = {"drafted": [1000] * 4, "accepted": [800, 500, 200, 50]}
 SCHEDULE = "1:4,3:2,8:0"
