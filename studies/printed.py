@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 LADDER = "speedup of"  # of the tables that hold the same speedups as the main ones
-NUMBERED = {LADDER, "layers below", "N", "E"}  # columns whose cells say too little alone
+NUMBERED = {LADDER, "layers below", "N", "E", "PCT's width", "nodes"}  # columns whose cells say too little alone
 # Columns that say what a line is of; with the section and the column they name a figure.
 KEYS = NUMBERED | {
     "run",
@@ -37,6 +37,10 @@ KEYS = NUMBERED | {
     "trained",
     "tuned by",
     "learning rate",
+    "question",
+    "against",
+    "domain",
+    "probability of a node, given its parent",
 }
 # Columns of words, such as a policy's settings or an order.
 WORDS = {"predicted best", "fixed K", "Thompson sampling", "order", "order, AdaEDL's table 1 (as in 8 of its 9 cells)"}

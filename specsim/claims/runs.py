@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.arrays import Floats
 from specsim.claims.claim import RunSubject
 from specsim.claims.measured import (
     Measured,
@@ -30,6 +31,10 @@ TOTAL = ("draft_s", "policy_s", "verify_s", "other_s")
 PARTS = {  # quantity -> the columns of rounds.parquet that it sums
     **{f"{part.removesuffix('_s')}_ms_per_token": (part,) for part in TOTAL},
     "ms_per_token": TOTAL,
+}
+COUNTED = {  # quantity -> the column of rounds.parquet whose mean over rounds it is
+    "mean_drafted_tokens": "drafted",
+    "mean_verified_tokens": "verified",
 }
 TIMED = {  # quantity -> its columns of its row and document
     "speedup": ("autoregressive_sequence_seconds", "sequence_seconds"),
@@ -75,9 +80,9 @@ def of_run(subject: RunSubject, home: Path) -> Measured:
             raise InputError(f"{where}: whose speedup is claimed is not said; give policy")
         return as_measured(found_at(document, [subject.quantity], where), where)
     row = find_row(document, subject.policy, where)
-    if subject.quantity in PARTS:
+    if subject.quantity in (*PARTS, *COUNTED):
         rounds = (path if path.is_dir() else path.parent) / "rounds.parquet"
-        return from_columns(part_columns(rounds, row, subject.quantity, where))
+        return from_columns(round_columns(rounds, row, subject.quantity, where))
     columns = run_columns(document, row, subject.quantity, where)
     if columns is None:
         return as_measured(found_at(row, [subject.quantity], where), where)
@@ -87,24 +92,32 @@ def of_run(subject: RunSubject, home: Path) -> Measured:
     return replace(found, seconds=seconds)
 
 
-def part_columns(path: Path, row: Mapping[str, Any], quantity: str, where: str) -> PerSequence:
-    """Milliseconds of a part of a row's rounds, and its tokens, by sequence [S]."""
+def round_columns(path: Path, row: Mapping[str, Any], quantity: str, where: str) -> PerSequence:
+    """Of a row's rounds, by sequence [S]: milliseconds of a part, and its tokens; or a count's sum, and rounds."""
     columns, label = _read_rounds(path, stamp_of(path)), row.get("label")
     tokens = positive(row.get("sequence_tokens"), f"{where}: sequence_tokens")
     mine = columns["policy"] == label
     ids, first, which = np.unique(columns["sequence_id"][mine], return_index=True, return_inverse=True)
     if len(ids) != len(tokens):
         raise InputError(f"{path} has rounds of {len(ids)} sequences by {label!r}, not {len(tokens)}; validate again")
+    order = first.argsort()  # in which they were decoded
+
+    def by_sequence(weights: Floats | None) -> Floats:
+        return np.bincount(which, weights)[order].astype(np.float64)
+
+    if quantity in COUNTED:
+        counts = columns[COUNTED[quantity]][mine].astype(np.float64)
+        return PerSequence(by_sequence(counts), by_sequence(None), ("rounds", str(path)))
     spent_ms = 1e3 * np.sum([columns[part][mine] for part in PARTS[quantity]], axis=0)
-    by_sequence = np.bincount(which, spent_ms)[first.argsort()]  # in the order in which they were decoded
-    return PerSequence(by_sequence.astype(np.float64), tokens, ("rounds", str(path)))
+    return PerSequence(by_sequence(spent_ms), tokens, ("rounds", str(path)))
 
 
 @lru_cache(maxsize=8)  # many claims are of one run
 def _read_rounds(path: Path, stamp: Stamp) -> dict[str, Any]:
     from specsim.parquet_files import FLOATS, INTEGERS, TEXT, read_table
 
-    columns = {"policy": TEXT, "sequence_id": INTEGERS} | dict.fromkeys(TOTAL, FLOATS)
+    columns = {"policy": TEXT} | dict.fromkeys(["sequence_id", *COUNTED.values()], INTEGERS)
+    columns |= dict.fromkeys(TOTAL, FLOATS)
     table = read_table(path, columns, invalid="give a validation beside its rounds.parquet")
     return {name: np.asarray(table.column(name).to_numpy(zero_copy_only=False)) for name in columns}
 

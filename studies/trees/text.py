@@ -82,7 +82,7 @@ def report_text(config: Document, runs: Mapping[str, Run]) -> str:
         *trust_table({name: run.document for name, run in runs.items()}),
         "## Answers",
         "",
-        *markdown_table(["", *runs], answers(runs.values())),
+        *markdown_table(["question", *runs], answers(runs.values())),
     ]
     for name, run in runs.items():
         lines += run_section(name, run, config)

@@ -69,18 +69,20 @@ def rounds_of(folder: Path, **changes: object) -> Path:
         "policy_s": [0.0, 0.0, 0.01, 0.0, 9.0],
         "verify_s": [1.0, 1.0, 1.0, 1.0, 9.0],
         "other_s": [0.0, 0.0, 0.0, 0.05, 9.0],
+        "drafted": [2, 1, 2, 0, 9],
+        "verified": [2, 0, 1, 0, 9],
     }
     validation(folder)
     write_table(pa.table({**columns, **changes}), folder / "rounds.parquet")
     path = folder / "it.claims.toml"
     head = 'version = 1\n[defaults]\nvalidation = "."\npolicy = "fixed_k(k=2)"\nat_least = 0.0\n'
     parts = ("draft", "policy", "verify", "other")
-    names = [*(f"{part}_ms_per_token" for part in parts), "ms_per_token"]
+    names = [*(f"{part}_ms_per_token" for part in parts), "ms_per_token", "mean_drafted_tokens", "mean_verified_tokens"]
     path.write_text(head + "\n".join(f'[[claim]]\nname = "{name}"\nquantity = "{name}"' for name in names))
     return path
 
 
-def test_the_milliseconds_of_a_token_are_those_of_its_rounds(tmp_path: Path) -> None:
+def test_milliseconds_of_a_token_and_counts_of_a_round_are_those_of_the_rounds(tmp_path: Path) -> None:
     """Sum over sum of what each sequence took and emitted, whichever way the sequences are numbered."""
     found = {one.claim.name: one.found for one in check_files([rounds_of(tmp_path)])}
     spent_ms = {
@@ -92,6 +94,9 @@ def test_the_milliseconds_of_a_token_are_those_of_its_rounds(tmp_path: Path) -> 
     }
     for name, spent in spent_ms.items():
         wanted, said = ratio_interval(spent, [10, 20, 30]), found[name]
+        assert said is not None and said.as_dict() == pytest.approx(wanted.as_dict(), rel=1e-12)
+    for name, counted in {"mean_drafted_tokens": [3, 2, 0], "mean_verified_tokens": [2, 1, 0]}.items():
+        wanted, said = ratio_interval(counted, [2, 1, 1]), found[name]
         assert said is not None and said.as_dict() == pytest.approx(wanted.as_dict(), rel=1e-12)
 
 
