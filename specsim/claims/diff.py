@@ -3,22 +3,24 @@
 A validation's rows are compared in pairs of sequences, as speedups over the baseline that ran beside them, so that a
 machine that is faster as a whole does not count. What is left varies from run to run by more than from sequence to
 sequence: passes of one size get dearer beside those of another. So the error of a change has two parts, that over
-sequences and that between runs of one commit, which no single run can show. A row has changed where its p value,
-corrected for the number of rows (Holm 1979), is below 5 %, and the change lies beyond the noise floors of both runs.
+sequences and that between runs of one commit, which no single run can show; several runs a side make it smaller. A row
+has changed where its p value, corrected for the number of rows (Holm 1979), is below 5 %, and the change lies beyond
+the noise floors of both sides.
 Kernels' and pytest-benchmark's times have neither pairs nor null arms: they change where both spreads leave a gap.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from specsim.arrays import Floats
+from specsim.claims.measured import PerSequence
 from specsim.claims.runs import VALIDATION_KIND, floor_percent, run_columns
 from specsim.errors import InputError
 from specsim.json_files import read_json
@@ -26,10 +28,11 @@ from specsim.results import BENCH_KIND
 from specsim.speedup.intervals import Estimate, log_ratio_error
 
 Change = Literal["slower", "faster", "no change", "not comparable"]
+Runs: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]  # validations of one side: where each is, and its document
 KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # of a benchmark's row, which name it
 SIGNIFICANCE = 0.05
 KERNEL_FLOOR_PERCENT = 5.0  # of times without a null arm
-BETWEEN_RUNS_PERCENT = 1.0  # standard deviation of a speedup between runs of one commit: docs/claims.md, "Two runs"
+BETWEEN_RUNS_PERCENT = 1.7  # standard deviation of a speedup between runs of one commit: docs/claims.md, "Two runs"
 
 
 @dataclass(frozen=True)
@@ -70,67 +73,88 @@ class Diff:
         }
 
 
-def read_diff(old: Path, new: Path, *, between_runs_percent: float | None = None) -> Diff:
+def read_diff(
+    old: Path,
+    new: Path,
+    *,
+    more_old: Sequence[Path] = (),
+    more_new: Sequence[Path] = (),
+    between_runs_percent: float | None = None,
+) -> Diff:
     """Compare two files of one kind: validations, files of `speckernels bench`, or of pytest-benchmark.
 
+    more_old, more_new : further validations of either side
     between_runs_percent : standard deviation of a speedup between runs of one commit; of times, the least gap
     """
-    before, after = (_document(path) for path in (old, new))
-    kinds = [_kind(document, path) for document, path in ((before, old), (after, new))]
-    if kinds[0] != kinds[1]:
-        raise InputError(f"{old} is {kinds[0]}, {new} is {kinds[1]}; compare two of one kind")
-    if kinds[0] == VALIDATION_KIND:
+    sides = [old, *more_old], [new, *more_new]
+    before, after = ([(str(path), _document(path)) for path in side] for side in sides)
+    kinds = {_kind(document, path) for path, document in (*before, *after)}
+    if len(kinds) != 1:
+        raise InputError(
+            f"{old} and {new} are of different kinds, {', '.join(sorted(kinds))}; compare those of one kind"
+        )
+    (kind,) = kinds
+    if kind == VALIDATION_KIND:
         between = BETWEEN_RUNS_PERCENT if between_runs_percent is None else between_runs_percent
-        return diff_validations(before, after, str(old), str(new), between_runs_percent=between)
+        return diff_validations(before, after, between_runs_percent=between)
+    if more_old or more_new:
+        raise InputError("several runs of a side are taken of validations alone; give one benchmark's file a side")
     floor = KERNEL_FLOOR_PERCENT if between_runs_percent is None else between_runs_percent
-    read = _kernel_times if kinds[0] == BENCH_KIND else _benchmark_times
-    return _diff_times(read(before, str(old)), read(after, str(new)), floor)
+    read = _kernel_times if kind == BENCH_KIND else _benchmark_times
+    return _diff_times(read(before[0][1], str(old)), read(after[0][1], str(new)), floor)
 
 
-def diff_validations(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    old: str,
-    new: str,
-    *,
-    between_runs_percent: float = BETWEEN_RUNS_PERCENT,
-) -> Diff:
-    """Compare the measured speedups of two validations of the same prompts, row by row with the same settings."""
-    floors = [floor_percent(one, where) for one, where in ((before, old), (after, new))]
-    floor = math.hypot(*floors)
-    rows = [_rows(document, where) for document, where in ((before, old), (after, new))]
+def diff_validations(before: Runs, after: Runs, *, between_runs_percent: float = BETWEEN_RUNS_PERCENT) -> Diff:
+    """Compare the measured speedups of validations of the same prompts, row by row with the same settings.
+
+    Runs of a side are taken together: the seconds of a sequence are the sum of theirs.
+    """
+    sides = [[(where, document, _rows(document, where)) for where, document in side] for side in (before, after)]
+    floor = math.hypot(*(floor_percent(one, where) / len(side) for side in sides for where, one, _ in side))
+    between = between_runs_percent * math.sqrt(1 / len(before) + 1 / len(after))
     compared: list[tuple[str, float, float, Estimate, float]] = []
     others: list[Line] = []
-    for name in [*rows[0], *(name for name in rows[1] if name not in rows[0])]:
-        first, second = (found.get(name) for found in rows)
-        if first is None or second is None:
-            present, which = (first, "old") if second is None else (second, "new")
-            assert present is not None
-            value = _speedup(present)
-            old_value, new_value = (value, None) if which == "old" else (None, value)
-            others.append(Line(name, old_value, new_value, None, "not comparable", f"only in the {which} run"))
+    for name in dict.fromkeys(name for side in sides for *_, rows in side for name in rows):
+        old, new = (
+            [run_columns(document, rows[name], "speedup", where) for where, document, rows in side if name in rows]
+            for side in sides
+        )
+        was, now = _together(old), _together(new)
+        if was is None or now is None:
+            note = "only in the new run" if was is None else "only in the old run"
+        elif (len(old), len(new)) != (len(before), len(after)):
+            note = "not in every run"
+        elif was.key is None or was.key != now.key:
+            note = "other sequences were decoded"
+        else:
+            found = change(now.top, now.bottom, was.top, was.bottom, between)
+            compared.append((name, _speedup(was), _speedup(now), *found))
             continue
-        pair = [
-            run_columns(document, row, "speedup", where)
-            for document, row, where in ((before, first, old), (after, second, new))
-        ]
-        assert pair[0] is not None and pair[1] is not None
-        if pair[0].key != pair[1].key or pair[0].key[1] is None:
-            others.append(
-                Line(name, _speedup(first), _speedup(second), None, "not comparable", "other sequences were decoded")
-            )
-            continue
-        columns = (pair[1].top, pair[1].bottom, pair[0].top, pair[0].bottom)
-        compared.append((name, _speedup(first), _speedup(second), *change(*columns, between_runs_percent)))
+        first, second = (None if side is None else _speedup(side) for side in (was, now))
+        others.append(Line(name, first, second, None, "not comparable", note))
     if not compared:
-        raise InputError(f"{old} and {new} have no row in common with the same settings on the same prompts")
+        names = " and ".join(where for side in (before, after) for where, _ in side)
+        raise InputError(f"{names} have no row in common with the same settings on the same prompts")
     significant = holm([p for *_, p in compared])
     lines = []
-    for (name, was, now, ratio, _), changed in zip(compared, significant, strict=True):
+    for (name, before_it, after_it, ratio, _), changed in zip(compared, significant, strict=True):
         beyond = abs(math.log(ratio.estimate)) > math.log1p(floor / 100)
         verdict: Change = "no change" if not (changed and beyond) else "slower" if ratio.estimate < 1 else "faster"
-        lines.append(Line(name, was, now, ratio, verdict, "" if beyond or not changed else "within the noise floor"))
+        note = "" if beyond or not changed else "within the noise floor"
+        lines.append(Line(name, before_it, after_it, ratio, verdict, note))
     return Diff("speedup", floor, (*lines, *others))
+
+
+def _together(runs: Sequence[PerSequence | None]) -> PerSequence | None:
+    """The runs of a side as one, without a key where they are not of the same sequences; None of none."""
+    columns = [one for one in runs if one is not None]
+    if not columns:
+        return None
+    keys = {one.key for one in columns}
+    if len(keys) > 1 or columns[0].key[1] is None:
+        return replace(columns[0], key=None)
+    top, bottom = (np.sum([getattr(one, end) for one in columns], axis=0) for end in ("top", "bottom"))
+    return replace(columns[0], top=top, bottom=bottom)
 
 
 def holm(p_values: list[float], significance: float = SIGNIFICANCE) -> list[bool]:
@@ -145,19 +169,18 @@ def holm(p_values: list[float], significance: float = SIGNIFICANCE) -> list[bool
 
 
 def change(
-    a_top: Floats, a_bottom: Floats, b_top: Floats, b_bottom: Floats, between_runs_percent: float
+    a_top: Floats, a_bottom: Floats, b_top: Floats, b_bottom: Floats, between_percent: float
 ) -> tuple[Estimate, float]:
-    """A ratio of sequences [S] over that of another run of them, with its 95 % interval, and the p value of no change.
+    """A ratio of sequences [S] over that of another side, with its 95 % interval, and the p value of no change.
 
-    Student's t on the logarithm. Its error is that over sequences, in pairs, and that between the two runs, which is
+    Student's t on the logarithm. Its error is that over sequences, in pairs, and that between the sides' runs, which is
     given; degrees of freedom are Welch's and Satterthwaite's.
     """
     from scipy.special import stdtr, stdtrit
 
     value = float(a_top.sum() / a_bottom.sum() / (b_top.sum() / b_bottom.sum()))
     over_sequences = log_ratio_error(a_top, a_bottom, b_top, b_bottom) if a_top.size > 1 else math.inf
-    between = math.sqrt(2) * math.log1p(between_runs_percent / 100)
-    error = math.hypot(over_sequences, between)
+    error = math.hypot(over_sequences, math.log1p(between_percent / 100))
     if not math.isfinite(error):
         return Estimate(value, 0.0, math.inf), 1.0
     if error == 0:
@@ -177,12 +200,8 @@ def _rows(document: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     return {row["label"]: row for row in rows}
 
 
-def _speedup(row: Mapping[str, Any]) -> float:
-    measured = row.get("measured")
-    value = measured.get("estimate") if isinstance(measured, dict) else None
-    if not isinstance(value, int | float) or not np.isfinite(value):
-        raise InputError(f"row {row.get('label')!r} has no measured speedup; validate again")
-    return float(value)
+def _speedup(columns: PerSequence) -> float:
+    return float(columns.top.sum() / columns.bottom.sum())
 
 
 Times = dict[str, tuple[float, float, float]]  # name -> median, lower and upper end of the spread, seconds
@@ -241,7 +260,7 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _kind(document: Mapping[str, Any], path: Path) -> str:
+def _kind(document: Mapping[str, Any], path: str) -> str:
     kind = document.get("kind")
     if kind in (VALIDATION_KIND, BENCH_KIND):
         rows = document.get("rows")

@@ -129,11 +129,17 @@ def diff(
     between_runs_percent: Annotated[
         float | None,
         typer.Option(
-            help="Standard deviation of a speedup between runs of one commit, default 1; of a benchmark's times, the "
+            help="Standard deviation of a speedup between runs of one commit, default 1.7; of a benchmark's times, the "
             "least gap that counts, default 5.",
             min=0,
             show_default=False,
         ),
+    ] = None,
+    more_old: Annotated[
+        list[Path] | None, typer.Option(help="A further validation of before; may be given several times.")
+    ] = None,
+    more_new: Annotated[
+        list[Path] | None, typer.Option(help="A further validation of after; may be given several times.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -141,6 +147,7 @@ def diff(
 
     Validations are compared in pairs of sequences, row by row with the same settings; a change counts where it is
     significant (95 %, all rows together, runs of one commit varying as given) and beyond the noise floor of both.
+    Several runs a side find smaller changes.
     Files of `speckernels bench` and of pytest-benchmark are compared by median and spread. Exits 1 where a row is
     slower.
 
@@ -148,7 +155,9 @@ def diff(
     """
     from specsim.claims.diff import read_diff
 
-    found = read_diff(old, new, between_runs_percent=between_runs_percent)
+    found = read_diff(
+        old, new, more_old=more_old or (), more_new=more_new or (), between_runs_percent=between_runs_percent
+    )
     if json:
         print_json(found.as_dict())
     else:
