@@ -5,7 +5,7 @@ sequences, on a machine left alone and beside a process that keeps one core busy
 chance alone (the null test); rounds by their place in a turn show what a turn's beginning costs, and so how far short
 turns bias a speedup. All turn lengths are run within each repeat, so that they meet the same machine.
 
-Writes OUT/timings.json and OUT/report.md.
+Writes OUT/timings.json and OUT/report.md, which has as well what `runs.py` collected of whole runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,16 @@ from realrun.recording.record import RecordSettings, record
 from realrun.validation.timing import Arm, Timings, decode_in_turns, make_arm, warm_up
 from specsim.arrays import Floats
 from specsim.cli.console import progress_bar
+from specsim.errors import InputError
 from specsim.files import write_json, write_text
 from specsim.policy.registry import make_policy
 from specsim.progress import Progress
 from specsim.report.markdown import markdown_table
 from specsim.speedup.intervals import Estimate, interval_text, ratio_interval
 from studies.common import Config, Document, about_machine, run_study
+from studies.measurement import runs
 
-RECORDED = ("timings.json",)
+RECORDED = ("timings.json", runs.RUNS)
 WHOLE = 10**9  # rounds of a turn that lasts a whole sequence
 BURSTS = """
 import random, sys, time
@@ -219,8 +221,8 @@ def percent(ratio: Estimate) -> str:
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def report_text(config: Config, document: Document) -> str:
-    """The whole report as Markdown."""
+def report_text(config: Config, document: Document, whole: Mapping[str, Sequence[runs.Run]]) -> str:
+    """The whole report as Markdown. whole : whole runs, by set"""
     lines = [
         "# How well seconds are measured",
         "",
@@ -254,6 +256,7 @@ def report_text(config: Config, document: Document) -> str:
         "",
         *speedup_table(document, config),
         "",
+        *runs.section(whole),
     ]
     return "\n".join(lines)
 
@@ -295,7 +298,12 @@ def main(out: Path, config: Config) -> None:
     if not done.is_file():
         with progress_bar() as report:
             write_json(measure(config, report), done)
-    write_text(out / "report.md", report_text(config, json.loads(done.read_text())))
+    if not (out / runs.RUNS).is_file():
+        raise InputError(
+            f"{out / runs.RUNS} is missing; collect it with `python -m studies.measurement.runs FOLDER...`"
+        )
+    whole = json.loads((out / runs.RUNS).read_text())["sets"]
+    write_text(out / "report.md", report_text(config, json.loads(done.read_text()), whole))
 
 
 if __name__ == "__main__":

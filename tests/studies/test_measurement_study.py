@@ -1,0 +1,42 @@
+"""What the study of measurement says of whole runs of one commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.claims.diff import BETWEEN_RUNS_PERCENT
+from studies.measurement import runs
+
+RECORDED = Path(runs.__file__).parent / "recorded" / runs.RUNS
+
+
+def validation(speedups: dict[str, float]) -> dict[str, Any]:
+    """A run of two sequences at these speedups."""
+    rows = [
+        {"label": label, "sequence_seconds": [1 / value, 2 / value], "sequence_tokens": [10, 20], "policy": "other"}
+        for label, value in speedups.items()
+    ]
+    return {"noise_floor_percent": 0.5, "autoregressive_sequence_seconds": [1.0, 2.0], "rows": rows, "load": {}}
+
+
+def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -> None:
+    made = [{"a": 1.0, "b": 2.0}, {"a": np.exp(0.02), "b": 2.0}, {"a": np.exp(0.04), "alone": 1.5}]
+    for number, speedups in enumerate(made):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "validation.json").write_text(json.dumps(validation(speedups)))
+    found = runs.collected(tmp_path)
+    assert [[row["label"] for row in run["rows"]] for run in found] == [["a", "b"], ["a", "b"], ["a", "alone"]]
+    assert found[0].keys() == {"noise_floor_percent", "autoregressive_sequence_seconds", "rows"}
+    percent, freedom = runs.spread_percent(found)
+    assert freedom == 3 and percent == pytest.approx(100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3), rel=1e-9)
+    assert runs.pooled_percent({"one": found, "two": found}) == pytest.approx(percent, rel=1e-12)
+    assert "| one | 3 | 0.50 to 0.50 | 1.63 | 3 |" in "\n".join(runs.runs_table({"one": found}))
+
+
+def test_diff_takes_what_runs_of_one_commit_had() -> None:
+    assert round(runs.pooled_percent(json.loads(RECORDED.read_text())["sets"]), 1) == BETWEEN_RUNS_PERCENT
