@@ -152,7 +152,8 @@ def validation(
             tuning_share=config["tuning_share"],
             seed=config["seed"],
         )
-        validate(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, named(report, folder.name))
+        progress = named(report, f"{folder.parent.name}/{folder.name}")  # a drafter has a folder in every run's
+        validate(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, progress)
     document = json.loads((folder / "validation.json").read_text())
     document = with_replays(document, read_trace(folder / "trace"), read_cost(folder / "profile.json"), config)
     write_json(document, done)
