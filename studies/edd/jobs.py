@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from realrun.pairs.pair import Pair, load_target
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_target
 from realrun.training.common.distill import TextSettings
 from realrun.training.common.loop import LoopSettings
 from realrun.training.common.on_text import TextRun
@@ -18,10 +19,11 @@ from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.progress import Progress
-from studies.common import Config, Document, board, named, validation
+from studies.common import Config, Document, board, kept, named, validation
 from studies.costs import paper_costs
 
 EDD, VDM = "edd", "vdm"
+FACTS = "facts.json"  # what the drafters' own files say of them, by name
 
 
 class PaperK(FixedK):
@@ -45,6 +47,12 @@ def vdm(out: Path, config: Config, report: Progress) -> Path:
     loop = LoopSettings(steps=1, warmup_steps=40, dtype=train["dtype"]).lasting(1e6 * train["tokens"])
     train_edd(pair, VdmSettings(), TextRun(TextSettings(), loop, folder, out / "text", progress=named(report, VDM)))
     return folder
+
+
+def drafter_facts(out: Path, config: Config) -> Document:
+    """What each drafter is and was trained on."""
+    folders = {name: out / "trained" / VDM if name == VDM else LAB_WEIGHTS / name for name in config["drafters"]}
+    return kept(out / FACTS, lambda: {name: read_drafter(folder).facts for name, folder in folders.items()})
 
 
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:

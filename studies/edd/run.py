@@ -19,7 +19,7 @@ from studies.common import REPLAYED, Config, claim, run_study
 from studies.edd import figures, jobs, tables, text
 from studies.edd.jobs import EDD
 
-RECORDED = ("config.json", *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "board-*.json")))
+RECORDED = ("config.json", jobs.FACTS, *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "board-*.json")))
 
 
 def short(row: tables.Row) -> str:
@@ -51,7 +51,8 @@ def main(out: Path, config: Config) -> None:
         runs = {run["name"]: jobs.main_jobs(out, run, config, report) for run in config["runs"]}
         boards = {run["name"]: jobs.tree_boards(out, run, config, report) for run in config["runs"]}
     write_figures(out / "figures", runs)
-    write_text(out / "report.md", text.report_text(config, runs, boards, out))
+    facts = jobs.drafter_facts(out, config)
+    write_text(out / "report.md", text.report_text(config, facts, runs, boards, out))
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def drafters_table(documents: Mapping[str, Document]) -> list[str]:
     columns = ["drafter", "policy", "alpha = tau / K", "acceptance rate v_d", "tau", "predicted", "measured", "error %"]
     rows = []
     for drafter, document in documents.items():
-        usual = fixed(document)
-        for row in (usual, best(document, *chains(document))):
+        usual, top = fixed(document), best(document, *chains(document))
+        for row in (usual, top) if top["label"] != usual["label"] else (usual,):
             alpha = f"{row['tau'] / row['params']['k']:.2f}" if row["policy"] == "fixed_k" else ""
             numbers = (alpha, f"{row['v_d']:.3f}", f"{row['tau']:.2f}")
             cells = (interval_text(row["predicted"]), interval_text(row["measured"]), f"{row['error_percent']:+.1f}")
@@ -60,18 +60,22 @@ def ladder_rows(documents: Mapping[str, Document]) -> list[tuple[str, Row]]:
     """Every drafter at the paper's draft length and under its best chain, and EDD's trees, by name."""
     found = []
     for drafter, document in documents.items():
-        shown = [fixed(document), best(document, *chains(document))]
+        usual, top = fixed(document), best(document, *chains(document))
+        shown = [usual, *([top] if top["label"] != usual["label"] else [])]
         shown += [row for row in document["rows"] if row["policy"] in TREES]
         found += [(f"{NAMES[drafter]}, {row['label']}", row) for row in shown]
     return found
 
 
-def training_table(documents: Mapping[str, Document]) -> list[str]:
-    """What each drafter is and has seen, what a draft step costs, and how often its first token is right."""
+def training_table(documents: Mapping[str, Document], facts: Mapping[str, Document]) -> list[str]:
+    """What each drafter is and has seen, what a draft step costs, and how often its first token is right.
+
+    facts : what the drafters' files say, by drafter
+    """
     columns = ["drafter", "trained parameters", "tokens seen, M", "text", "s_d / s_t", "first token accepted %"]
     rows = []
     for drafter, document in documents.items():
-        fact = document["facts"]
+        fact = facts[drafter]
         text = f"{fact['text']['corpus']}, {100 * fact['text']['generated_share']:.0f} % the target's own"
         cells = (f"{fact['parameters']:,}", f"{fact['tokens'] / 1e6:.2f}", text, f"{document['step_ratio']:.3f}")
         rows.append([NAMES[drafter], *cells, f"{100 * document['first_token_accepted_share']:.1f}"])

@@ -132,8 +132,10 @@ def replayed(costs: str, board: Document) -> list[str]:
     ]
 
 
-def report_text(config: Config, runs: dict[str, Documents], boards: dict[str, Documents], out: Path) -> str:
-    """The whole report as Markdown. boards : by way of decoding and costs"""
+def report_text(
+    config: Config, facts: Document, runs: dict[str, Documents], boards: dict[str, Documents], out: Path
+) -> str:
+    """The whole report as Markdown. facts : of the drafters' files; boards : by way of decoding and costs"""
     first = config["runs"][0]["name"]
     one = runs[first][EDD]
     steps = [document["step_ratio"] for document in runs[first].values()]
@@ -152,7 +154,7 @@ def report_text(config: Config, runs: dict[str, Documents], boards: dict[str, Do
         "",
         "## The drafters",
         "",
-        *tables.training_table(runs[first]),
+        *tables.training_table(runs[first], facts),
         "Each method's own structure decides its number of parameters: VDM and EDD train embedding, layer and head, "
         "EAGLE a layer and a projection below the target's own head, MEDUSA-1 a head for every place. All saw the same "
         f"text. First tokens are those accepted in {first} decoding.",

@@ -31,7 +31,6 @@ def validation(drafter: str, trees: bool) -> dict[str, Any]:
         made["rows"] = [one for one in made["rows"] if one["policy"] not in ("pct", "eagle2")]
     return {
         **made,
-        "facts": FACTS,
         "step_ratio": 0.05,
         "first_token_accepted_share": 0.6,
         "null_arm": spread(1.0),
@@ -79,7 +78,7 @@ def test_the_report_is_whole_and_says_nothing_that_is_not_in_its_tables(tmp_path
         (tmp_path / "greedy" / name).mkdir(parents=True)
         pd.concat(frames).to_parquet(tmp_path / "greedy" / name / "rounds.parquet")
     boards = {"greedy": {PAPER: trees(), KNEE: trees()}}
-    report = text.report_text(CONFIG, {"greedy": documents}, boards, tmp_path)
+    report = text.report_text(CONFIG, dict.fromkeys(names, FACTS), {"greedy": documents}, boards, tmp_path)
     assert "Likely" not in report and "lower bound" not in report
     assert report.count("acceptance of the trained model and the cost of a deep one") == 1
     assert "| EDD | 1.000 [0.990, 1.010] | 0.50 |" in report and "1.50, resolved" in report
