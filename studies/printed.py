@@ -40,6 +40,7 @@ KEYS = NUMBERED | {
     "question",
     "against",
     "domain",
+    "tree",
     "probability of a node, given its parent",
 }
 # Columns of words, such as a policy's settings or an order.

@@ -84,6 +84,11 @@ class Timings:
         wanted, emitted = (np.array([len(run.tokens) for run in self.last_runs(one, sequences)]) for one in (0, arm))
         return np.asarray(self.seconds(arm, sequences) * wanted / emitted)
 
+    def mean_round_s(self, arm: int, sequences: Iterable[int]) -> float:
+        """Mean seconds of an arm's `rounds`."""
+        rounds = [one for sequence in sequences for one in self.rounds(arm, sequence)]
+        return sum(one.seconds for one in rounds) / len(rounds)
+
 
 def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
     """Of repeats that did the same rounds, each round as the repeat of median seconds did it (of two, the faster).

@@ -100,8 +100,8 @@ class Row:
     def acceleration_over_overhead(self) -> float:
         """Speedup by MEDUSA's relation: tokens per round, over what a round costs in autoregressive steps.
 
-        It differs from `measured` in two things alone: it takes the mean of a sequence's repeats and
-        not their median, and does not correct for an output that is longer or shorter than the baseline's.
+        It differs from `measured` in one thing alone: it does not correct for an output that is longer or shorter
+        than the baseline's.
 
         Reference: Cai et al. 2024, arXiv:2401.10774, section 4.
         """
@@ -279,7 +279,7 @@ def predict_and_measure(
     kinds_run = [type(candidate.policy) for candidate in chosen]
     priced = PricedTrace(holdout, cost)
     oracle_s = oracle_seconds(priced, kinds_run, seed=seed)
-    round_s = [mean_round_s(timings, arm) for arm in range(len(arms))]
+    round_s = [timings.mean_round_s(arm, everything) for arm in range(len(arms))]
 
     def first_departures(number: int, replayed: Replay) -> list[Divergence]:
         own_runs, log = timings.last_runs(number, everything), replayed.rounds
@@ -319,12 +319,6 @@ def predict_and_measure(
     environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
     null_arm = ratio_interval(baseline_s, null_s)
     return Validation(rows, train, holdout, document, cost, baseline_s, null_arm, load, environment, seed, skipped)
-
-
-def mean_round_s(timings: Timings, arm: int) -> float:
-    """Mean seconds of an arm's rounds, all repeats."""
-    runs = [run for (number, _), found in timings.runs.items() if number == arm for run in found]
-    return sum(run.seconds for run in runs) / sum(len(run.rounds) for run in runs)
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:

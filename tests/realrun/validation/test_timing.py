@@ -148,6 +148,7 @@ def test_seconds_are_those_of_typical_rounds() -> None:
     timings.add(0, 0, run_of(5.0, 2.0))
     np.testing.assert_allclose(timings.seconds(0, [0, 1]), [1.0 + 2.0, 3.0])
     np.testing.assert_allclose(timings.seconds(1, [0]), [4.0])
+    assert timings.mean_round_s(0, [0, 1]) == 2.0  # the round of 9 s was interrupted
     assert [len(run.rounds) for run in timings.last_runs(0, [1, 0])] == [1, 2]
     assert timings.last_runs(0, [0]) == [timings.runs[0, 0][1]]
 
