@@ -20,7 +20,7 @@ from realrun.validation.divergence import Divergence, divergences
 from realrun.validation.error_parts import error_parts
 from realrun.validation.measured_costs import MeasuredCosts, Run
 from realrun.validation.measuring import Costs, measure_in_turns
-from realrun.validation.timing import Timings, make_arm
+from realrun.validation.timing import make_arm
 from speckernels import backend_for
 from specsim.arrays import Floats
 from specsim.cost.model import CostModel
