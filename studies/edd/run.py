@@ -32,8 +32,7 @@ def write_figures(folder: Path, runs: dict[str, text.Documents]) -> None:
     for name, documents in runs.items():
         points = []
         for drafter, document in documents.items():
-            top = tables.best(document, *tables.chains(document))
-            points += [(f"{tables.NAMES[drafter]}, {short(row)}", row) for row in (tables.fixed(document), top)]
+            points += [(f"{tables.NAMES[drafter]}, {short(row)}", row) for row in tables.shown_chains(document)]
         write_text(folder / f"drafters-{name}.svg", figures.speedups(points, f"drafters-{name}", "Drafters as chains"))
         trees = [
             (f"{tables.TREES[row['policy']]}, {row['role']}", row)

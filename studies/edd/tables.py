@@ -42,13 +42,18 @@ def chains(document: Document) -> list[str]:
     return sorted({row["policy"] for row in document["rows"]} - set(TREE_POLICIES))
 
 
+def shown_chains(document: Document) -> list[Row]:
+    """A drafter's rows that are shown: at the paper's draft length, and under its best chain policy if another."""
+    usual, top = fixed(document), best(document, *chains(document))
+    return [usual, top] if top["label"] != usual["label"] else [usual]
+
+
 def drafters_table(documents: Mapping[str, Document]) -> list[str]:
     """Table 1: every drafter at the paper's draft length and under its best chain policy."""
     columns = ["drafter", "policy", "alpha = tau / K", "acceptance rate v_d", "tau", "predicted", "measured", "error %"]
     rows = []
     for drafter, document in documents.items():
-        usual, top = fixed(document), best(document, *chains(document))
-        for row in (usual, top) if top["label"] != usual["label"] else (usual,):
+        for row in shown_chains(document):
             alpha = f"{row['tau'] / row['params']['k']:.2f}" if row["policy"] == "fixed_k" else ""
             numbers = (alpha, f"{row['v_d']:.3f}", f"{row['tau']:.2f}")
             cells = (interval_text(row["predicted"]), interval_text(row["measured"]), f"{row['error_percent']:+.1f}")
@@ -60,9 +65,7 @@ def ladder_rows(documents: Mapping[str, Document]) -> list[tuple[str, Row]]:
     """Every drafter at the paper's draft length and under its best chain, and EDD's trees, by name."""
     found = []
     for drafter, document in documents.items():
-        usual, top = fixed(document), best(document, *chains(document))
-        shown = [usual, *([top] if top["label"] != usual["label"] else [])]
-        shown += [row for row in document["rows"] if row["policy"] in TREES]
+        shown = shown_chains(document) + [row for row in document["rows"] if row["policy"] in TREES]
         found += [(f"{NAMES[drafter]}, {row['label']}", row) for row in shown]
     return found
 
