@@ -60,8 +60,25 @@ def _patch_once_a_launch() -> None:
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
 
 
+def _index_by_the_only_element() -> None:
+    """Let an interpreted scalar, an array of one element, be a bound of `range`.
+
+    Triton before 3.7 leaves its conversion to numpy, which from 2.5 on converts arrays without dimensions alone.
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_too(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_too
+
+
 if INTERPRETED:
     _interpret_library()
+    _index_by_the_only_element()
     _patch_once_a_launch()
 
 
