@@ -99,6 +99,13 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site in results/site; broken links and public names without docstrings are errors."""
+    install(session, "docs")
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
 def studies(session: nox.Session) -> None:
     """The studies' reports from their recorded runs; `nox -s studies -- --real` runs them anew, for hours."""
     install(session, "real")

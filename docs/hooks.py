@@ -1,0 +1,72 @@
+"""What the documentation's build does beside mkdocs: studies and root pages join, formulas become MathML."""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+STUDIES = tuple(sorted(path.parent.name for path in ROOT.glob("studies/*/report.md")))
+PACKAGES = {"specsim": ROOT, "realrun": ROOT, "speckernels": ROOT / "kernels"}
+FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+log = logging.getLogger("mkdocs.hooks.specsim")  # a warning here ends a strict build
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The menu lists every study; every public name has its docstring."""
+    reports = [{_title(ROOT / "studies" / name / "report.md"): f"studies/{name}/report.md"} for name in STUDIES]
+    for entry in config.nav or []:
+        if "Studies" in entry:
+            entry["Studies"] = reports
+    for package, home in PACKAGES.items():
+        module: Any = griffe.load(package, search_paths=[home], resolve_aliases=True)
+        for name in module.exports or ():
+            docstring = getattr(module[name], "docstring", None)
+            if docstring is None and not name.isupper():
+                log.warning("%s.%s has no docstring", package, name)
+    return config
+
+
+def _title(page: Path) -> str:
+    return page.read_text().splitlines()[0].removeprefix("# ")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Reports and figures of the studies, and pages beside the README, stand where links from docs/ lead."""
+    found = [path for name in STUDIES for path in (ROOT / "studies" / name).glob("figures/*.svg")]
+    found += [ROOT / "studies" / name / "report.md" for name in STUDIES]
+    found += [path for name in ROOT_PAGES if (path := ROOT / name).is_file()]
+    for path in found:
+        place = path.relative_to(ROOT).as_posix()
+        if path.name in ROOT_PAGES:
+            content = path.read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changelog.md")
+            files.append(File.generated(config, place.lower(), content=content))
+        else:
+            files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links that leave docs/ lead one folder less far up in the site."""
+    markdown = re.sub(r"\]\(\.\./((?:\.\./)*)(studies/)", r"](\1\2", markdown)
+    names = "|".join(map(re.escape, ROOT_PAGES))
+    return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", lambda found: f"]({found[1]}{found[2].lower()}", markdown)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas in MathML, which browsers show by themselves."""
+    return FORMULA.sub(_mathml, content)
+
+
+def _mathml(found: re.Match[str]) -> str:
+    return convert(html.unescape(found["tex"]), display="block" if found["tag"] == "div" else "inline")

@@ -1,0 +1,226 @@
+"""Pages whose code blocks are programs: run in an empty folder, one after another, their output written below them.
+
+A block of `sh` is a shell's, of `python` one session's for the whole page, and a block with a title is a file of that
+name. What a block prints stands in a block of `output` right behind it. A comment before a block says more of it:
+
+    <!-- slow -->            run by the slow tests alone, and by hand
+    <!-- measured -->        what it prints differs from run to run; words are compared, numbers are not
+    <!-- not run: why -->    nothing here can run it; the tests see to it that its options exist
+    <!-- before: command --> a command that readers need not see
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path(__file__).parent
+ROOT = HOME.parent
+COLUMNS = "100"  # of the terminal that commands write to
+RUNNABLE = ("sh", "python")
+BLOCK = re.compile(
+    r"(?P<notes>(?:^<!-- (?:slow|measured|not run: [^\n]*|before: [^\n]*) -->\n+)*)"
+    r'^```(?P<language>\w+)(?: title="(?P<title>[^"\n]+)")?\n(?P<code>.*?)^```\n'
+    r"(?P<output>\n```output\n.*?^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+TOOK = re.compile(r"<!-- took -->.*?<!-- -->", re.DOTALL)
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+COMMANDS = """\
+specsim() { "$PYTHON" -m specsim "$@"; }
+realrun() { "$PYTHON" -m realrun "$@"; }
+speckernels() { "$PYTHON" -m realrun.cli.kernels "$@"; }
+python() { "$PYTHON" "$@"; }
+pytest() { "$PYTHON" -m pytest "$@"; }
+"""
+
+
+class PageError(Exception):
+    """A block of a page fails."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code as it stands on a page; `output` is the recorded one, None where it prints nothing."""
+
+    language: str
+    title: str | None
+    code: str
+    output: str | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def slow(self) -> bool:
+        return "slow" in self.notes
+
+    @property
+    def measured(self) -> bool:
+        return "measured" in self.notes
+
+    @property
+    def runs(self) -> bool:
+        return self.language in RUNNABLE and not any(note.startswith("not run") for note in self.notes)
+
+    @property
+    def before(self) -> list[str]:
+        return [note.removeprefix("before: ") for note in self.notes if note.startswith("before: ")]
+
+
+def _block(found: re.Match[str]) -> Block:
+    notes = tuple(re.findall(r"<!-- (.*?) -->", found["notes"]))
+    output = None if found["output"] is None else found["output"].removeprefix("\n```output\n").removesuffix("```\n")
+    return Block(found["language"], found["title"], found["code"], output, notes)
+
+
+def blocks(text: str) -> list[Block]:
+    """All blocks of code of a page, in their order."""
+    return [_block(found) for found in BLOCK.finditer(text)]
+
+
+def block(page: str, holds: str, language: str = "python") -> str:
+    """A page's one block of this language that holds these words."""
+    found = [one.code for one in blocks((HOME / page).read_text()) if one.language == language and holds in one.code]
+    (code,) = found
+    return code
+
+
+def pages() -> list[Path]:
+    """The pages with blocks that run."""
+    return [path for path in sorted(HOME.rglob("*.md")) if any(one.runs for one in blocks(path.read_text()))]
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """In this folder, with tables as wide as a page's; modules that lie in it can be imported."""
+    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = COLUMNS
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        os.chdir(before)
+        os.environ.pop("COLUMNS")
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+
+
+def _shell(code: str, folder: Path) -> str:
+    paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    told = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": COLUMNS}
+    told["LAB"] = str(ROOT / "realrun" / "lab" / "weights")
+    script = f"set -euo pipefail\n{COMMANDS}{code}"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=told, capture_output=True, text=True)
+    if done.returncode:
+        raise PageError(f"{code.strip()}\nends with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _python(code: str, folder: Path, names: dict[str, object]) -> str:
+    """What a session prints: the value of a last expression as well."""
+    tree = ast.parse(code)
+    last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None  # type: ignore[attr-defined]
+    out = io.StringIO()
+    try:
+        with _inside(folder), contextlib.redirect_stdout(out):
+            exec(compile(tree, "<page>", "exec"), names)
+            value = None if last is None else eval(compile(last, "<page>", "eval"), names)
+            if value is not None:
+                print(repr(value))
+    except Exception as error:
+        raise PageError(f"{code.strip()}\nraises {type(error).__name__}: {error}") from error
+    return out.getvalue()
+
+
+def run(text: str, folder: Path, slow: bool = False) -> list[str | None]:
+    """What every block of a page prints, None of those that are not run."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    printed: list[str | None] = []
+    for one in blocks(text):
+        for command in one.before if slow or not one.slow else ():
+            _shell(command, folder)
+        if one.title is not None:
+            (folder / one.title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / one.title).write_text(one.code)
+        if one.title is not None or not one.runs or (one.slow and not slow):
+            printed.append(None)
+        elif one.language == "sh":
+            printed.append(_plain(_shell(one.code, folder)))
+        else:
+            printed.append(_plain(_python(one.code, folder, names)))
+    return printed
+
+
+def _plain(printed: str) -> str:
+    """Without blanks at the ends of lines."""
+    return "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
+
+
+def differs(one: Block, printed: str | None) -> bool:
+    """Whether a block prints something else than what stands below it."""
+    if printed is None:
+        return False
+    recorded = one.output or ""
+    if one.measured:
+        return _words(recorded) != _words(printed)
+    return recorded != printed
+
+
+def _words(text: str) -> list[str]:
+    """The words without numbers and lines of tables, whose widths follow the numbers."""
+    return re.findall(r"[^\W\d_]{2,}", NUMBER.sub("", text))
+
+
+def duration(seconds: float) -> str:
+    """A time as a reader wants it: rounded up, and never to be compared."""
+    if seconds < 55:
+        return f"{max(5, int(-(-seconds // 5)) * 5)} s"
+    minutes = int(-(-seconds // 60))
+    return f"{minutes} minute{'s' if minutes > 1 else ''}"
+
+
+def _cores() -> str:
+    count = os.cpu_count() or 1
+    return f"a machine of {count} cores"
+
+
+def rewrite(page: Path, slow: bool = True) -> None:
+    """Run a page and write what its blocks print, how long it took, and the figures that it shows."""
+    text = page.read_text()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        begin = time.monotonic()
+        printed = iter(run(text, folder, slow))
+        seconds = time.monotonic() - begin
+        for path in figures(page):
+            if (folder / path.name).is_file():
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes((folder / path.name).read_bytes())
+
+    def written(found: re.Match[str]) -> str:
+        new = next(printed)
+        if new is None:
+            return found[0]
+        output = f"\n```output\n{new}```\n" if new else ""
+        title = f' title="{found["title"]}"' if found["title"] else ""
+        return f"{found['notes']}```{found['language']}{title}\n{found['code']}```\n{output}"
+
+    text = BLOCK.sub(written, text)
+    took = f"<!-- took -->All of it ran in {duration(seconds)} on {_cores()}.<!-- -->"
+    page.write_text(TOOK.sub(took, text))
+
+
+def figures(page: Path) -> list[Path]:
+    """The figures that a page shows and its blocks may have drawn."""
+    return [page.parent / path for path in re.findall(r"!\[[^\]]*\]\(([^)]*figures/[^)]+\.svg)\)", page.read_text())]

@@ -1,0 +1,136 @@
+"""Every block of the documentation runs, and prints what stands below it; what cannot run is at least a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from docs import pages
+from docs.idea import FIGURE, idea
+from tests.contract.test_options_named import APPS, OPTION, command_of, options
+from tests.support import ROOT
+
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in pages.pages()}
+WRITTEN = sorted([*pages.HOME.rglob("*.md"), ROOT / "README.md"])
+
+
+def check(page: Path, folder: Path, slow: bool) -> None:
+    text = page.read_text()
+    printed = pages.run(text, folder, slow)
+    wrong = [
+        f"{one.code}prints\n{new}and not\n{one.output}"
+        for one, new in zip(pages.blocks(text), printed, strict=True)
+        if pages.differs(one, new)
+    ]
+    assert wrong == [], f"python -m docs {page.relative_to(ROOT)} writes it anew"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_prints_what_stands_in_it(name: str, tmp_path: Path) -> None:
+    check(PAGES[name], tmp_path, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "<!-- slow -->" in path.read_text()])
+def test_a_page_with_slow_blocks_prints_what_stands_in_it(name: str, tmp_path: Path) -> None:
+    check(PAGES[name], tmp_path, slow=True)
+
+
+@pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
+def test_commands_of_a_page_exist_and_take_their_options(name: str) -> None:
+    """Also those that nothing here can run."""
+    for one in pages.blocks((ROOT / name).read_text()):
+        if one.language != "sh":
+            continue
+        for line in one.code.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line):
+                words = shlex.split(part, comments=True)
+                if words and words[0] in APPS:
+                    used = {word.split("=")[0] for word in words if OPTION.match(word)}
+                    strange = used - options(command_of(" ".join(words)))
+                    assert not strange, f"{part.strip()}: {sorted(strange)}"
+
+
+def test_the_picture_of_the_idea_is_what_its_script_draws() -> None:
+    labels = re.compile(r"<text[^>]*>([^<]*)</text>")
+    assert labels.findall(FIGURE.read_text()) == labels.findall(idea())
+
+
+EXAMPLE = """\
+<!-- before: echo 41 > answer -->
+
+```python title="more.py"
+def more(number):
+    return number + 1
+```
+
+```python
+import pathlib
+
+import more
+
+read = int(pathlib.Path("answer").read_text())
+more.more(read)
+```
+
+<!-- measured -->
+
+```sh
+cat answer
+```
+
+```output
+about 12
+```
+
+<!-- slow -->
+
+```sh
+exit 1
+```
+
+<!-- not run: it would end the world -->
+
+```sh
+exit 2
+```
+"""
+
+
+def test_blocks_run_one_after_another_in_one_folder(tmp_path: Path) -> None:
+    assert pages.run(EXAMPLE, tmp_path) == [None, "42\n", "41\n", None, None]
+    with pytest.raises(pages.PageError, match="ends with 1"):
+        pages.run(EXAMPLE, tmp_path, slow=True)
+
+
+def test_a_page_is_rewritten_and_then_agrees(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(EXAMPLE + "\n<!-- took --><!-- -->\n")
+    pages.rewrite(page, slow=False)
+    text = page.read_text()
+    assert "```output\n42\n```" in text and "```output\n41\n```" in text and "about 12" not in text
+    assert re.search(r"<!-- took -->All of it ran in 5 s on a machine of \d+ cores\.<!-- -->", text)
+    again = pages.run(text, tmp_path)
+    assert [pages.differs(one, new) for one, new in zip(pages.blocks(text), again, strict=True)] == [False] * 5
+
+
+@pytest.mark.parametrize(
+    ("recorded", "printed", "measured", "differs"),
+    [
+        ("2.1 s", "2.2 s", False, True),
+        ("took 2.1 s", "took 13 s", True, False),
+        ("took 2.1 s", "lasted 2.1 s", True, True),
+        ("", "x", False, True),
+    ],
+)
+def test_what_was_measured_is_compared_by_its_words(recorded: str, printed: str, measured: bool, differs: bool) -> None:
+    one = pages.Block("sh", None, "", recorded, ("measured",) if measured else ())
+    assert pages.differs(one, printed) is differs
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.2, "5 s"), (12, "15 s"), (56, "1 minute"), (150, "3 minutes")])
+def test_durations_are_rounded_up(seconds: float, said: str) -> None:
+    assert pages.duration(seconds) == said
