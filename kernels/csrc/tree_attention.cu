@@ -3,26 +3,45 @@
 // A row is a pair (node, query head of the group), so a group shares its keys and values. The
 // parts (splits) of one tile of rows are merged in the same launch: splits form a tree of
 // RADIX children; the last child to finish reads its siblings' results and goes on upwards.
+//
+// A sequence's cache is the context, which all its nodes see, and the tail, of which each node sees the
+// slots that its mask names. The cache lies in one piece, or in pages that a block table names.
 #include "tensor_core.cuh"
 
 constexpr int MIN_TILES = 2;  // per split, as in splits.py
-constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+constexpr float MINUS_INFINITY = -__builtin_huge_valf(), LN_2 = 0.693147181f;
 
 struct Arguments {
   const void *query, *keys, *values;
   const int *mask_bits, *context_lens;
+  const int *tail_lens, *node_lens;  // or null: all of a sequence's nodes
+  const int* block_table;            // [sequence, page], or null: the cache is in one piece
   void* out;
+  void* lse;           // or null; [sequence, node, head], float or, of double, double
   float4* part_sums;   // [tile of rows and head and sequence, split, fragment, thread]
   float2* part_stats;  // [tile of rows and head and sequence, split, row]: maximum, total weight
   unsigned* arrived;   // [tile of rows and head and sequence, split], 0 before and after
-  int nodes, words, group, capacity, splits, row_tiles;
+  int nodes, words, group, dim, capacity, pages, page_bits, splits, row_tiles;
   float scale;
   int64_t query_batch, query_head, query_node;
-  int64_t key_batch, key_head, key_slot;
+  int64_t key_batch, key_head, key_slot;  // with pages, "batch" is the page
   int64_t value_batch, value_head, value_slot;
 };
 
-// D head size; warps by rows and by keys; 16-row tiles per warp; keys per tile; tiles in
+// What a block needs to know of its sequence.
+struct Sequence {
+  int context, end;  // the tail lies between
+  int nodes;         // in use
+  const int* pages;  // of this sequence, or null
+};
+
+__device__ __forceinline__ Sequence sequence_of(const Arguments& a, int64_t batch) {
+  const int context = a.context_lens[batch], tail = a.tail_lens ? a.tail_lens[batch] : a.nodes;
+  const int nodes = a.node_lens ? max(0, min(a.node_lens[batch], a.nodes)) : a.nodes;
+  return {context, min(context + tail, a.capacity), nodes, a.block_table ? a.block_table + batch * a.pages : nullptr};
+}
+
+// D head size, or the next larger one there is a shape for; warps by rows and by keys; 16-row tiles per warp; keys per tile; tiles in
 // flight, plus one; children that are merged at once.
 template <int D_, int ROW_WARPS_, int KEY_WARPS_, int ROW_TILES_, int KEYS_, int STAGES_, int RADIX_>
 struct Shape {
@@ -56,16 +75,32 @@ __device__ __forceinline__ unsigned seen_slots(const int* bits, int words, int n
 // Maximum to subtract before exp2: any finite number where nothing has been seen.
 __device__ __forceinline__ float finite_shift(float maximum) { return maximum == MINUS_INFINITY ? 0.f : maximum; }
 
+// Where the cache of one sequence and head begins; with pages, that head in page 0.
+struct Cache {
+  const char *keys, *values;
+};
+
+// Start copying a tile of keys and the values behind it.
 template <typename S>
-__device__ __forceinline__ void load_tile(unsigned char* to, const char* from, int64_t stride_bytes, int first_slot,
-                                          int end) {
+__device__ __forceinline__ void load_tile(const Arguments& a, const Cache& cache, const Sequence& of,
+                                          unsigned char* key_tile, int first_slot) {
 #pragma unroll 4
   for (int i = 0; i < S::KEYS * S::CHUNKS / S::THREADS; ++i) {
     const int index = threadIdx.x + i * S::THREADS;
     const int row = index / S::CHUNKS, chunk = index % S::CHUNKS;
     const int slot = first_slot + row;
-    // Slots behind the tree are not read, but zero: they may hold NaN, and 0 * NaN is NaN.
-    copy_async_16(to + row * S::ROW_BYTES + chunk * 16, from + slot * stride_bytes + chunk * 16, slot < end ? 16 : 0);
+    // Slots behind the tail are not read, but zero: they may hold NaN, and 0 * NaN is NaN.
+    const int bytes = slot < of.end && chunk * 8 < a.dim ? 16 : 0;
+    int64_t key_at = slot * a.key_slot, value_at = slot * a.value_slot;
+    if (of.pages) {
+      const int64_t page = bytes ? of.pages[slot >> a.page_bits] : 0;
+      const int within = slot & ((1 << a.page_bits) - 1);
+      key_at = page * a.key_batch + within * a.key_slot;
+      value_at = page * a.value_batch + within * a.value_slot;
+    }
+    unsigned char* to = key_tile + row * S::ROW_BYTES + chunk * 16;
+    copy_async_16(to, cache.keys + 2 * key_at + chunk * 16, bytes);
+    copy_async_16(to + S::TILE_BYTES, cache.values + 2 * value_at + chunk * 16, bytes);
   }
 }
 
@@ -80,35 +115,34 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   const int kv_head = blockIdx.y;
   const int64_t batch = blockIdx.z;
 
-  const int context = a.context_lens[batch];
-  const int end = min(context + a.nodes, a.capacity);
-  const int tiles = (end + S::KEYS - 1) / S::KEYS;
+  const Sequence of = sequence_of(a, batch);
+  const int rows = of.nodes * a.group, first_row = row_tile * S::ROWS;
+  // Rows of nodes that are not in use see nothing; their result is 0.
+  const int tiles = first_row < rows ? (of.end + S::KEYS - 1) / S::KEYS : 0;
   const int per_split = max((tiles + a.splits - 1) / a.splits, MIN_TILES);
-  const int used_splits = (tiles + per_split - 1) / per_split;
+  const int used_splits = max((tiles + per_split - 1) / per_split, 1);
   if (split >= used_splits) return;
   const int first = split * per_split, last = min(first + per_split, tiles);
 
-  const int rows = a.nodes * a.group, first_row = row_tile * S::ROWS;
-  const char* keys = static_cast<const char*>(a.keys) + (batch * a.key_batch + kv_head * a.key_head) * 2;
-  const char* values = static_cast<const char*>(a.values) + (batch * a.value_batch + kv_head * a.value_head) * 2;
+  const int64_t whole = of.pages ? 0 : batch;
+  const Cache cache = {
+      static_cast<const char*>(a.keys) + (whole * a.key_batch + kv_head * a.key_head) * 2,
+      static_cast<const char*>(a.values) + (whole * a.value_batch + kv_head * a.value_head) * 2};
   unsigned char* stages = shared + S::QUERY_BYTES;
 
   for (int index = threadIdx.x; index < S::ROWS * S::CHUNKS; index += S::THREADS) {
     const int local = index / S::CHUNKS, chunk = index % S::CHUNKS;
-    const int row = min(first_row + local, rows - 1);
+    const int row = max(min(first_row + local, rows - 1), 0);
     const int64_t at = batch * a.query_batch + (kv_head * a.group + row % a.group) * a.query_head +
                        (row / a.group) * a.query_node;
     copy_async_16(shared + local * S::ROW_BYTES + chunk * 16,
-                  static_cast<const char*>(a.query) + 2 * at + chunk * 16, 16);
+                  static_cast<const char*>(a.query) + 2 * at + chunk * 16, chunk * 8 < a.dim ? 16 : 0);
   }
   copy_async_commit();
 #pragma unroll
   for (int stage = 0; stage < S::STAGES - 1; ++stage) {
-    if (first + stage < last) {
-      unsigned char* to = stages + stage * 2 * S::TILE_BYTES;
-      load_tile<S>(to, keys, 2 * a.key_slot, (first + stage) * S::KEYS, end);
-      load_tile<S>(to + S::TILE_BYTES, values, 2 * a.value_slot, (first + stage) * S::KEYS, end);
-    }
+    if (first + stage < last)
+      load_tile<S>(a, cache, of, stages + stage * 2 * S::TILE_BYTES, (first + stage) * S::KEYS);
     copy_async_commit();
   }
 
@@ -143,9 +177,7 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
     __syncthreads();  // this tile is here, and all have finished with the one before
     if (tile + S::STAGES - 1 < last) {
       const int next = tile + S::STAGES - 1;
-      unsigned char* to = stages + (next - first) % S::STAGES * 2 * S::TILE_BYTES;
-      load_tile<S>(to, keys, 2 * a.key_slot, next * S::KEYS, end);
-      load_tile<S>(to + S::TILE_BYTES, values, 2 * a.value_slot, next * S::KEYS, end);
+      load_tile<S>(a, cache, of, stages + (next - first) % S::STAGES * 2 * S::TILE_BYTES, next * S::KEYS);
     }
     copy_async_commit();
     const unsigned char* key_tile = stages + (tile - first) % S::STAGES * 2 * S::TILE_BYTES;
@@ -171,16 +203,16 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
       }
     }
 
-    if ((tile + 1) * S::KEYS > context) {  // tiles within the context need no mask
+    if ((tile + 1) * S::KEYS > of.context) {  // tiles within the context need no mask
       const int slot = tile * S::KEYS + key_warp * S::WARP_KEYS;
 #pragma unroll
       for (int m = 0; m < S::ROW_TILES; ++m) {
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
           const int row = first_row + row_warp * S::WARP_ROWS + m * 16 + upper * 8 + quad_row;
-          const int node = min(row, rows - 1) / a.group;
+          const int node = min(row, rows - 1) / a.group;  // there is one, as there is a tile
           const int* bits = a.mask_bits + (batch * a.nodes + node) * a.words;
-          const unsigned seen = seen_slots(bits, a.words, slot - context, end - slot) >> (2 * quad_lane);
+          const unsigned seen = seen_slots(bits, a.words, slot - of.context, of.end - slot) >> (2 * quad_lane);
 #pragma unroll
           for (int n = 0; n < S::WARP_KEYS / 8; ++n) {
             if (!(seen >> (8 * n) & 1)) scores[m][n][2 * upper] = MINUS_INFINITY;
@@ -392,12 +424,17 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const int row = first_row + row_warp * S::WARP_ROWS + m * 16 + upper * 8 + quad_row;
-      if (row >= rows) continue;
-      const float factor = 1 / row_sum[m][upper];
+      if (row >= a.nodes * a.group) continue;
+      const float total = row < rows ? row_sum[m][upper] : 0;
+      const float factor = total > 0 ? 1 / total : 0;  // what has seen nothing is 0
       const int64_t at = (batch * a.nodes + row / a.group) * gridDim.y * a.group + kv_head * a.group + row % a.group;
-      uint32_t* to = static_cast<uint32_t*>(a.out) + at * (S::D / 2) + key_warp * KEPT_COLUMNS * 4 + quad_lane;
+      if (a.lse && key_warp == 0 && quad_lane == 0)
+        static_cast<float*>(a.lse)[at] = total > 0 ? (row_max[m][upper] + log2f(total)) * LN_2 : MINUS_INFINITY;
+      const int first_column = (key_warp * KEPT_COLUMNS * 4 + quad_lane) * 2;
+      uint32_t* to = static_cast<uint32_t*>(a.out) + (at * a.dim + first_column) / 2;
 #pragma unroll
       for (int n = 0; n < KEPT_COLUMNS; ++n) {
+        if (first_column + n * 8 >= a.dim) break;
         const float4 x = kept[m][n];
         to[n * 4] = upper ? pack<T>(x.z * factor, x.w * factor) : pack<T>(x.x * factor, x.y * factor);
       }
@@ -414,11 +451,10 @@ int launch(const Arguments& a, dim3 grid, void* stream) {
 
 // Few rows: the warps share the keys and three tiles are on their way, for bandwidth. Many rows:
 // 32 per warp where registers allow it, since each key that a warp loads then serves twice as
-// many products. A block takes a multiprocessor to itself; splits.py counts on that.
-// Where a block has no more than 99 KiB of shared memory, heads of 128 take fewer stages.
+// many products. Where a block has no more than 99 KiB of shared memory, heads above 64 take fewer stages.
 template <typename T, int D>
 int launch_rows(const Arguments& a, int64_t block_rows, bool tight, dim3 grid, void* stream) {
-  if constexpr (D == 128) {
+  if constexpr (D > 64) {
     using Few = Shape<D, 1, 4, 1, 64, 2, 16>;
     using Many = Shape<D, 4, 2, 1, 64, 2, 4>;
     static_assert(Few::SHARED_BYTES < 99 * 1024 && Many::SHARED_BYTES < 99 * 1024);
@@ -433,55 +469,58 @@ int launch_rows(const Arguments& a, int64_t block_rows, bool tight, dim3 grid, v
   return cudaErrorInvalidValue;
 }
 
+// block_dim: the shape's head size, as cuda.py chooses it; heads of other sizes are filled up with zeros
+// in shared memory, which costs no bandwidth.
 template <typename T>
-int launch_dim(const Arguments& a, int64_t dim, int64_t block_rows, bool tight, dim3 grid, void* stream) {
-  if (dim == 32) return launch_rows<T, 32>(a, block_rows, tight, grid, stream);
-  if (dim == 64) return launch_rows<T, 64>(a, block_rows, tight, grid, stream);
-  if (dim == 128) return launch_rows<T, 128>(a, block_rows, tight, grid, stream);
+int launch_dim(const Arguments& a, int64_t block_dim, int64_t block_rows, bool tight, dim3 grid, void* stream) {
+  if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
+  if (block_dim == 32) return launch_rows<T, 32>(a, block_rows, tight, grid, stream);
+  if (block_dim == 64) return launch_rows<T, 64>(a, block_rows, tight, grid, stream);
+  if (block_dim == 96) return launch_rows<T, 96>(a, block_rows, tight, grid, stream);
+  if (block_dim == 128) return launch_rows<T, 128>(a, block_rows, tight, grid, stream);
   // Other tiles of rows would not fit into the registers.
-  if (dim == 256 && block_rows == 64) return launch<T, Shape<256, 4, 2, 1, 32, 3, 4>>(a, grid, stream);
+  if (block_dim == 192 && block_rows == 64) return launch<T, Shape<192, 4, 2, 1, 32, 3, 4>>(a, grid, stream);
+  if (block_dim == 256 && block_rows == 64) return launch<T, Shape<256, 4, 2, 1, 32, 3, 4>>(a, grid, stream);
   return cudaErrorInvalidValue;
 }
 
 enum Type { HALF = 0, BFLOAT16 = 1, FLOAT = 2, DOUBLE = 3 };
 
-// Strides in elements. Addresses and strides are multiples of 16 bytes.
+// sizes: nodes, words, group, dim, capacity, pages, page_bits; then in elements the strides of query (batch,
+// head, node), keys and values (batch or page, head, slot). A list in host memory.
+constexpr int SIZES = 16;
+
+static Arguments arguments_of(const void* query, const void* keys, const void* values, const int* mask_bits,
+                              const int* context_lens, const int* tail_lens, const int* node_lens,
+                              const int* block_table, void* out, void* lse, const int64_t* sizes) {
+  Arguments a = {query,     keys,        values, mask_bits, context_lens, tail_lens,
+                 node_lens, block_table, out,    lse};
+  int* counts[] = {&a.nodes, &a.words, &a.group, &a.dim, &a.capacity, &a.pages, &a.page_bits};
+  int64_t* strides[] = {&a.query_batch, &a.query_head, &a.query_node,  &a.key_batch, &a.key_head,
+                        &a.key_slot,    &a.value_batch, &a.value_head, &a.value_slot};
+  for (int* count : counts) *count = int(*sizes++);
+  for (int64_t* stride : strides) *stride = *sizes++;
+  static_assert(sizeof(counts) / sizeof(*counts) + sizeof(strides) / sizeof(*strides) == SIZES);
+  return a;
+}
+
+// Addresses and strides are multiples of 16 bytes.
 EXPORT int tree_attention(const void* query, const void* keys, const void* values, const int* mask_bits,
-                          const int* context_lens, void* out, void* part_sums, void* part_stats, void* arrived,
-                          int64_t type, int64_t batch, int64_t kv_heads, int64_t group, int64_t nodes, int64_t dim,
-                          int64_t capacity, int64_t words, int64_t splits, int64_t block_rows, int64_t tight, int64_t query_batch,
-                          int64_t query_head, int64_t query_node, int64_t key_batch, int64_t key_head,
-                          int64_t key_slot, int64_t value_batch, int64_t value_head, int64_t value_slot, double scale,
-                          void* stream) {
-  const int64_t row_tiles = ceil_div(nodes * group, block_rows);
-  const Arguments a = {query,
-                       keys,
-                       values,
-                       mask_bits,
-                       context_lens,
-                       out,
-                       static_cast<float4*>(part_sums),
-                       static_cast<float2*>(part_stats),
-                       static_cast<unsigned*>(arrived),
-                       int(nodes),
-                       int(words),
-                       int(group),
-                       int(capacity),
-                       int(splits),
-                       int(row_tiles),
-                       float(scale * 1.4426950408889634),  // log2(e)
-                       query_batch,
-                       query_head,
-                       query_node,
-                       key_batch,
-                       key_head,
-                       key_slot,
-                       value_batch,
-                       value_head,
-                       value_slot};
-  const dim3 grid(unsigned(row_tiles * splits), unsigned(kv_heads), unsigned(batch));
-  if (type == HALF) return launch_dim<__half>(a, dim, block_rows, tight, grid, stream);
-  if (type == BFLOAT16) return launch_dim<__nv_bfloat16>(a, dim, block_rows, tight, grid, stream);
+                          const int* context_lens, const int* tail_lens, const int* node_lens, const int* block_table,
+                          void* out, void* lse, void* part_sums, void* part_stats, void* arrived,
+                          const int64_t* sizes, int64_t type, int64_t batch, int64_t kv_heads, int64_t splits,
+                          int64_t block_dim, int64_t block_rows, int64_t tight, double scale, void* stream) {
+  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+                             sizes);
+  a.part_sums = static_cast<float4*>(part_sums);
+  a.part_stats = static_cast<float2*>(part_stats);
+  a.arrived = static_cast<unsigned*>(arrived);
+  a.splits = int(splits);
+  a.row_tiles = int(ceil_div(int64_t(a.nodes) * a.group, block_rows));
+  a.scale = float(scale * 1.4426950408889634);  // log2(e)
+  const dim3 grid(unsigned(a.row_tiles * splits), unsigned(kv_heads), unsigned(batch));
+  if (type == HALF) return launch_dim<__half>(a, block_dim, block_rows, tight, grid, stream);
+  if (type == BFLOAT16) return launch_dim<__nv_bfloat16>(a, block_dim, block_rows, tight, grid, stream);
   return cudaErrorInvalidValue;
 }
 
@@ -507,18 +546,24 @@ __device__ __forceinline__ void narrow(float x, float* to) { *to = x; }
 __device__ __forceinline__ void narrow(double x, double* to) { *to = x; }
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
 
 template <typename T>
 __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
-    tree_attention_simple_kernel(const __grid_constant__ Arguments a, int dim, double scale_of_scores) {
+    tree_attention_simple_kernel(const __grid_constant__ Arguments a, double scale_of_scores) {
   using W = typename Wide<T>::type;
   __shared__ W query[MAX_DIM], weights[SIMPLE_WARPS][32], sums[SIMPLE_WARPS][MAX_DIM], stats[SIMPLE_WARPS][2];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int node = blockIdx.x, head = blockIdx.y, kv_head = head / a.group;
   const int64_t batch = blockIdx.z;
-  const int context = a.context_lens[batch], end = min(context + a.nodes, a.capacity);
-  const T* keys = static_cast<const T*>(a.keys) + batch * a.key_batch + kv_head * a.key_head;
-  const T* values = static_cast<const T*>(a.values) + batch * a.value_batch + kv_head * a.value_head;
+  const int dim = a.dim;
+  const Sequence of = sequence_of(a, batch);
+  const int end = node < of.nodes ? of.end : 0;  // a node that is not in use sees nothing
+  const T* keys = static_cast<const T*>(a.keys) + kv_head * a.key_head;
+  const T* values = static_cast<const T*>(a.values) + kv_head * a.value_head;
+  const auto page_of = [&](int slot) { return of.pages ? int64_t(of.pages[slot >> a.page_bits]) : batch; };
+  const auto within = [&](int slot) { return of.pages ? slot & ((1 << a.page_bits) - 1) : slot; };
   const int* bits = a.mask_bits + (batch * a.nodes + node) * a.words;
   const T* from = static_cast<const T*>(a.query) + batch * a.query_batch + head * a.query_head + node * a.query_node;
   for (int d = threadIdx.x; d < dim; d += blockDim.x) query[d] = widen(from[d]);
@@ -527,11 +572,12 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
   const W lowest = -W(__builtin_huge_val());
   W highest = lowest, total = 0, sum[MAX_DIM / 32] = {};
   for (int first = 32 * warp; first < end; first += 32 * SIMPLE_WARPS) {
-    const int slot = first + lane, other = slot - context;
+    const int slot = first + lane, other = slot - of.context;
     W score = lowest;
-    if (slot < end && (other < 0 || (bits[other / 32] >> other % 32 & 1))) {
+    if (slot < end && (other < 0 || (other < 32 * a.words && (bits[other / 32] >> other % 32 & 1)))) {
       score = 0;
-      for (int d = 0; d < dim; ++d) score += query[d] * widen(keys[slot * a.key_slot + d]);
+      const T* key = keys + page_of(slot) * a.key_batch + within(slot) * a.key_slot;
+      for (int d = 0; d < dim; ++d) score += query[d] * widen(key[d]);
       score *= W(scale_of_scores);
     }
     weights[warp][lane] = score;
@@ -549,11 +595,12 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
     for (int i = 0; i < MAX_DIM / 32; ++i) sum[i] *= rescale;
     for (int j = 0; j < 32; ++j) {
       const W weight = weights[warp][j];
-      if (weight == 0) continue;  // slots behind the tree are never read
+      if (weight == 0) continue;  // slots behind the tail are never read
       total += weight;
+      const T* value = values + page_of(first + j) * a.value_batch + within(first + j) * a.value_slot;
 #pragma unroll
       for (int i = 0; i < MAX_DIM / 32; ++i)
-        if (lane + 32 * i < dim) sum[i] += weight * widen(values[(first + j) * a.value_slot + lane + 32 * i]);
+        if (lane + 32 * i < dim) sum[i] += weight * widen(value[lane + 32 * i]);
     }
     __syncwarp();
   }
@@ -569,35 +616,32 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
   for (int w = 0; w < SIMPLE_WARPS; ++w) all_highest = max(all_highest, stats[w][0]);
 #pragma unroll
   for (int w = 0; w < SIMPLE_WARPS; ++w) {
-    factors[w] = exponential(stats[w][0] - all_highest);
+    factors[w] = all_highest == lowest ? W(0) : exponential(stats[w][0] - all_highest);
     all_total += stats[w][1] * factors[w];
   }
-  T* to = static_cast<T*>(a.out) + ((batch * a.nodes + node) * gridDim.y + head) * dim;
+  const int64_t at = (batch * a.nodes + node) * gridDim.y + head;
+  if (a.lse && threadIdx.x == 0)
+    static_cast<W*>(a.lse)[at] = all_total > 0 ? all_highest + logarithm(all_total) : lowest;
+  T* to = static_cast<T*>(a.out) + at * dim;
   for (int d = threadIdx.x; d < dim; d += blockDim.x) {
     W x = 0;
 #pragma unroll
     for (int w = 0; w < SIMPLE_WARPS; ++w) x += sums[w][d] * factors[w];
-    narrow(x / all_total, &to[d]);
+    narrow(all_total > 0 ? x / all_total : W(0), &to[d]);
   }
 }
 
 EXPORT int tree_attention_simple(const void* query, const void* keys, const void* values, const int* mask_bits,
-                                 const int* context_lens, void* out, int64_t type, int64_t batch, int64_t kv_heads,
-                                 int64_t group, int64_t nodes, int64_t dim, int64_t capacity, int64_t words,
-                                 int64_t query_batch, int64_t query_head, int64_t query_node, int64_t key_batch,
-                                 int64_t key_head, int64_t key_slot, int64_t value_batch, int64_t value_head,
-                                 int64_t value_slot, double scale, void* stream) {
-  if (dim < 1 || dim > MAX_DIM) return cudaErrorInvalidValue;
-  Arguments a = {query, keys, values, mask_bits, context_lens, out};
-  a.nodes = int(nodes), a.words = int(words), a.group = int(group), a.capacity = int(capacity);
-  a.query_batch = query_batch, a.query_head = query_head, a.query_node = query_node;
-  a.key_batch = key_batch, a.key_head = key_head, a.key_slot = key_slot;
-  a.value_batch = value_batch, a.value_head = value_head, a.value_slot = value_slot;
-  const dim3 grid(unsigned(nodes), unsigned(kv_heads * group), unsigned(batch)), block(32 * SIMPLE_WARPS);
-  if (type == HALF) return LAUNCH(tree_attention_simple_kernel<__half>, grid, block, 0, stream, a, int(dim), scale);
-  if (type == BFLOAT16)
-    return LAUNCH(tree_attention_simple_kernel<__nv_bfloat16>, grid, block, 0, stream, a, int(dim), scale);
-  if (type == FLOAT) return LAUNCH(tree_attention_simple_kernel<float>, grid, block, 0, stream, a, int(dim), scale);
-  if (type == DOUBLE) return LAUNCH(tree_attention_simple_kernel<double>, grid, block, 0, stream, a, int(dim), scale);
+                                 const int* context_lens, const int* tail_lens, const int* node_lens,
+                                 const int* block_table, void* out, void* lse, const int64_t* sizes, int64_t type,
+                                 int64_t batch, int64_t kv_heads, double scale, void* stream) {
+  const Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table,
+                                   out, lse, sizes);
+  if (a.dim < 1 || a.dim > MAX_DIM) return cudaErrorInvalidValue;
+  const dim3 grid(unsigned(a.nodes), unsigned(kv_heads * a.group), unsigned(batch)), block(32 * SIMPLE_WARPS);
+  if (type == HALF) return LAUNCH(tree_attention_simple_kernel<__half>, grid, block, 0, stream, a, scale);
+  if (type == BFLOAT16) return LAUNCH(tree_attention_simple_kernel<__nv_bfloat16>, grid, block, 0, stream, a, scale);
+  if (type == FLOAT) return LAUNCH(tree_attention_simple_kernel<float>, grid, block, 0, stream, a, scale);
+  if (type == DOUBLE) return LAUNCH(tree_attention_simple_kernel<double>, grid, block, 0, stream, a, scale);
   return cudaErrorInvalidValue;
 }

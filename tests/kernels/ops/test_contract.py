@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import InterpreterError
 
 import speckernels
 from speckernels.runtime import build, dispatch
@@ -117,6 +118,6 @@ def test_a_broken_kernel_is_caught(
 
         monkeypatch.setattr(dispatch, "implementation", implementation)
         backend = "triton"
-    with speckernels.use_backend(backend), pytest.raises((AssertionError, RuntimeError)) as caught:
+    with speckernels.use_backend(backend), pytest.raises((AssertionError, RuntimeError, InterpreterError)) as caught:
         check("cpu")
     assert "does not compile" not in str(caught.value)

@@ -37,15 +37,36 @@ MUTANTS = [
            "weights[m][upper][child] = 1", "splits merged without their maxima"),
     Mutant("csrc/tree_attention.cu", "__syncthreads();  // all have read the slot that the next level overwrites", "",
            "race between levels of the merge"),
-    Mutant("csrc/tree_attention.cu", "slot < end ? 16 : 0", "16", "values behind the tree times weight 0"),
+    Mutant("csrc/tree_attention.cu", "slot < of.end && chunk", "chunk", "values behind the tail times weight 0"),
     Mutant("csrc/tree_attention.cu", "moved |= now != before", "moved |= now < before", "old sums keep an old maximum"),
+    Mutant("csrc/tree_attention.cu", "chunk * 8 < a.dim ? 16 : 0;\n    int64_t", "true ? 16 : 0;\n    int64_t",
+           "columns behind a head that fills its shape in part"),
+    Mutant("csrc/tree_attention.cu", "page * a.value_batch", "page * a.key_batch", "values by the keys' page stride"),
+    Mutant("csrc/tree_attention.cu", "of.pages[slot >> a.page_bits] : 0", "of.pages[0] : 0", "first page only"),
+    Mutant("csrc/tree_attention.cu", "min(context + tail, a.capacity)", "min(context + a.nodes, a.capacity)",
+           "a tail as long as the queries"),
+    Mutant("csrc/tree_attention.cu", "row < rows ? row_sum[m][upper] : 0", "row_sum[m][upper]",
+           "nodes that are not in use see what the last one does"),
+    Mutant("csrc/tree_attention.cu", "(row_max[m][upper] + log2f(total)) * LN_2", "row_max[m][upper] + log2f(total)",
+           "a logarithm to base 2"),
+    Mutant("csrc/tree_attention.cu", "all_highest + logarithm(all_total)", "logarithm(all_total)",
+           "simple kernel: a logarithm without its maximum"),
+    Mutant("csrc/tree_attention.cu", "node < of.nodes ? of.end : 0", "of.end", "simple kernel: all nodes in use"),
+    Mutant("csrc/tree_attention.cu", "other < 32 * a.words && ", "", "simple kernel: reads behind the mask"),
     Mutant("csrc/tree_attention.cu", "if (now == lowest) continue;", "", "simple kernel: NaN where nothing is seen"),
     Mutant("ops/tree_attention/triton.py", "head = kv_head * group + row % group\n    d =",
            "head = kv_head * group + row * 0\n    d =", "a group's heads all take the first one's query"),
-    Mutant("ops/tree_attention/triton.py", "(other & 31)", "(other & 15)", "wrong bit of the mask"),
+    Mutant("ops/tree_attention/triton.py", "(place & 31)", "(place & 15)", "wrong bit of the mask"),
     Mutant("ops/tree_attention/triton.py", "row_sum * old", "row_sum", "splits merged without their maxima"),
     Mutant("ops/tree_attention/triton.py", "rescale = tl.exp2(row_max - shift)",
            "rescale = tl.exp2(shift - shift)", "old sums keep an old maximum"),
+    Mutant("ops/tree_attention/triton.py", "(slot >> page_bits)", "(slot * 0)", "first page only"),
+    Mutant("ops/tree_attention/triton.py", "tl.load(tail_lens + batch) if TAILS else nodes", "nodes",
+           "a tail as long as the queries"),
+    Mutant("ops/tree_attention/triton.py", "tl.minimum(tl.load(node_lens + batch), nodes) if RAGGED else nodes",
+           "nodes", "all nodes in use"),
+    Mutant("ops/tree_attention/triton.py", "(row_max + tl.log2(tl.where(seen, row_sum, 1.0))) * LN_2",
+           "row_max + tl.log2(tl.where(seen, row_sum, 1.0))", "a logarithm to base 2"),
 ]  # fmt: skip
 
 
@@ -76,11 +97,17 @@ CASES = [
     Case(3, 1, 64, 33, (63, 0), 200, torch.bfloat16),
     Case(2, 2, 128, 123, (200,), 2048, torch.float16, LAYOUTS[1]),
     Case(2, 1, 256, 5, (100,), 300, torch.bfloat16),
+    Case(4, 2, 80, 9, (70,), 200, torch.float16),  # fills shapes of 96, 128 and 192 in part or whole
+    Case(4, 1, 96, 33, (70,), 200, torch.bfloat16),
+    Case(2, 2, 112, 40, (70,), 200, torch.float16, LAYOUTS[2]),
+    Case(2, 1, 192, 5, (100,), 300, torch.float16, LAYOUTS[1]),
+    Case(2, 1, 44, 5, (100,), 300, torch.float16),  # rows of no whole 16 bytes
 ]
 TIGHT_CASES = [
     Case(2, 1, 128, 3, (100,), 300, torch.bfloat16),
     Case(4, 1, 128, 33, (63, 200), 400, torch.float16, LAYOUTS[1]),
     Case(6, 1, 64, 33, (130,), 300, torch.bfloat16),
+    Case(2, 1, 80, 33, (130,), 300, torch.float16),
     Case(2, 1, 256, 5, (100,), 300, torch.bfloat16),
 ]
 LARGE_CASES = [
@@ -172,6 +199,174 @@ def check(device: str) -> None:
             assert torch.equal(got, first), f"{case}: depends on the order of threads"
         assert first is not None
         assert_close(first, case, args)
+    for served in SERVED_CASES:
+        check_served(served, device)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A batch as an engine has it: per sequence a context, a tail and nodes in use; pages of a power of 2, or none."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    nodes: int
+    lens: Sequence[tuple[int, int, int]]  # context, tail, nodes in use
+    words: int  # of the mask
+    page: int | None
+    dtype: torch.dtype
+    spare: int = 0  # slots behind the longest sequence
+
+
+SERVED_CASES = [
+    Served(4, 2, 32, 5, ((40, 9, 5), (0, 0, 3), (70, 40, 0), (3, 1, 4)), 2, 16, torch.float16),
+    Served(4, 2, 40, 5, ((40, 9, 5), (0, 0, 3), (70, 40, 0), (3, 35, 4)), 1, None, torch.float32),
+    Served(6, 1, 96, 33, ((130, 70, 20),), 3, 32, torch.bfloat16, 300),  # tiles of 128 rows, of which a part is in use
+    Served(2, 2, 80, 40, ((64, 0, 40), (65, 33, 2)), 2, 1, torch.float16),
+    Served(2, 1, 16, 3, ((700, 4, 3), (0, 3, 1)), 1, 8, torch.float32, 200),
+    Served(4, 1, 64, 3, ((900, 10, 3), (100, 10, 1)), 1, 64, torch.bfloat16, 100),  # several splits
+]
+
+
+def served_arguments(c: Served, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
+    """All that must not be read holds NaN, and page numbers that do not exist; keys and values lie differently."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, contexts, tails, in_use = len(c.lens), *(list(part) for part in zip(*c.lens, strict=True))
+    longest = max(context + tail for context, tail in zip(contexts, tails, strict=True)) + c.spare
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(c.dtype)
+
+    query = 3 * normal(batch, c.nodes, c.heads, c.dim).transpose(1, 2)
+    mask_bits = torch.randint(-(2**31), 2**31, (batch, c.nodes, c.words), generator=generator).int()
+    table = None
+    if c.page is None:
+        slots = max(longest, 1)
+        keys, values = normal(batch, c.kv_heads, slots, c.dim), normal(batch, slots, c.kv_heads, c.dim).transpose(1, 2)
+    else:
+        per_sequence = -(-longest // c.page) + 1
+        numbers = torch.randperm(batch * per_sequence + 2, generator=generator)[: batch * per_sequence]
+        table = numbers.view(batch, per_sequence).int()
+        keys = normal(len(numbers) + 2, c.kv_heads, c.page, c.dim)
+        values = normal(len(numbers) + 2, c.page, c.kv_heads + 1, c.dim)[:, :, 1:].transpose(1, 2)
+    for sequence, (context, tail, used) in enumerate(c.lens):
+        query[sequence, :, used:] = 3 if sequence % 2 else torch.nan
+        end = context + tail
+        if table is None or c.page is None:
+            keys[sequence, :, end:], values[sequence, :, end:] = torch.nan, torch.nan
+            continue
+        for number, page in enumerate(table[sequence].tolist()):
+            unused = slice(min(max(end - number * c.page, 0), c.page), None)
+            keys[page, :, unused], values[page, :, unused] = torch.nan, torch.nan
+        table[sequence, -(-end // c.page) :] = torch.tensor([-1, 10**9]).repeat(per_sequence)[
+            : per_sequence - -(-end // c.page)
+        ]
+    lens = (torch.tensor(part, dtype=torch.int32) for part in (contexts, tails, in_use))
+    context_lens, tail_lens, node_lens = lens
+    tensors = (query, keys, values, mask_bits, context_lens, c.dim**-0.5, tail_lens, node_lens, table)
+    return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in tensors)
+
+
+def attend(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and logarithms of the public function on the arguments of the schema."""
+    names = ("tail_lens", "node_lens", "block_table")
+    return tree_attention(*args[:6], **dict(zip(names, args[6:], strict=True)), return_lse=True)  # type: ignore[call-overload, no-any-return]
+
+
+def in_float64(args: tuple[Any, ...], *, sizes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and logarithms of the reference in float64. sizes : of the values' absolute values"""
+    query, keys, values, *others = args
+    lse = query.new_empty(len(query), query.shape[2], query.shape[1], dtype=torch.float64)
+    query = query.double().nan_to_num(0)  # of nodes that are not in use
+    out = reference.tree_attention(query, keys.double(), (values.abs() if sizes else values).double(), *others, lse)
+    return out, lse
+
+
+def check_served(c: Served, device: str, seed: int = 0) -> None:
+    """Within 1e-5 and what rounding of weights and result to the type makes, and the same bits in any order."""
+    if c.dtype == torch.float64 and speckernels.backend_for(device) == "triton":
+        return
+    args = served_arguments(c, device, seed)
+    first = None
+    for _ in thread_orders("tree_attention", device):
+        got, lse = attend(args)
+        first = (got, lse) if first is None else first
+        assert torch.equal(got, first[0]) and torch.equal(lse, first[1]), f"{c}: depends on the order of threads"
+    wanted, wanted_lse = in_float64(args)
+    unit = torch.finfo(c.dtype).eps / 2 if c.dtype.itemsize == 2 else 0
+    limit = 1e-5 + 1.1 * unit * (in_float64(args, sizes=True)[0] + wanted.abs())
+    wrong = (~((got.double() - wanted).abs() <= limit)).nonzero()
+    assert not len(wrong), f"{c}: {got[*wrong[0]]}, not {wanted[*wrong[0]]}, at {wrong[0].tolist()} (b, node, head, d)"
+    apart = ((lse.double() - wanted_lse).abs() <= 1e-5 * (1 + wanted_lse.abs())) | (lse == wanted_lse)
+    wrong = (~apart).nonzero()
+    assert not len(wrong), f"{c}: lse {lse[*wrong[0]]}, not {wanted_lse[*wrong[0]]}, at {wrong[0].tolist()}"
+
+
+@st.composite
+def served(draw: st.DrawFn) -> Served:
+    """Small batches of all kinds."""
+    nodes, kv_heads = draw(st.integers(1, 20)), draw(st.integers(1, 2))
+    lens = st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, nodes))
+    return Served(
+        kv_heads * draw(st.integers(1, 3)),
+        kv_heads,
+        draw(st.sampled_from((4, 8, 24, 32, 80))),
+        nodes,
+        draw(st.lists(lens, min_size=1, max_size=3)),
+        draw(st.integers(0, 3)),
+        draw(st.sampled_from((None, 1, 4, 16, 64))),
+        draw(st.sampled_from((torch.float32, torch.float16, torch.bfloat16))),
+        draw(st.sampled_from((0, 200))),
+    )
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@settings(max_examples=10, deadline=None)
+@given(served(), st.integers(0, 1000))
+def test_pages_tails_and_ragged_lengths(backend: str, case: Served, seed: int) -> None:
+    """Each backend against the reference in float64, its logarithms too, in three orders of threads."""
+    with speckernels.use_backend(backend):
+        check_served(case, "cpu", seed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(served(), st.integers(0, 1000))
+def test_reference_gathers_pages_tails_and_ragged_lengths(case: Served, seed: int) -> None:
+    """Each node alone, over the slots that it may see, gathered one by one."""
+    args = served_arguments(case, seed=seed)
+    query, keys, values, mask_bits, _, scale, _, _, table = args
+    got, lse = in_float64(args)
+    for sequence, (context, tail, in_use) in enumerate(case.lens):
+        for node in range(case.nodes):
+            bits = [int(word) >> bit & 1 for word in mask_bits[sequence, node] for bit in range(32)]
+            seen = [*range(context), *(context + j for j in range(min(tail, len(bits))) if bits[j])]
+            if node >= in_use or not seen:
+                assert not got[sequence, node].any() and (lse[sequence, node] == -torch.inf).all()
+                continue
+            for head in range(case.heads):
+                at = (sequence, head * case.kv_heads // case.heads)
+                if table is None or case.page is None:
+                    k, v = keys[at][seen], values[at][seen]
+                else:
+                    pages = table[sequence].tolist()
+                    places = [(pages[slot // case.page], at[1], slot % case.page) for slot in seen]
+                    k, v = (torch.stack([cache[place] for place in places]) for cache in (keys, values))
+                scores = k.double() @ query[sequence, head, node].double() * scale
+                torch.testing.assert_close(got[sequence, node, head], scores.softmax(0) @ v.double())
+                torch.testing.assert_close(lse[sequence, node, head], scores.logsumexp(0))
+
+
+def test_a_tree_that_grows_by_levels_needs_no_empty_queries() -> None:
+    """The last nodes of a tree as the queries and all of it as the tail: what all nodes together give."""
+    case = Case(4, 2, 32, 40, (70,), 120, torch.float32)
+    query, keys, values, mask_bits, context, scale = arguments(case)
+    new = slice(36, 40)
+    for backend in speckernels.BACKENDS:
+        with speckernels.use_backend(backend):
+            whole = tree_attention(query, keys, values, mask_bits, context, scale)
+            tails = torch.tensor([40], dtype=torch.int32)
+            last = tree_attention(query[:, :, new], keys, values, mask_bits[:, new], context, scale, tail_lens=tails)
+        torch.testing.assert_close(last, whole[:, new], rtol=0, atol=FLOOR[case.dtype])
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
@@ -300,12 +495,14 @@ def test_splits_fill_the_gpu(blocks: int, tiles: int) -> None:
 
 
 def samples() -> list[tuple[Any, ...]]:
-    return [arguments(CASES[1])]
+    served = served_arguments(SERVED_CASES[0])
+    lse = torch.zeros(len(served[0]), SERVED_CASES[0].nodes, SERVED_CASES[0].heads)
+    return [arguments(CASES[1]), (*served, lse)]
 
 
 def test_refusals() -> None:
-    with speckernels.use_backend("cuda"), pytest.raises(Unsupported, match=r"no torch.float16 with D = 48"):
-        tree_attention(*arguments(Case(2, 1, 48, 3, (5,), 10, torch.float16)))
+    with speckernels.use_backend("cuda"), pytest.raises(Unsupported, match="heads of up to 256, not 264"):
+        tree_attention(*arguments(Case(2, 1, 264, 3, (5,), 10, torch.float16)))
     with speckernels.use_backend("triton"), pytest.raises(Unsupported, match=r"no torch.float64 with D = 16"):
         tree_attention(*arguments(Case(2, 1, 16, 3, (5,), 10, torch.float64)))
 
@@ -322,7 +519,15 @@ def refusals() -> Refusals:
         (r"keys is .* with Hkv a divisor of 3", {"query": query[:, :3]}),
         (r"values is .*\[2, 2, 9, 8\]; give .* the same for keys and values", {"values": values[:, :, :9]}),
         (r"keys has stride 10 along D; make its last dimension contiguous", {"keys": keys.mT.contiguous().mT}),
-        (r"mask_bits is torch.int32 \[2, 3\]; give int32 \[2, 3, 1\]", {"mask_bits": mask_bits[..., 0]}),
-        (r"context_lens is torch.int64 \[2\]; give int32 \[2\]", {"context_lens": context.long()}),
+        (r"mask_bits is int32 \[2, 3\]; give int32 \[2, 3, 1\]", {"mask_bits": mask_bits[..., 0]}),
+        (r"mask_bits is int32 \[2, 2, 1\]; give int32 \[2, 3, any\]",
+         {"mask_bits": mask_bits[:, :2], "tail_lens": context}),
+        (r"context_lens is int64 \[2\]; give int32 \[2\]", {"context_lens": context.long()}),
+        (r"tail_lens is int32 \[1\]; give int32 \[2\]", {"tail_lens": context[:1]}),
+        (r"node_lens is int64 \[2\]; give int32 \[2\]", {"node_lens": context.long()}),
+        (r"block_table is int32 \[2\]; give int32 \[2, any\]",
+         {"block_table": context, "keys": keys[:, :, :8], "values": values[:, :, :8]}),
+        (r"keys is .*\[2, 2, 10, 8\]; give torch.float32 \[N, Hkv, S, 8\] .* S a power of 2",
+         {"block_table": context[:, None]}),
         (r"scale is -1; give a positive number", {"scale": -1}),
     ]  # fmt: skip

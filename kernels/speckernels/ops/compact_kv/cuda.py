@@ -6,19 +6,27 @@ from collections.abc import Sequence
 
 import torch
 
-from speckernels.ops.compact_kv import word_bytes
+from speckernels.ops.compact_kv import slots_of, word_bytes
 from speckernels.runtime.launch import call
 
 
 def compact_kv(
-    keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], path: torch.Tensor, context_lens: torch.Tensor
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    path: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_table: torch.Tensor | None = None,
 ) -> None:
     tensors = (*keys, *values)
     like = tensors[0]
     word = word_bytes(tensors, 16)
-    batch, heads, slots, size = like.shape
+    heads, _, size = like.shape[1:]
+    slots, pages, page_bits = slots_of(like, block_table)
     strides = [stride * like.element_size() // word for stride in like.stride()[:3]]
     # Stays on the host: the addresses travel to the GPU as an argument of the kernel.
     addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device="cpu")
-    shape = (batch, heads, slots, size * like.element_size() // word)
-    call("compact_kv", "compact_kv", path, context_lens, path.shape[1], addresses, len(tensors), word, *shape, *strides)
+    shape = (len(path), heads, slots, pages, page_bits, size * like.element_size() // word)
+    call(
+        "compact_kv", "compact_kv",
+        path, context_lens, block_table, path.shape[1], addresses, len(tensors), word, *shape, *strides,
+    )  # fmt: skip

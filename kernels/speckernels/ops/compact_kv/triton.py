@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from speckernels.ops.compact_kv import word_bytes
+from speckernels.ops.compact_kv import slots_of, word_bytes
 from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
@@ -18,12 +18,26 @@ _captured: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
 
 
 @triton.jit
+def _rows(slot, mask, block_table, page_bits, sequence, page_stride, slot_stride, PAGED: tl.constexpr):
+    """Where the rows of these slots begin; a sequence in one piece is one page."""
+    if PAGED:
+        page = tl.load(block_table + (slot >> page_bits), mask=mask, other=0).to(tl.int64)
+        within = slot & ((1 << page_bits) - 1)
+    else:
+        page = sequence
+        within = slot
+    return page * page_stride + within * slot_stride
+
+
+@triton.jit
 def _kernel(
-    path, context_lens, steps, addresses, slots, columns, batch_stride, head_stride, slot_stride,
-    WORD: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr,
+    path, context_lens, block_table, steps, addresses, slots, pages, page_bits, columns,
+    page_stride, head_stride, slot_stride,
+    PAGED: tl.constexpr, WORD: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(1).to(tl.int64)
-    start = sequence * batch_stride + tl.program_id(2).to(tl.int64) * head_stride
+    start = tl.program_id(2).to(tl.int64) * head_stride
+    block_table += sequence * pages
     tensor = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(WORD)) + start
     context = tl.load(context_lens + sequence).to(tl.int64)
     path += sequence * steps
@@ -36,21 +50,28 @@ def _kernel(
         ended = tl.cumsum((source < 0).to(tl.int32), 0)
         moves = (ended == 0) & (source != step) & (context + source < slots)
         inside = moves[:, None] & (column < columns)
-        words = tl.load(tensor + (context + source)[:, None] * slot_stride + column, mask=inside)
+        of = _rows(context + source, moves, block_table, page_bits, sequence, page_stride, slot_stride, PAGED)
+        to = _rows(context + step, moves, block_table, page_bits, sequence, page_stride, slot_stride, PAGED)
+        words = tl.load(tensor + of[:, None] + column, mask=inside)
         # All are read before any is written: threads of other columns' words may do the writing.
         tl.debug_barrier()
-        tl.store(tensor + (context + step)[:, None] * slot_stride + column, words, mask=inside)
+        tl.store(tensor + to[:, None] + column, words, mask=inside)
         tl.debug_barrier()
         begin += TOGETHER
         going = (begin < steps) & (tl.max(ended) == 0)
 
 
 def compact_kv(
-    keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], path: torch.Tensor, context_lens: torch.Tensor
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    path: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_table: torch.Tensor | None = None,
 ) -> None:
     tensors = (*keys, *values)
     like = tensors[0]
-    batch, heads, slots, size = like.shape
+    heads, _, size = like.shape[1:]
+    slots, pages, page_bits = slots_of(like, block_table)
     word = word_bytes(tensors, 8)
     columns = size * like.element_size() // word
     padded = triton.next_power_of_2(columns)
@@ -59,8 +80,9 @@ def compact_kv(
     strides = [stride * like.element_size() // word for stride in like.stride()[:3]]
     table = _device_table(tuple(tensor.data_ptr() for tensor in tensors), like.device)
     launch(
-        _kernel, (len(tensors), batch, heads),
-        path, context_lens, path.shape[1], table, slots, columns, *strides,
+        _kernel, (len(tensors), len(path), heads),
+        path, context_lens, path if block_table is None else block_table, path.shape[1], table, slots, pages, page_bits,
+        columns, *strides, PAGED=block_table is not None,
         WORD=WORDS[word], TOGETHER=TOGETHER, COLUMNS=padded,
     )  # fmt: skip
 
@@ -79,9 +101,10 @@ def _copied_table(addresses: tuple[int, ...], device: torch.device) -> torch.Ten
 
 
 def compiled_variants() -> list[Variant]:
-    signature = {"path": "*i32", "context_lens": "*i32", "addresses": "*i64"}
-    signature |= dict.fromkeys(("steps", "slots", "columns", "batch_stride", "head_stride", "slot_stride"), "i32")
+    signature = {"path": "*i32", "context_lens": "*i32", "block_table": "*i32", "addresses": "*i64"}
+    numbers = ("steps", "slots", "pages", "page_bits", "columns", "page_stride", "head_stride", "slot_stride")
+    signature |= dict.fromkeys(numbers, "i32")
     return [
-        Variant(_kernel, signature, {"WORD": WORDS[word], "TOGETHER": TOGETHER, "COLUMNS": columns})
-        for word, columns in ((8, 32), (4, 64), (2, 64))
+        Variant(_kernel, signature, {"PAGED": paged, "WORD": WORDS[word], "TOGETHER": TOGETHER, "COLUMNS": columns})
+        for word, columns, paged in ((8, 32, False), (8, 32, True), (4, 64, False), (2, 64, True))
     ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, overload
 
 import torch
 
+from speckernels.ops.results import check_tensor
 from speckernels.runtime.dispatch import register
 
 MAX_NODES = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+@overload
 def tree_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -19,27 +22,72 @@ def tree_attention(
     mask_bits: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
-) -> torch.Tensor:
+    *,
+    tail_lens: torch.Tensor | None = None,
+    node_lens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> torch.Tensor: ...
+@overload
+def tree_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    tail_lens: torch.Tensor | None = None,
+    node_lens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def tree_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    tail_lens: torch.Tensor | None = None,
+    node_lens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * query keys^T) values, where node i sees the context and its ancestors.
 
-    Node i of sequence b sees the slots below context_lens[b], and slot context_lens[b] + j
-    where bit j of its mask is set (itself always is). Heads are grouped: query head h reads
-    key head h // (Hq / Hkv).
+    Node i of sequence b sees the slots below context_lens[b], and slot context_lens[b] + j of the
+    tail where bit j of its mask is set. Heads are grouped: query head h reads key head
+    h // (Hq / Hkv).
+
+    By default the tail is the n nodes themselves. A tree that grows by levels gives its new nodes
+    as the queries and all its nodes as the tail; a tail of length 0 leaves the context alone, as
+    for a prefix that sequences share.
 
     Parameters
     ----------
     query : [B, Hq, n, D], n up to 256; float16, bfloat16, float32 or float64
-    keys, values : [B, Hkv, L, D], a static cache of capacity L that already holds the n
-        nodes' keys and values behind the context. Later slots may hold anything, NaN too.
-        Strides are free but for D, which is contiguous in query, keys and values
-    mask_bits : int32 [B, n, ceil(n / 32)], as tree_metadata gives it
-    context_lens : int32 [B], cached tokens before the root. context + n <= L is not checked,
+    keys, values : [B, Hkv, L, D], a static cache of capacity L that already holds the tail's
+        keys and values behind the context. Later slots may hold anything, NaN too.
+        Strides are free but for D, which is contiguous in query, keys and values.
+        With a block table [N, Hkv, S, D]: N pages of S slots, S a power of 2
+    mask_bits : int32 [B, n, ceil(n / 32)], as tree_metadata gives it; with `tail_lens` any number
+        of words, and slots of the tail beyond them are not seen
+    context_lens : int32 [B], cached tokens before the tail. context + tail <= L is not checked,
         since lengths stay on the device; slots beyond L are never read
     scale : factor of the scores, > 0, usually 1 / sqrt(D)
+    tail_lens : int32 [B], slots of each tail; by default n
+    node_lens : int32 [B], nodes of each sequence that are in use, the first; by default n
+    block_table : int32 [B, P], the page that holds slots p S to p S + S - 1 of a sequence, so that
+        L = P S. Entries behind the tail are never read
+    return_lse : return the logarithms of the sums of exp(score) too
 
     Returns
     -------
-    [B, n, Hq, D], contiguous, in the type of query. Sums are at least float32.
+    out : [B, n, Hq, D], contiguous, in the type of query. Sums are at least float32. 0 for a node
+        that is not in use or sees nothing
+    lse : with return_lse, [B, n, Hq], float32, of float64 queries float64; -inf where out is 0
 
     Raises
     ------
@@ -56,31 +104,44 @@ def tree_attention(
             f"query is {query.dtype} {list(query.shape)}; give a float [B, Hq, n, D] with 1 to {MAX_NODES} nodes"
         )
     batch, heads, nodes, dim = query.shape
+    least_slots = nodes if tail_lens is None else 1
     for name, cache in (("keys", keys), ("values", values)):
-        fits = cache.dim() == 4 and (cache.shape[0], cache.shape[3]) == (batch, dim) and cache.shape == keys.shape
-        if cache.dtype != query.dtype or not fits or heads % cache.shape[1] or cache.shape[2] < nodes:
+        fits = cache.dim() == 4 and cache.shape[3] == dim and cache.shape == keys.shape and cache.dtype == query.dtype
+        if block_table is not None:
+            if not fits or heads % cache.shape[1] or cache.shape[2].bit_count() != 1:
+                raise ValueError(
+                    f"{name} is {cache.dtype} {list(cache.shape)}; give {query.dtype} [N, Hkv, S, {dim}] "
+                    f"with Hkv a divisor of {heads}, S a power of 2, the same for keys and values"
+                )
+        elif not fits or cache.shape[0] != batch or heads % cache.shape[1] or cache.shape[2] < least_slots:
             raise ValueError(
                 f"{name} is {cache.dtype} {list(cache.shape)}; give {query.dtype} [{batch}, Hkv, L, {dim}] "
-                f"with Hkv a divisor of {heads}, L at least {nodes}, the same for keys and values"
+                f"with Hkv a divisor of {heads}, L at least {least_slots}, the same for keys and values"
             )
     for name, tensor in (("query", query), ("keys", keys), ("values", values)):
         if tensor.stride(3) != 1:
             raise ValueError(f"{name} has stride {tensor.stride(3)} along D; make its last dimension contiguous")
-    words = (nodes + 31) // 32
-    if mask_bits.dtype != torch.int32 or mask_bits.shape != (batch, nodes, words):
-        raise ValueError(
-            f"mask_bits is {mask_bits.dtype} {list(mask_bits.shape)}; give int32 [{batch}, {nodes}, {words}]"
-        )
-    if context_lens.dtype != torch.int32 or context_lens.shape != (batch,):
-        raise ValueError(f"context_lens is {context_lens.dtype} {list(context_lens.shape)}; give int32 [{batch}]")
+    words = (nodes + 31) // 32 if tail_lens is None else None
+    for name, numbers, shape in (
+        ("mask_bits", mask_bits, (batch, nodes, words)),
+        ("context_lens", context_lens, (batch,)),
+        ("tail_lens", tail_lens, (batch,)),
+        ("node_lens", node_lens, (batch,)),
+        ("block_table", block_table, (batch, None)),
+    ):
+        if numbers is not None:
+            check_tensor(name, numbers, (torch.int32,), shape, query.device)
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"scale is {scale}; give a positive number, usually 1 / sqrt(D)")
+    lse = query.new_empty(batch, nodes, heads, dtype=lse_type(query)) if return_lse else None
     if query.numel() == 0:
-        return empty_result(query)
-    result: torch.Tensor = torch.ops.speckernels.tree_attention(
-        query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale)
-    )
-    return result
+        result = empty_result(query)
+    else:
+        lens = (None if tensor is None else tensor.contiguous() for tensor in (tail_lens, node_lens, block_table))
+        result = torch.ops.speckernels.tree_attention(
+            query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale), *lens, lse
+        )
+    return result if lse is None else (result, lse)
 
 
 def empty_result(query: torch.Tensor) -> torch.Tensor:
@@ -89,8 +150,14 @@ def empty_result(query: torch.Tensor) -> torch.Tensor:
     return query.new_empty(batch, nodes, heads, dim)
 
 
+def lse_type(query: torch.Tensor) -> torch.dtype:
+    """Type of logarithms of sums: float64 for float64 queries, else float32."""
+    return torch.promote_types(query.dtype, torch.float32)
+
+
 register(
     "tree_attention",
-    "(Tensor query, Tensor keys, Tensor values, Tensor mask_bits, Tensor context_lens, float scale) -> Tensor",
-    lambda query, keys, values, mask_bits, context_lens, scale: empty_result(query),
+    "(Tensor query, Tensor keys, Tensor values, Tensor mask_bits, Tensor context_lens, float scale, "
+    "Tensor? tail_lens=None, Tensor? node_lens=None, Tensor? block_table=None, Tensor(a!)? lse=None) -> Tensor",
+    lambda query, *others: empty_result(query),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from speckernels.ops.tree_attention import DTYPES, empty_result
@@ -16,8 +18,8 @@ from speckernels.runtime.counters import counters
 from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.launch import call
 
-TENSOR_CORE_DIMS = (32, 64, 128, 256)
-MAX_DIM = 256
+BLOCK_DIMS = (32, 64, 96, 128, 192, 256)  # shapes of the kernel; smaller heads are filled up with zeros
+MAX_DIM = BLOCK_DIMS[-1]
 BLOCK_ROWS = (16, 64, 128)
 BLOCK_KEYS = 64
 
@@ -29,23 +31,27 @@ def tree_attention(
     mask_bits: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    tail_lens: torch.Tensor | None = None,
+    node_lens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     batch, heads, nodes, dim = query.shape
-    kv_heads, capacity = keys.shape[1:3]
-    is_half = query.dtype.itemsize == 2
-    if dim > MAX_DIM or (is_half and dim not in TENSOR_CORE_DIMS):
-        raise Unsupported(
-            f"the cuda backend takes no {query.dtype} with D = {dim}; "
-            f"16 bits: D in {TENSOR_CORE_DIMS}, 32 and 64 bits: up to {MAX_DIM}"
-        )
+    if dim > MAX_DIM:
+        raise Unsupported(f"the cuda backend takes heads of up to {MAX_DIM}, not {dim}")
+    kv_heads, slots = keys.shape[1:3]
+    pages, page_bits = (0, 0) if block_table is None else (block_table.shape[1], slots.bit_length() - 1)
+    capacity = slots if block_table is None else pages * slots
     out = empty_result(query)
     group = heads // kv_heads
     kind = DTYPES.index(query.dtype)
-    sizes = (batch, kv_heads, group, nodes, dim, capacity, mask_bits.shape[2])
-    strides = [stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]]
-    tensors = (query, keys, values, mask_bits, context_lens, out)
-    if not (is_half and all(map(_is_aligned, (query, keys, values)))):
-        call("tree_attention", "tree_attention_simple", *tensors, kind, *sizes, *strides, scale)
+    sizes = _sizes(
+        *(nodes, mask_bits.shape[2], group, dim, capacity, pages, page_bits),
+        *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]),
+    )
+    tensors = (query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse)
+    if not (query.dtype.itemsize == 2 and dim % 8 == 0 and all(map(_is_aligned, (query, keys, values)))):
+        call("tree_attention", "tree_attention_simple", *tensors, sizes, kind, batch, kv_heads, scale)
         return out
 
     tight = shared_bytes(query.device) < FULL_SHARED_BYTES
@@ -55,21 +61,28 @@ def tree_attention(
             f"{FULL_SHARED_BYTES // 1024} KiB for D above 128"
         )
     rows = nodes * group
+    block_dim = next(size for size in BLOCK_DIMS if dim <= size)
     block_rows = 64 if dim > 128 else next((size for size in BLOCK_ROWS if rows <= size), BLOCK_ROWS[-1])
-    if tight and dim == 128:
+    if tight and dim > 64:
         block_rows = min(block_rows, 64)
     tiles = -(-rows // block_rows) * kv_heads * batch
     splits = split_count(tiles, -(-capacity // BLOCK_KEYS), multiprocessors(query.device))
     workspace: tuple[torch.Tensor | None, ...] = (None, None, None)
     if splits > 1:
         workspace = (
-            query.new_empty(tiles, splits, block_rows, dim, dtype=torch.float32),
+            query.new_empty(tiles, splits, block_rows, block_dim, dtype=torch.float32),
             query.new_empty(tiles, splits, block_rows, 2, dtype=torch.float32),
             counters(query, tiles * splits),
         )
-    shape = (kind, *sizes, splits, block_rows, int(tight))
-    call("tree_attention", "tree_attention", *tensors, *workspace, *shape, *strides, scale)
+    shape = (kind, batch, kv_heads, splits, block_dim, block_rows, int(tight))
+    call("tree_attention", "tree_attention", *tensors, *workspace, sizes, *shape, scale)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _sizes(*numbers: int) -> torch.Tensor:
+    """Numbers in host memory; made once per set of shapes and strides."""
+    return torch.tensor(numbers, device="cpu")
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

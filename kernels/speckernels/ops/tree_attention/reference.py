@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def tree_attention(
@@ -12,22 +13,39 @@ def tree_attention(
     mask_bits: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    tail_lens: torch.Tensor | None = None,
+    node_lens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     nodes = query.shape[2]
+    if block_table is not None:
+        keys, values = (in_one_piece(pages, block_table) for pages in (keys, values))
     kv_heads, capacity = keys.shape[1:3]
     wide = torch.promote_types(query.dtype, torch.float32)
-    # The node whose key a slot holds, [B, L]; negative in the context.
-    node = torch.arange(capacity, device=query.device) - context_lens[:, None]
-    used = (node < nodes)[:, None, :, None]
-    within = node.clamp(0, nodes - 1)
-    words = mask_bits.gather(2, (within // 32)[:, None].expand(-1, nodes, -1))
+    tails = torch.full_like(context_lens, nodes) if tail_lens is None else tail_lens
+    # The place in the tail that a slot is, [B, L]; negative in the context.
+    place = torch.arange(capacity, device=query.device) - context_lens[:, None]
+    used = place < tails[:, None]
+    bits = F.pad(mask_bits, (0, 1))  # a word of zeros, for places beyond the mask
+    within = place.clamp(0, 32 * mask_bits.shape[2])
+    words = bits.gather(2, (within // 32)[:, None].expand(-1, nodes, -1))
     is_set = (words >> (within % 32)[:, None] & 1).bool()
-    sees = (node < 0)[:, None] | (is_set & (node < nodes)[:, None])  # [B, n, L]
+    sees = used[:, None] & ((place < 0)[:, None] | is_set)  # [B, n, L]
+    if node_lens is not None:
+        sees &= (torch.arange(nodes, device=query.device) < node_lens[:, None])[:, :, None]
 
-    # Slots behind the tree become 0 in values too: 0 * NaN is NaN.
-    k, v = (torch.where(used, cache, 0).to(wide)[:, :, None] for cache in (keys, values))
+    # Slots behind the tail become 0 in values too: 0 * NaN is NaN.
+    k, v = (torch.where(used[:, None, :, None], cache, 0).to(wide)[:, :, None] for cache in (keys, values))
     q = query.to(wide).unflatten(1, (kv_heads, -1))  # [B, Hkv, G, n, D]
     scores = (q @ k.mT * scale).masked_fill(~sees[:, None, None], -torch.inf)
-    attended = scores.softmax(-1) @ v
-    result: torch.Tensor = attended.flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous()
+    weights = scores.softmax(-1).masked_fill(~sees.any(-1)[:, None, None, :, None], 0)
+    if lse is not None:
+        lse.copy_(scores.logsumexp(-1).flatten(1, 2).mT)
+    result: torch.Tensor = (weights @ v).flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous()
     return result
+
+
+def in_one_piece(pages: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
+    """The caches [B, Hkv, P S, D] whose pages [N, Hkv, S, D] a block table names; any page where it names none."""
+    return pages[block_table.long().clamp(0, len(pages) - 1)].transpose(1, 2).flatten(2, 3)
