@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from realrun.training.predictor.train import train_predictor
 from specsim.trace.trace import Trace
 from tests.realrun.drafters.test_predictor import CHOICES, ScoreReader, choices, refused
 from tests.realrun.training.test_train_predictor import quiet
+from tests.support.clock import SetClock
 from tests.support.pairs.inside import INSIDE, KINDS, marked, pair_of, scoring
 from tests.support.tiny import tiny_prompts
 
@@ -168,19 +168,19 @@ def test_states_of_an_early_exit_lie_on_the_true_text() -> None:
 @kinds
 def test_a_profile_measures_what_a_score_costs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every drafted token of the scored rounds is scored once, and no other; the time shows in the profile."""
-    pause_s, calls, score = 0.004, 0, RoundScorer.__call__
+    clock, pause_s, calls, score = SetClock(monkeypatch), 0.004, 0, RoundScorer.__call__
 
     def slow(self: RoundScorer, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        time.sleep(pause_s)
+        clock.take(pause_s)
         return score(self, draft_hidden, depth, begin)
 
     monkeypatch.setattr(RoundScorer, "__call__", slow)
     repeats, contexts, depth = 4, [8, 16], 3
     document = profile(scoring(kind), contexts=contexts, depth=depth, repeats=repeats, tree_tokens=0)
     assert calls == len(contexts) * (repeats + WARMUP_ROUNDS) * depth
-    assert document["median_s"]["score_step"] > 0.7 * pause_s
+    assert document["median_s"]["score_step"] == pytest.approx(pause_s, rel=0.01)
     calls = 0
     profile(pair_of(kind), contexts=contexts, depth=depth, repeats=2, tree_tokens=0)
     assert calls == 0
