@@ -9,6 +9,7 @@ from speckernels.ops.chain_rejection import ChainVerified, chain_rejection
 from speckernels.ops.compact_kv import compact_kv
 from speckernels.ops.draft_statistics import DraftStatistics, draft_statistics
 from speckernels.ops.greedy_verify import greedy_verify
+from speckernels.ops.merge_attention import merge_attention
 from speckernels.ops.results import Verified
 from speckernels.ops.space_layout import SpaceLayout, space_layout
 from speckernels.ops.tree_attention import tree_attention
@@ -33,6 +34,7 @@ __all__ = [
     "compact_kv",
     "draft_statistics",
     "greedy_verify",
+    "merge_attention",
     "space_layout",
     "tree_attention",
     "tree_metadata",

@@ -9,6 +9,7 @@ from speckernels.bench.cases import (
     compact_kv,
     draft_statistics,
     greedy_verify,
+    merge_attention,
     space_layout,
     tree_attention,
     tree_metadata,
@@ -21,6 +22,7 @@ from speckernels.bench.rows import BenchError
 OPERATIONS = (
     draft_statistics.OPERATION,
     tree_attention.OPERATION,
+    merge_attention.OPERATION,
     greedy_verify.OPERATION,
     chain_rejection.OPERATION,
     tree_rejection.OPERATION,

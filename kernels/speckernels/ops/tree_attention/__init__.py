@@ -63,7 +63,7 @@ def tree_attention(
 
     By default the tail is the n nodes themselves. A tree that grows by levels gives its new nodes
     as the queries and all its nodes as the tail; a tail of length 0 leaves the context alone, as
-    for a prefix that sequences share.
+    for a prefix that sequences share, whose result `merge_attention` joins with the rest.
 
     Parameters
     ----------
