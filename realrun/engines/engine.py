@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +22,7 @@ from specsim.trace.ngram import NgramRule
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"
+DONE = "done "  # how a process says on a line of its own how many turns it has done
 SAID = 3  # last lines of a failed engine's log that an error repeats
 
 
@@ -142,8 +143,13 @@ class Engine(ABC):
     def run(self, job: Job, setting: Setting) -> EngineRun:
         """Decode all prompts in a process of its own."""
 
-    def run_timed(self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> list[Turn]:
-        """Decode prompts in settings, (arm, prompt) one after another in one process, and say how long each took."""
+    def run_timed(
+        self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
+    ) -> list[Turn]:
+        """Decode prompts in settings, (arm, prompt) one after another in one process, and say how long each took.
+
+        done : told how many turns are, after each
+        """
         raise InputError(f"{self.name} does not say how long its drafts take; choose llamacpp")
 
     @abstractmethod
@@ -173,22 +179,33 @@ def run_apart(
     folder: Path,
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
+    done: Callable[[int], None] = lambda turns: None,
 ) -> Any:
     """The JSON that a script of PROCESSES makes of a job in a process of its own; its log is left in folder/log.txt.
 
     InputError, with the log's last lines, where it fails.
 
     python : interpreter, perhaps of another environment
+    done : told how many turns are, as the script prints it
     """
     given, made, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     given.write_text(json.dumps(job))
     made.unlink(missing_ok=True)
     command = [python, str(PROCESSES / script), str(given), str(made)]
-    with log.open("w") as said:
-        done = subprocess.run(
-            command, stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **(environment or {})}
-        )
-    if done.returncode or not made.is_file():
+    environment = {**os.environ, **(environment or {})}
+    with (
+        log.open("w") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=environment, errors="replace") as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith(DONE):
+                    done(int(line.removeprefix(DONE)))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode or not made.is_file():
         last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-SAID:])
-        raise InputError(f"{script} ended with {done.returncode}: {last:.400}; run the engine alone to see why")
+        raise InputError(f"{script} ended with {process.returncode}: {last:.400}; run the engine alone to see why")
     return json.loads(made.read_text())

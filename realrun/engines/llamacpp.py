@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,10 @@ class LlamaCppEngine(Engine):
             sums=_sums(prometheus.scrape(scraped).counts),
         )
 
-    def run_timed(self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> list[Turn]:
-        made = run_apart(PROCESS, server_job(job, arms, turns), job.folder)["turns"]
+    def run_timed(
+        self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
+    ) -> list[Turn]:
+        made = run_apart(PROCESS, server_job(job, arms, turns), job.folder, done=done)["turns"]
         lines = (job.folder / "log.txt").read_text(errors="replace").splitlines()
         drafts_s = draft_seconds(lines, [(arm, bool(arms[arm].k)) for arm, _ in turns])
         return [

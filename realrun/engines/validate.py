@@ -137,9 +137,8 @@ def validate(
         engine.convert(pair, job.folder)
         progress("run", 0, len(turns))
         load = watch()
-        made = engine.run_timed(job, arms, turns)
+        made = engine.run_timed(job, arms, turns, lambda done: progress("run", done, len(turns)))
         busy = load_from([load()])
-        progress("run", len(turns), len(turns))
     by_arm = typical(turns, made, len(arms), len(prompts))
     rounds = [replayed_rounds(trace, engine, arm, max_new_tokens) for arm in arms]
     costs = _costs(plan, by_arm, rounds)

@@ -1,6 +1,7 @@
 """llama.cpp in a process of its own: `python run_llamacpp.py JOB RESULT`, both JSON.
 
-A job has a server for each of its arms (k, p_min), and turns (arm, prompt), one after another. No torch here.
+A job has a server for each of its arms (k, p_min), and turns (arm, prompt), one after another; after the Nth "done N"
+is printed. No torch here.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main(given: str, made: str) -> None:
         }
         answer = servers[arm].handle_completions(asked)
         turns.append({"text": answer["choices"][0]["text"], "timings": answer["timings"]})
+        print("done", len(turns), flush=True)
     metrics = [server.handle_metrics() for server in servers]
     Path(made).write_text(json.dumps({"turns": turns, "metrics": metrics}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import realrun.engines.engine
 from realrun.decode.sampling import Sampler
 from realrun.engines.check import check, check_recording, settings_of
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Turn, run_apart
@@ -76,7 +77,9 @@ class Played(Engine):
         outputs = np.split(self.trace.token, self.trace.offsets[1:-1])
         return EngineRun([one[: job.max_new_tokens].tolist() for one in outputs], counted)
 
-    def run_timed(self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> list[Turn]:
+    def run_timed(
+        self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
+    ) -> list[Turn]:
         run = as_engine(self.trace, self.conventions, max_output_tokens=job.max_new_tokens).trace
         found = []
         for arm, prompt in turns:
@@ -87,6 +90,7 @@ class Played(Engine):
                 passes = sum(drafted for _, drafted, _ in played)
             draft_s = passes * self.seconds[1]
             found.append(Turn(rounds, rounds * self.seconds[0] + draft_s, draft_s))
+            done(len(found))
         return found
 
 
@@ -113,7 +117,13 @@ def test_a_shorter_limit_than_the_recordings(trace: Trace) -> None:
 
 
 def test_a_validation_of_an_engine_whose_costs_are_plain_predicts_it(trace: Trace) -> None:
-    document = validate(tiny_pair(), trace, Played(trace), plan_of([1, 4], [2, 3], []), TOKENS, repeats=2)
+    told = list[tuple[str, int, int]]()
+    plan = plan_of([1, 4], [2, 3], [])
+    document = validate(
+        tiny_pair(), trace, Played(trace), plan, TOKENS, repeats=2, progress=lambda *step: told.append(step)
+    )
+    turns = 6 + 2 * 4 * 6  # a warm-up and two repeats of four prompts in six settings
+    assert told == [("run", number, turns) for number in range(turns + 1)]
     assert json.loads(json.dumps(document)) == document
     assert document["max_abs_error_percent"] == pytest.approx(0, abs=1e-6)
     assert document["costs"]["pass_s"] == pytest.approx(0.002)
@@ -131,7 +141,7 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
     with pytest.raises(InputError, match="llamacpp is run one sequence at a time; leave --batch out"):
         settings_of(engine, [3], [], 2)
     with pytest.raises(InputError, match="transformers does not say how long its drafts take"):
-        HuggingFaceEngine().run_timed(Job(Path(), [], 1, []), [], [])
+        HuggingFaceEngine().run_timed(Job(Path(), [], 1, []), [], [], print)
     with pytest.raises(InputError, match="drafts of 5 tokens and outputs of 24, fewer than 6 and 24"):
         check_recording(trace, tiny_pair(), engine, 6, TOKENS, "trace")
     assert [one.tokens for one in check_recording(trace, tiny_pair(), engine, 5, 20, "trace")] == [
@@ -175,6 +185,15 @@ def test_a_process_that_fails_is_told_with_its_last_words(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"nowhere.py ended with 2: .*can't open file") as caught:
         run_apart("nowhere.py", {}, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_process_says_how_many_turns_it_has_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; print('done 1'); print('loaded, done'); print('done 2'); open(sys.argv[2], 'w').write('{}')"
+    (tmp_path / "turns.py").write_text(script)
+    monkeypatch.setattr(realrun.engines.engine, "PROCESSES", tmp_path)
+    told = list[int]()
+    assert run_apart("turns.py", {}, tmp_path, done=told.append) == {}
+    assert told == [1, 2]
 
 
 def test_seconds_of_drafts_are_those_since_the_last_request_of_the_same_server() -> None:
