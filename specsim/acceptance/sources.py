@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from specsim.arrays import Bools, Floats, Ints
 from specsim.errors import InputError
+from specsim.examples import is_example
 from specsim.json_files import read_json
 from specsim.trace.trace import Trace
 
@@ -237,6 +238,8 @@ def read_source(path: Path | str, *, policy: str | None = None) -> Source:
         return read_rounds(path, policy=policy)
     if policy is not None:
         raise InputError(f"--policy chooses among rounds, {path} holds none; leave it out")
+    if is_example(path):
+        return read_plain_trace(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a trace, a rounds.parquet or counters as .json")
     reader: Callable[[Path], Source] = read_counters if path.suffix == ".json" else read_plain_trace

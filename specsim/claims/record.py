@@ -13,6 +13,7 @@ from specsim.claims.files import rounded
 from specsim.claims.runs import VALIDATION_KIND
 from specsim.claims.subjects import measure
 from specsim.errors import InputError
+from specsim.examples import is_example
 from specsim.json_files import read_json
 from specsim.results import BENCH_KIND
 
@@ -39,7 +40,7 @@ def replay_claim(
     cost : a file, or the name of one that ships; policy : a name, or a FILE.py
     """
     subject = {
-        "trace": os.path.relpath(trace, home),
+        "trace": str(trace) if is_example(trace) else os.path.relpath(trace, home),
         "cost": os.path.relpath(cost, home) if cost.exists() else str(cost),
         "policy": os.path.relpath(policy, home) if ".py" in policy else policy,
         "settings": dict(settings),

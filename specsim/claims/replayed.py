@@ -14,6 +14,7 @@ from specsim.claims.claim import ReplaySubject, Seconds
 from specsim.claims.measured import Measured, PerSequence, Stamp, from_columns, stamp_of
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
+from specsim.examples import located
 from specsim.replaying.replay import Replay
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _priced(source: Source) -> PricedTrace:
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
 
-    found = read_trace(source.home / source.trace)
+    found = read_trace(source.home / located(source.trace, "trace"))
     if source.max_output_tokens is not None:
         found = found.shortened(source.max_output_tokens)
     if source.max_draft_tokens is not None:

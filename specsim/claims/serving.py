@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.claims.claim import ServingSubject
 from specsim.claims.measured import Measured, Stamp, stamp_of
 from specsim.errors import InputError
+from specsim.examples import located
 from specsim.speedup.intervals import Estimate
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def of_serving(subject: ServingSubject, home: Path) -> Measured:
     """Speedup over the same batch without speculation."""
     from specsim.serving.speedup_map import speedup_map
 
-    trace = _trace(home / subject.serving, stamp_of(home / subject.serving))
+    place = home / located(subject.serving, "trace")
+    trace = _trace(place, stamp_of(place))
     cost = _cost(home / subject.cost, stamp_of(home / subject.cost), subject.cost)
     arm = _arm(subject, trace, cost)
     (cell,) = speedup_map(trace, cost, [arm], [subject.batch], contexts=[subject.context], seed=subject.seed).cells

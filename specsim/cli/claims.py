@@ -104,12 +104,13 @@ def record(
     from specsim.claims.files import SUFFIX, write_claims
     from specsim.claims.record import document_claims, replay_claim
     from specsim.errors import InputError
+    from specsim.examples import is_example
 
     if not out.name.endswith(SUFFIX):
         raise InputError(f"{out}: a claim file is called NAME{SUFFIX}; rename it")
     check_new(out, overwrite=overwrite)
     home = out.parent
-    if (source / "meta.json").is_file() or source.suffix == ".zip":
+    if is_example(source) or (source / "meta.json").is_file() or source.suffix == ".zip":
         if cost is None or policy is None:
             raise InputError("a claim of a trace needs --cost and --policy; give both")
         settings = parse_settings(set_)

@@ -18,7 +18,11 @@ from specsim.report.table import as_text
 def leaderboard(
     traces: Annotated[
         list[Path],
-        typer.Argument(help="Trace folders, made by `realrun record`.", metavar="TRACE...", show_default=False),
+        typer.Argument(
+            help="Trace folders, made by `realrun record`, or names of `specsim example --list`.",
+            metavar="TRACE...",
+            show_default=False,
+        ),
     ],
     cost: Annotated[
         list[Path],

@@ -17,7 +17,8 @@ from specsim.cli.engines.export import export
 from specsim.cli.engines.import_ import import_
 from specsim.cli.engines.join import join
 from specsim.cli.engines.record_text import record_text
-from specsim.cli.info import data, example, info, policies
+from specsim.cli.files.example import example
+from specsim.cli.files.info import data, info, policies
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
@@ -30,7 +31,7 @@ OBJECTS = 100_000  # made between two searches for garbage, which cost a tenth o
 
 app = typer.Typer(
     help="Simulate speculative decoding: replay a recorded trace under any policy, tune it, rank them all.\n\n"
-    "Traces come from `realrun record`, costs from `realrun profile`; `specsim example` has some of both to try.",
+    "Traces come from `realrun record`, costs from `realrun profile`; `specsim example --list` has some of both.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

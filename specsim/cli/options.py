@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 TUNED = ["fixed_k", "max_confidence", "adaedl"]  # policies of commands that tune some, unless others are named
 
 TraceArgument = Annotated[
-    Path, typer.Argument(help="Trace folder, made by `realrun record` or `specsim example`.", show_default=False)
+    Path,
+    typer.Argument(
+        help="Trace folder, made by `realrun record`, or a name of `specsim example --list`.", show_default=False
+    ),
 ]
 PolicyOption = Annotated[
     str,
@@ -33,8 +36,8 @@ SetOption = Annotated[
 CostOption = Annotated[
     Path,
     typer.Option(
-        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list`, or with '
-        "--draft-cost the target's cost grid.",
+        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list` or '
+        "`specsim example --list`, or with --draft-cost the target's cost grid.",
         show_default=False,
     ),
 ]

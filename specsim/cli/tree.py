@@ -200,10 +200,11 @@ def best(
 def _read_source(source: Path) -> tuple[Trace | None, Floats]:
     """Accuracies [K, R] of a CSV file, or of a trace and that."""
     from specsim.errors import InputError
+    from specsim.examples import is_example
     from specsim.static_tree.rates import rates_of, read_rates
     from specsim.trace.files import read_plain_trace
 
-    if source.is_dir() or source.suffix == ".zip":
+    if is_example(source) or source.is_dir() or source.suffix == ".zip":
         trace = read_plain_trace(source)
         return trace, rates_of(trace)
     if not source.is_file():

@@ -20,9 +20,10 @@ from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.silicon.cost import SiliconCost
 from specsim.cost.written import KIND, check_written, shipped_costs, written_cost
 from specsim.errors import InputError
+from specsim.examples import located
 from specsim.json_files import checked, read_json
 
-MAKE = "make one with `realrun profile`, or choose one of `specsim cost list`"
+MAKE = "make one with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
 
 
 class JoinedDocument(TypedDict):
@@ -47,7 +48,7 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     path : Path or str
         A profile made by `realrun profile`; a file that you wrote (see `specsim.cost.written`), such as
         {"s_d": seconds, "s_t": seconds}; the costs of several drafters, as `specsim join` writes them; or the name of
-        one that ships, see `specsim cost list`.
+        one that ships, see `specsim cost list`, and `specsim example --list` for those of examples.
     batch : int, optional
         Sequences in lockstep, of linear, roofline and silicon costs.
 
@@ -75,6 +76,8 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     ConstantCost(s_d=0.001, s_t=0.01)
     >>> specsim.read_cost("vllm-llama3.1-8b-eagle-h100").step_s
     0.00120683946
+    >>> round(specsim.read_cost("example:llama-3.1-8b-eagle-h100").autoregressive_step(1000), 3)
+    0.006
     """
     where = cost_path(path)
     cost = _cost_of(read_cost_document(where), str(where))
@@ -95,7 +98,8 @@ def with_batch(cost: CostModel, batch: int) -> CostModel:
 
 def cost_path(path: Path | str) -> Path:
     """The file of that path, or the one that ships under that name."""
-    return Path(path) if Path(path).exists() else shipped_costs().get(str(path), Path(path))
+    path = located(path, "cost")
+    return path if path.exists() else shipped_costs().get(str(path), path)
 
 
 def read_cost_document(path: Path) -> Any:

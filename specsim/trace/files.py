@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from specsim.arrays import Array, IntArray
 from specsim.errors import InputError
+from specsim.examples import located
 from specsim.files import file_digest, replacing_folder, write_json, write_table
 from specsim.json_files import read_json
 from specsim.parquet_files import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
@@ -123,7 +124,8 @@ def read_trace(folder: Path | str) -> Trace:
     Parameters
     ----------
     folder : Path or str
-        A folder that `realrun record`, `specsim join` or `write_trace` made, or one packed as .zip.
+        A folder that `realrun record`, `specsim join` or `write_trace` made, one packed as .zip, or the name of one
+        that ships, such as "example:lab-eagle"; `specsim example --list` has them.
 
     Returns
     -------
@@ -149,8 +151,10 @@ def read_trace(folder: Path | str) -> Trace:
     ...     specsim.write_trace(trace, pathlib.Path(folder, "trace"))
     ...     specsim.read_trace(pathlib.Path(folder, "trace")).output_tokens.tolist()
     [30, 30, 30, 30]
+    >>> specsim.read_trace("example:lab-eagle").meta["drafter"]
+    'lab/eagle'
     """
-    folder = Path(folder)
+    folder = located(folder, "trace")
     if folder.suffix == ".zip" and folder.is_file():
         with unpacked(folder) as there:
             return read_trace(there)

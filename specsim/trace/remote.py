@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specsim.errors import InputError
+from specsim.examples import is_example
 from specsim.trace.files import read_trace
 from specsim.trace.meta import META, read_meta
 from specsim.trace.packed import NAMES
@@ -24,7 +25,7 @@ def read_trace_at(place: str) -> Trace:
 
 def depth_at(place: str) -> int:
     """How many tokens are drafted at every position of the trace there; of a folder, its meta.json says so."""
-    if place.endswith(".zip"):
+    if place.endswith(".zip") or is_example(place):
         return read_trace_at(place).depth
     with _local(place, (META,)) as path:
         return int(read_meta(path)["depth"])

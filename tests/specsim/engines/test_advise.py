@@ -91,7 +91,7 @@ def test_few_rounds_cannot_tell_and_say_how_many_would() -> None:
 
 
 def test_a_recorded_trace_decodes_as_fast_as_its_best_at_the_k_that_its_counts_recommend() -> None:
-    trace = specsim.read_trace(Path(specsim.__file__).parent / "data" / "example" / "trace.zip")
+    trace = specsim.read_trace(Path(specsim.__file__).parent / "data" / "example" / "lab-model.zip")
     run = specsim.replay(trace, COST, "fixed_k", k=trace.depth)
     assert run.rounds is not None
     found = advise(counters_of(Rounds(run.rounds.drafted, run.rounds.accepted)), COST, context=100)

@@ -1,0 +1,1 @@
+"""What lies in files: traces, results, examples, reports."""
