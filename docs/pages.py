@@ -5,6 +5,7 @@ name. What a block prints stands in a block of `output` right behind it. A comme
 
     <!-- slow -->            run by the slow tests alone, and by hand
     <!-- measured -->        what it prints differs from run to run; words are compared, numbers are not
+    <!-- quiet -->           what it prints is not shown
     <!-- not run: why -->    nothing here can run it; the tests see to it that its options exist
     <!-- before: command --> a command that readers need not see
 """
@@ -29,7 +30,7 @@ ROOT = HOME.parent
 COLUMNS = "100"  # of the terminal that commands write to
 RUNNABLE = ("sh", "python")
 BLOCK = re.compile(
-    r"(?P<notes>(?:^<!-- (?:slow|measured|not run: [^\n]*|before: [^\n]*) -->\n+)*)"
+    r"(?P<notes>(?:^<!-- (?:slow|measured|quiet|not run: [^\n]*|before: [^\n]*) -->\n+)*)"
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"\n]+)")?\n(?P<code>.*?)^```\n'
     r"(?P<output>\n```output\n.*?^```\n)?",
     re.MULTILINE | re.DOTALL,
@@ -156,14 +157,16 @@ def run(text: str, folder: Path, slow: bool = False) -> list[str | None]:
         if one.title is not None or not one.runs or (one.slow and not slow):
             printed.append(None)
         elif one.language == "sh":
-            printed.append(_plain(_shell(one.code, folder)))
+            printed.append(_shown(one, _shell(one.code, folder)))
         else:
-            printed.append(_plain(_python(one.code, folder, names)))
+            printed.append(_shown(one, _python(one.code, folder, names)))
     return printed
 
 
-def _plain(printed: str) -> str:
-    """Without blanks at the ends of lines."""
+def _shown(one: Block, printed: str) -> str:
+    """What a page shows of it: no blanks at the ends of lines, nothing of a quiet block."""
+    if "quiet" in one.notes:
+        return ""
     return "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import pages
+from docs import pages, tables
 from docs.idea import FIGURE, idea
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
 from tests.support import ROOT
@@ -52,6 +52,18 @@ def test_commands_of_a_page_exist_and_take_their_options(name: str) -> None:
                     used = {word.split("=")[0] for word in words if OPTION.match(word)}
                     strange = used - options(command_of(" ".join(words)))
                     assert not strange, f"{part.strip()}: {sorted(strange)}"
+
+
+@pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
+def test_every_note_stands_right_before_a_block(name: str) -> None:
+    text = (ROOT / name).read_text()
+    notes = re.findall(r"<!-- ((?:slow|measured|quiet|not run|before)\b.*?) -->", text)
+    assert notes == [note for one in pages.blocks(text) for note in one.notes]
+
+
+def test_tables_are_what_the_recorded_runs_say() -> None:
+    assert [path.name for path in tables.pages() if tables.written(path.read_text()) != path.read_text()] == []
+    assert tables.pages() != []
 
 
 def test_the_picture_of_the_idea_is_what_its_script_draws() -> None:

@@ -1,0 +1,76 @@
+"""Tables of the documentation that are read off recorded runs: `python -m docs.tables` writes them where they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docs.pages import HOME, ROOT
+
+STUDIES = ROOT / "studies"
+PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
+
+
+def _read(path: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((STUDIES / path).read_text())
+    return document
+
+
+def _interval(value: dict[str, float]) -> str:
+    return f"{value['estimate']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def _table(head: str, rows: list[str]) -> str:
+    columns = head.count("|") + 1
+    return "\n".join([f"| {head} |", "|" + "---|" * columns, *(f"| {row} |" for row in rows)])
+
+
+def _first(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Of each key the row that stands first."""
+    firsts = {row[key]: row for row in reversed(rows)}
+    return [row for row in rows if row is firsts[row[key]]]
+
+
+def chain_policies() -> str:
+    """The best form of every policy, of those that the study of chain policies really decoded, greedily."""
+    document = _read("chain_policies/recorded/greedy/replayed.json")
+    rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
+    best = [
+        f"`{row['policy']}` | {_interval(row['predicted'])} | {_interval(row['measured'])}"
+        for row in _first(rows, "policy")
+    ]
+    return _table("policy | predicted speedup | measured", best)
+
+
+def drafters() -> str:
+    """The best policy of every drafter on the board, greedily."""
+    document = _read("board/recorded/greedy/board.json")
+    rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
+    best = [
+        f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['speedup'])} | {_interval(row['measured'])}"
+        for row in _first(rows, "drafter")
+    ]
+    return _table("drafter | its best policy | predicted speedup | measured", best)
+
+
+TABLES: dict[str, Callable[[], str]] = {"chain policies": chain_policies, "drafters": drafters}
+
+
+def written(text: str) -> str:
+    """A page with its tables as the recorded runs have them."""
+    return PLACE.sub(
+        lambda found: f"<!-- table: {found['name']} -->\n\n{TABLES[found['name']]()}\n\n<!-- end of table -->", text
+    )
+
+
+def pages() -> list[Path]:
+    """The pages with such tables."""
+    return [path for path in [ROOT / "README.md", *sorted(HOME.rglob("*.md"))] if PLACE.search(path.read_text())]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(written(page.read_text()))
