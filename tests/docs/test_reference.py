@@ -1,0 +1,21 @@
+"""The reference shows every public name; names in the menu and links are the build's to check."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from docs.pages import HOME
+
+
+@pytest.mark.parametrize("package", ["specsim", "realrun", "speckernels"])
+def test_every_public_name_stands_in_the_reference(package: str) -> None:
+    shown = (HOME / "reference" / f"{package}.md").read_text()
+    names = import_module(package).__all__
+    assert [name for name in names if f"::: {package}.{name}\n" not in shown and f"`{name}`" not in shown] == []
+
+
+def test_every_page_stands_in_the_menu() -> None:
+    menu = (HOME.parent / "mkdocs.yml").read_text()
+    assert [path.name for path in HOME.rglob("*.md") if path.relative_to(HOME).as_posix() not in menu] == []
