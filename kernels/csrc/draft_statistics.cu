@@ -197,6 +197,20 @@ __device__ Entry<X> merge_lists(Entry<X> a, Entry<X> b) {
   return a;
 }
 
+// The lanes' entries in order, the first in lane 0 (bitonic sort).
+template <typename X>
+__device__ Entry<X> sort_lanes(Entry<X> a) {
+  const int lane = threadIdx.x % WARP_LANES;
+  for (int size = 2; size <= WARP_LANES; size *= 2) {
+    for (int bits = size / 2; bits > 0; bits /= 2) {
+      const Entry<X> other = shuffle(a, lane ^ bits);
+      const bool first_of_two = (lane & bits) == 0, rising = (lane & size) == 0;
+      if (first_of_two == rising ? before(other, a) : before(a, other)) a = other;
+    }
+  }
+  return a;
+}
+
 template <typename T, bool NOISY, bool TOP>
 struct Scan {
   using X = typename Logit<T>::X;
@@ -343,23 +357,19 @@ struct Scan {
     return best;
   }
 
-  // Inserts the groups of all lanes into the warp's list, best entry first, until none is good enough.
+  // Takes the groups of all lanes into the warp's list: of each lane the best entry that is good enough, all at
+  // once, until no lane has one. Few lanes hold more than one of a warp's best.
   template <int COUNT>
   __device__ __forceinline__ void select(const X (&x)[COUNT], X top, int index) {
-    const int lane = threadIdx.x % WARP_LANES;
     Entry<X> worst = shuffle(list, top_k - 1);
     if (!__any_sync(ALL_LANES, top >= worst.value && top >= -N::LARGEST)) return;
     Entry<X> mine = next(x, index, {N::infinity(), 0});
     while (true) {
-      Entry<X> best;
-      best.value = warp_largest(mine.value);
-      best.index = warp_lowest(mine.value == best.value ? mine.index : INT_MAX);
-      if (!before(best, worst)) return;
-      const int rank = __popc(__ballot_sync(ALL_LANES, before(list, best)));
-      const Entry<X> above = shuffle(list, lane > 0 ? lane - 1 : 0);
-      if (lane >= rank) list = lane == rank ? best : above;
+      const bool good = before(mine, worst);
+      if (!__any_sync(ALL_LANES, good)) return;
+      list = merge_lists(list, sort_lanes(good ? mine : no_entry<X>()));
       worst = shuffle(list, top_k - 1);
-      if (mine.index == best.index) mine = next(x, index, best);
+      if (good) mine = next(x, index, mine);
     }
   }
 
@@ -395,8 +405,14 @@ struct Scan {
   }
 };
 
+// Blocks of a multiprocessor that the registers must suffice for.
+template <typename T>
+__host__ __device__ constexpr int min_blocks(bool top) {
+  return top && sizeof(T) == 8 ? 1 : top || sizeof(T) == 8 ? 2 : 4;
+}
+
 template <typename T, bool NOISY, bool TOP>
-__global__ void __launch_bounds__(THREADS, TOP && sizeof(T) == 8 ? 1 : TOP || sizeof(T) == 8 ? 2 : 4)
+__global__ void __launch_bounds__(THREADS, min_blocks<T>(TOP))
     draft_statistics_kernel(const __grid_constant__ Arguments<T> args) {
   using S = Scan<T, NOISY, TOP>;
   using X = typename S::X;
@@ -550,4 +566,19 @@ EXPORT int draft_statistics(const void* logits, int64_t logits_type, int64_t log
                                             : run<double>;
   return run_typed(logits, logits_stride, noise, noise_stride, temperature, token_ids, top_k, rows, vocabulary, splits,
                    chunk, workspace, counters, values, top_ids, top_probs, stream);
+}
+
+// Blocks that a multiprocessor holds at once.
+EXPORT int draft_statistics_occupancy(int64_t logits_type, int64_t noisy, int64_t top) {
+  const auto of = [&](auto logit) {
+    using T = decltype(logit);
+    const auto kernel = noisy ? top ? draft_statistics_kernel<T, true, true> : draft_statistics_kernel<T, true, false>
+                        : top ? draft_statistics_kernel<T, false, true>
+                              : draft_statistics_kernel<T, false, false>;
+    return resident_blocks(kernel, THREADS, 0, min_blocks<T>(top));
+  };
+  return logits_type == 0   ? of(__half())
+         : logits_type == 1 ? of(__nv_bfloat16())
+         : logits_type == 2 ? of(float())
+                            : of(double());
 }

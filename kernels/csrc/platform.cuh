@@ -29,3 +29,17 @@
 EXPORT const char* speckernels_error_string(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks of a kernel that a multiprocessor holds at once; without a device those that its source promises.
+template <typename Kernel>
+int resident_blocks(Kernel kernel, int threads, size_t shared_bytes, int promised) {
+#ifdef SPECKERNELS_HOST
+  return promised;
+#else
+  int blocks = 0;
+  if (ALLOW_SHARED_MEMORY(kernel, int(shared_bytes)) != cudaSuccess ||
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes) != cudaSuccess)
+    cudaGetLastError();  // so that no later call reports it
+  return blocks > 0 ? blocks : promised;
+#endif
+}

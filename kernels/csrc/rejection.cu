@@ -7,6 +7,7 @@
 
 constexpr int WARP_SIZE = 32;
 constexpr int SECTIONS = 32;
+constexpr int SUMMING_WARPS = 8;
 constexpr int MAX_THREADS = 512;  // more would leave each too few registers
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr double SCALE = 1099511627776.0;                    // 2^40
@@ -27,12 +28,18 @@ __device__ __forceinline__ int64_t drawn_at(double uniform, int64_t total) {
   return int64_t(__dmul_rn(in_unit_interval(uniform), double(total)));
 }
 
+// Width of the sections of a range: of long ones a multiple of 4, so that a row's are read 16 bytes at a time.
+__device__ __forceinline__ int64_t section_width(int64_t count) {
+  const int64_t width = ceil_div(count, SECTIONS);
+  return count > SECTIONS * SECTIONS ? ceil_div(width, 4) * 4 : width;
+}
+
 // Sum the weights of [low, high), by sections of equal width, one warp at a section: sums
 // [SECTIONS] is shared, and all threads get the total. Calls weight_at once per index and waits
 // for the block before and after, so weight_at may write what others read outside.
 template <typename WeightAt>
 __device__ int64_t sum_sections(WeightAt weight_at, int64_t low, int64_t high, int64_t* sums) {
-  const int64_t width = ceil_div(high - low, SECTIONS);
+  const int64_t width = section_width(high - low);
   const int lane = threadIdx.x % WARP_SIZE;
   __syncthreads();
   for (int section = threadIdx.x / WARP_SIZE; section < SECTIONS; section += blockDim.x / WARP_SIZE) {
@@ -55,7 +62,7 @@ __device__ int64_t sum_sections(WeightAt weight_at, int64_t low, int64_t high, i
 template <typename WeightAt>
 __device__ int64_t find(WeightAt weight_at, int64_t low, int64_t high, int64_t target, int64_t* sums) {
   while (true) {
-    const int64_t width = ceil_div(high - low, SECTIONS);
+    const int64_t width = section_width(high - low);
     int section = 0;
     while (section < SECTIONS - 1 && target >= sums[section]) target -= sums[section++];
     low += section * width;
@@ -164,20 +171,65 @@ enum Kind { IID, WITHOUT_REPLACEMENT, TOP_K };
 // Units of 2^-40 per unit of weight.
 __device__ __forceinline__ double units(int64_t total) { return __ddiv_rn(SCALE, double(total > 0 ? total : 1)); }
 
-// One block per tree. left [trees, vocabulary]: what remains of the target's distribution at the
+// The sums of a row's sections.
+struct RowSums {
+  int64_t target[SECTIONS], draft[SECTIONS];
+};
+
+// Blocks (row, part): sums of the row's sections, a warp a section, of target and draft. Only what `tree_kernel` can
+// ask for: no row of padding, and of the draft none whose node has no child.
+__global__ void __launch_bounds__(MAX_THREADS)
+    row_sums_kernel(const int* __restrict__ parents, const float* __restrict__ draft_probs,
+                    const float* __restrict__ target_probs, int nodes, int64_t vocabulary,
+                    RowSums* __restrict__ row_sums) {
+  const int64_t row = blockIdx.x;
+  const int node = int(row % nodes);
+  const int* tree = parents + (row - node);
+  if (node > 0 && tree[node] < 0) return;
+  int is_parent = 0;
+  for (int child = node + 1 + threadIdx.x; child < nodes; child += blockDim.x) is_parent |= tree[child] == node;
+  const bool drafted = __syncthreads_or(is_parent) && draft_probs;
+
+  const int64_t width = section_width(vocabulary);
+  const int lane = threadIdx.x % WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+  const bool by_fours = width % 4 == 0 && vocabulary % 4 == 0;  // rows begin where four floats do
+  for (int section = blockIdx.y * warps + threadIdx.x / WARP_SIZE; section < SECTIONS; section += gridDim.y * warps) {
+    const int64_t begin = section * width, end = begin + width < vocabulary ? begin + width : vocabulary;
+    for (int which = 0; which < 1 + drafted; ++which) {
+      const float* probs = (which ? draft_probs : target_probs) + row * vocabulary;
+      int64_t sum = 0;
+      if (by_fours && reinterpret_cast<uintptr_t>(probs) % 16 == 0) {
+#pragma unroll 4
+        for (int64_t i = begin + 4 * lane; i < end; i += 4 * WARP_SIZE) {
+          const float4 four = *reinterpret_cast<const float4*>(probs + i);
+          sum += weight(four.x) + weight(four.y) + weight(four.z) + weight(four.w);
+        }
+      } else {
+#pragma unroll 4
+        for (int64_t i = begin + lane; i < end; i += WARP_SIZE) sum += weight(probs[i]);
+      }
+      for (int bits = WARP_SIZE / 2; bits; bits /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, bits);
+      if (lane == 0) (which ? row_sums[row].draft : row_sums[row].target)[section] = sum;
+    }
+  }
+}
+
+// One block per tree, which walks down on the rows' sums and passes over a row only where a sibling was rejected and to
+// draw the last token. left [trees, vocabulary]: what remains of the target's distribution at the
 // current node after a rejection there; unused for top-k, where whole tokens are removed.
 __global__ void __launch_bounds__(MAX_THREADS, 1)
     tree_kernel(const int64_t* __restrict__ tokens, const int* __restrict__ parents,
                 const float* __restrict__ draft_probs, const float* __restrict__ target_probs,
-                const double* __restrict__ uniforms, int nodes, int64_t vocabulary, int kind, int64_t* left,
-                int* __restrict__ path, int* __restrict__ accepted, int64_t* __restrict__ emitted) {
+                const double* __restrict__ uniforms, const RowSums* __restrict__ row_sums, int nodes,
+                int64_t vocabulary, int kind, int64_t* left, int* __restrict__ path, int* __restrict__ accepted,
+                int64_t* __restrict__ emitted) {
   __shared__ int64_t sums[SECTIONS];  // of what remains of the target's distribution
-  __shared__ int64_t scratch[SECTIONS];
   const int64_t first = int64_t(blockIdx.x) * nodes;
   tokens += first;
   parents += first;
   path += first;
   emitted += first;
+  row_sums += first;
   uniforms += int64_t(blockIdx.x) * (nodes + 1);
   left += int64_t(blockIdx.x) * vocabulary;
 
@@ -194,7 +246,15 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
       if (parents[node] == current && tokens[node] == token) return true;
     return false;
   };
-  int64_t total = sum_sections(row_weight, 0, vocabulary, sums);
+  const auto enter = [&] {  // all of the current node's row remains; returns its sum
+    __syncthreads();        // all have read the sums of before
+    if (threadIdx.x < SECTIONS) sums[threadIdx.x] = row_sums[current].target[threadIdx.x];
+    __syncthreads();
+    int64_t all = 0;
+    for (int section = 0; section < SECTIONS; ++section) all += sums[section];
+    return all;
+  };
+  int64_t total = enter();
 
   // Children follow their parent, so one pass meets those of each accepted node in order.
   for (int node = 1; node < nodes; ++node) {
@@ -208,7 +268,8 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
     if (kind != TOP_K) {
       if (!draft) {
         draft = draft_probs + (first + current) * vocabulary;
-        draft_total = sum_sections([&](int64_t i) { return weight(draft[i]); }, 0, vocabulary, scratch);
+        draft_total = 0;
+        for (int section = 0; section < SECTIONS; ++section) draft_total += row_sums[current].draft[section];
       }
       drafted = weight(draft[token]);
       if (drafted == 0) continue;  // the draft cannot have drawn it
@@ -227,11 +288,11 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
       subtracted = false;
       draft = nullptr;
       target = target_probs + (first + current) * vocabulary;
-      total = sum_sections(row_weight, 0, vocabulary, sums);
+      total = enter();
     } else if (kind == TOP_K) {
       const int64_t removed = row_weight(token);
       __syncthreads();  // all have read the sums
-      if (threadIdx.x == 0) sums[token / ceil_div(vocabulary, SECTIONS)] -= removed;
+      if (threadIdx.x == 0) sums[token / section_width(vocabulary)] -= removed;
       __syncthreads();
       total -= removed;
     } else {
@@ -250,7 +311,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
   bool removed_any = kind == TOP_K;
   if (total == 0) {  // nothing is left: draw from the target's row
     subtracted = removed_any = false;
-    total = sum_sections(row_weight, 0, vocabulary, sums);
+    total = enter();
   }
   const auto last_weight = [&](int64_t i) { return removed_any && is_child(i, nodes) ? 0 : remaining_weight(i); };
   int64_t last = -1;
@@ -283,11 +344,17 @@ EXPORT int chain_rejection(const int64_t* draft_tokens, const float* draft_probs
 
 EXPORT int tree_rejection(const int64_t* tokens, const int* parents, const float* draft_probs,
                           const float* target_probs, const double* uniforms, int64_t trees, int64_t nodes,
-                          int64_t vocabulary, int64_t kind, int64_t* left, int* path, int* accepted, int64_t* emitted,
-                          void* stream) {
+                          int64_t vocabulary, int64_t kind, void* row_sums, int64_t* left, int* path, int* accepted,
+                          int64_t* emitted, void* stream) {
   if (trees == 0) return cudaSuccess;
   if (vocabulary < 1 || kind < IID || kind > TOP_K) return cudaErrorInvalidValue;
-  const unsigned threads = threads_for(vocabulary);
-  return LAUNCH(tree_kernel, dim3(unsigned(trees)), dim3(threads), 0, stream, tokens, parents, draft_probs,
-                target_probs, uniforms, int(nodes), vocabulary, int(kind), left, path, accepted, emitted);
+  RowSums* sums = static_cast<RowSums*>(row_sums);
+  // A few warps a block, so that one tree's rows too fill a GPU.
+  const dim3 parts(unsigned(trees * nodes), vocabulary > SECTIONS * SECTIONS ? SECTIONS / SUMMING_WARPS : 1);
+  const int code = LAUNCH(row_sums_kernel, parts, dim3(SUMMING_WARPS * WARP_SIZE), 0, stream, parents, draft_probs,
+                          target_probs, int(nodes), vocabulary, sums);
+  if (code != cudaSuccess) return code;
+  return LAUNCH(tree_kernel, dim3(unsigned(trees)), dim3(threads_for(vocabulary)), 0, stream, tokens, parents,
+                draft_probs, target_probs, uniforms, sums, int(nodes), vocabulary, int(kind), left, path, accepted,
+                emitted);
 }

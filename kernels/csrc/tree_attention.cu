@@ -58,6 +58,9 @@ struct Shape {
   static constexpr int LOAD_BYTES = QUERY_BYTES + 2 * STAGES * TILE_BYTES;
   static constexpr int MERGE_BYTES = THREADS * FRAGMENTS * 16 + WARPS * WARP_ROWS * 8;
   static constexpr int SHARED_BYTES = LOAD_BYTES > MERGE_BYTES ? LOAD_BYTES : MERGE_BYTES;
+  // Of a multiprocessor, if each thread takes all the registers that it may.
+  static constexpr int BY_REGISTERS = 65536 / (256 * THREADS), BY_MEMORY = 228 * 1024 / (SHARED_BYTES + 1024);
+  static constexpr int MIN_BLOCKS = BY_REGISTERS < BY_MEMORY ? BY_REGISTERS : BY_MEMORY;
   static constexpr bool QUERY_IN_REGISTERS = ROW_TILES * D <= 128;
   static_assert(D % 16 == 0 && D / 8 % KEY_WARPS == 0 && WARP_KEYS % 16 == 0 && WARP_KEYS <= 32);
   static_assert(KEYS * CHUNKS % THREADS == 0 && STAGES >= 2 && SHARED_BYTES < 163 * 1024);
@@ -442,8 +445,25 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   }
 }
 
+// What a shape is wanted for: the blocks that a multiprocessor holds of it, or a launch.
+struct Occupancy {
+  template <typename T, typename S>
+  int use() const {
+    return resident_blocks(tree_attention_kernel<T, S>, S::THREADS, S::SHARED_BYTES, S::MIN_BLOCKS);
+  }
+};
+
+struct Launch {
+  const Arguments& a;
+  dim3 grid;
+  void* stream;
+
+  template <typename T, typename S>
+  int use() const;
+};
+
 template <typename T, typename S>
-int launch(const Arguments& a, dim3 grid, void* stream) {
+int Launch::use() const {
   const cudaError_t allowed = ALLOW_SHARED_MEMORY((tree_attention_kernel<T, S>), S::SHARED_BYTES);
   if (allowed != cudaSuccess) return allowed;
   return LAUNCH((tree_attention_kernel<T, S>), grid, dim3(S::THREADS), S::SHARED_BYTES, stream, a);
@@ -451,36 +471,35 @@ int launch(const Arguments& a, dim3 grid, void* stream) {
 
 // Few rows: the warps share the keys and three tiles are on their way, for bandwidth. Many rows:
 // 32 per warp where registers allow it, since each key that a warp loads then serves twice as
-// many products. Where a block has no more than 99 KiB of shared memory, heads above 64 take fewer stages.
-template <typename T, int D>
-int launch_rows(const Arguments& a, int64_t block_rows, bool tight, dim3 grid, void* stream) {
+// many products. Most shapes take a multiprocessor to themselves. Where a block has no more than 99 KiB of shared memory, heads above 64 take fewer stages.
+template <typename T, int D, typename Task>
+int with_rows(const Task& task, int64_t block_rows, bool tight) {
   if constexpr (D > 64) {
     using Few = Shape<D, 1, 4, 1, 64, 2, 16>;
     using Many = Shape<D, 4, 2, 1, 64, 2, 4>;
     static_assert(Few::SHARED_BYTES < 99 * 1024 && Many::SHARED_BYTES < 99 * 1024);
-    if (tight && block_rows == 16) return launch<T, Few>(a, grid, stream);
-    if (tight && block_rows == 64) return launch<T, Many>(a, grid, stream);
+    if (tight && block_rows == 16) return task.template use<T, Few>();
+    if (tight && block_rows == 64) return task.template use<T, Many>();
   } else {
     static_assert(Shape<D, 4, 2, 2, 64, 3, 4>::SHARED_BYTES < 99 * 1024);
   }
-  if (block_rows == 16) return launch<T, Shape<D, 1, 4, 1, 64, 4, 16>>(a, grid, stream);
-  if (block_rows == 64) return launch<T, Shape<D, 4, 2, 1, 64, 3, 4>>(a, grid, stream);
-  if (block_rows == 128) return launch<T, Shape<D, 4, 2, 2, 64, 3, 4>>(a, grid, stream);
+  if (block_rows == 16) return task.template use<T, Shape<D, 1, 4, 1, 64, 4, 16>>();
+  if (block_rows == 64) return task.template use<T, Shape<D, 4, 2, 1, 64, 3, 4>>();
+  if (block_rows == 128) return task.template use<T, Shape<D, 4, 2, 2, 64, 3, 4>>();
   return cudaErrorInvalidValue;
 }
 
 // block_dim: the shape's head size, as cuda.py chooses it; heads of other sizes are filled up with zeros
 // in shared memory, which costs no bandwidth.
-template <typename T>
-int launch_dim(const Arguments& a, int64_t block_dim, int64_t block_rows, bool tight, dim3 grid, void* stream) {
-  if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
-  if (block_dim == 32) return launch_rows<T, 32>(a, block_rows, tight, grid, stream);
-  if (block_dim == 64) return launch_rows<T, 64>(a, block_rows, tight, grid, stream);
-  if (block_dim == 96) return launch_rows<T, 96>(a, block_rows, tight, grid, stream);
-  if (block_dim == 128) return launch_rows<T, 128>(a, block_rows, tight, grid, stream);
+template <typename T, typename Task>
+int with_dim(const Task& task, int64_t block_dim, int64_t block_rows, bool tight) {
+  if (block_dim == 32) return with_rows<T, 32>(task, block_rows, tight);
+  if (block_dim == 64) return with_rows<T, 64>(task, block_rows, tight);
+  if (block_dim == 96) return with_rows<T, 96>(task, block_rows, tight);
+  if (block_dim == 128) return with_rows<T, 128>(task, block_rows, tight);
   // Other tiles of rows would not fit into the registers.
-  if (block_dim == 192 && block_rows == 64) return launch<T, Shape<192, 4, 2, 1, 32, 3, 4>>(a, grid, stream);
-  if (block_dim == 256 && block_rows == 64) return launch<T, Shape<256, 4, 2, 1, 32, 3, 4>>(a, grid, stream);
+  if (block_dim == 192 && block_rows == 64) return task.template use<T, Shape<192, 4, 2, 1, 32, 3, 4>>();
+  if (block_dim == 256 && block_rows == 64) return task.template use<T, Shape<256, 4, 2, 1, 32, 3, 4>>();
   return cudaErrorInvalidValue;
 }
 
@@ -518,10 +537,16 @@ EXPORT int tree_attention(const void* query, const void* keys, const void* value
   a.splits = int(splits);
   a.row_tiles = int(ceil_div(int64_t(a.nodes) * a.group, block_rows));
   a.scale = float(scale * 1.4426950408889634);  // log2(e)
-  const dim3 grid(unsigned(a.row_tiles * splits), unsigned(kv_heads), unsigned(batch));
-  if (type == HALF) return launch_dim<__half>(a, block_dim, block_rows, tight, grid, stream);
-  if (type == BFLOAT16) return launch_dim<__nv_bfloat16>(a, block_dim, block_rows, tight, grid, stream);
+  if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
+  const Launch task = {a, dim3(unsigned(a.row_tiles * splits), unsigned(kv_heads), unsigned(batch)), stream};
+  if (type == HALF) return with_dim<__half>(task, block_dim, block_rows, tight);
+  if (type == BFLOAT16) return with_dim<__nv_bfloat16>(task, block_dim, block_rows, tight);
   return cudaErrorInvalidValue;
+}
+
+// Blocks that a multiprocessor holds at once, of either 16-bit type.
+EXPORT int tree_attention_occupancy(int64_t block_dim, int64_t block_rows, int64_t tight) {
+  return with_dim<__nv_bfloat16>(Occupancy(), block_dim, block_rows, tight);
 }
 
 // The same for any type and alignment, without tensor cores: a block per query row, whose warps

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.draft_statistics import DraftStatistics, cuda, draft_statistics, result_type, split
 from speckernels.runtime import counters as counters_module
+from speckernels.runtime.occupancy import block_slots
 from tests.support.kernel_trees import BACKENDS, GPU, Refusals, thread_orders
 from tests.support.mutants import Mutant
 
+SLOTS = 528  # blocks that an H100 or H200 runs at once
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A weight exp(x - maximum) has the rounding errors of the difference, of its exponential and of the sum: a few units
 # of the last place, times the difference where it is large. Nothing grows with V: the sums are trees.
@@ -29,7 +31,12 @@ MUTANTS = [
            "tail is forgotten"),
     Mutant("csrc/draft_statistics.cu", "s = factor * (s + d * z)", "s = factor * s", "entropy ignores a new maximum"),
     Mutant("csrc/draft_statistics.cu", "row * args.logits_stride", "int(row * args.logits_stride)", "32-bit offsets"),
-    Mutant("csrc/draft_statistics.cu", "rank ? best : above", "rank ? best : list", "top-k list does not move up"),
+    Mutant("csrc/draft_statistics.cu", "sort_lanes(good ? mine : no_entry<X>())", "good ? mine : no_entry<X>()",
+           "merges a list out of order"),
+    Mutant("csrc/draft_statistics.cu", "if (good) mine = next(x, index, mine);", "mine = no_entry<X>();",
+           "takes one entry a lane"),
+    Mutant("csrc/draft_statistics.cu", "first_of_two == rising ? before(other, a)", "first_of_two ? before(other, a)",
+           "a sort that never turns round"),
     Mutant("ops/draft_statistics/triton.py", "inside = index < end", "inside = index < vocabulary",
            "parts overlap"),
     Mutant("ops/draft_statistics/triton.py", "_first(tile_score, index)", "_first(x, index)",
@@ -153,10 +160,17 @@ def check_special_values(device: str) -> None:
         compare_with_reference(device, logits, f"{what}, no token", noise=noise, temperature=1e-30)
 
 
+def orders(vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows that make a list of the largest change often, seldom, in one lane alone, or by ties."""
+    index = torch.arange(vocabulary, dtype=torch.float64)
+    one_lane = torch.where(index % 256 < 8, 50 + index / vocabulary, index / 100)
+    return torch.stack([index / 64, -index / 64, index % 5, one_lane, torch.zeros(vocabulary)]).to(dtype)
+
+
 def ties() -> torch.Tensor:
     """Equal maxima on both sides of every boundary that a kernel may have: the first one wins."""
     vocabulary = 9001  # three parts, and a tail
-    splits, chunk = split(5, vocabulary)
+    splits, chunk = split(5, vocabulary, SLOTS)
     assert splits == 3
     logits = torch.zeros(5, vocabulary, dtype=torch.float16)
     for row, step in enumerate((1, 8, 256, chunk)):
@@ -169,6 +183,7 @@ def check(device: str) -> None:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # interpreted Triton computes in numpy
         check_special_values(device)
         compare_with_reference(device, ties(), "ties", top_k=3)
+        compare_with_reference(device, orders(3000, torch.float32), "orders", top_k=12)
         compare_with_reference(device, ties()[:, :3100], "ties", temperature=0.3)
         for vocabulary, rows in ((1, 5), (7, 2), (123, 2), (1000, 2), (4097, 1)):
             for number, dtype in enumerate(DTYPES):
@@ -247,7 +262,7 @@ def test_counters_are_left_as_zeros(device: str, monkeypatch: pytest.MonkeyPatch
     counters = torch.zeros(3, dtype=torch.int32, device=device)
     monkeypatch.setattr(cuda, "counters", lambda like, count: counters)
     logits = rows_of(3, 9001, torch.float32, 1)
-    assert split(3, 9001)[0] > 1
+    assert split(3, 9001, SLOTS)[0] > 1
     with speckernels.use_backend("cuda"):
         compare_with_reference(device, logits, "first call")
         compare_with_reference(device, logits, "second call")
@@ -270,7 +285,7 @@ def test_quotients_are_rounded_as_ieee_does(temperature: float) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 63, 64, 300, 5000])
 @pytest.mark.parametrize("vocabulary", [1, 4096, 4097, 32001, 50257, 128256, 1 << 24])
 def test_splits_cover_each_row_once(rows: int, vocabulary: int) -> None:
-    splits, chunk = split(rows, vocabulary)
+    splits, chunk = split(rows, vocabulary, SLOTS)
     assert chunk % 16 == 0 and 1 <= splits <= 32
     assert (splits - 1) * chunk < vocabulary <= splits * chunk
     if vocabulary <= 4096:
@@ -278,8 +293,37 @@ def test_splits_cover_each_row_once(rows: int, vocabulary: int) -> None:
 
 
 def test_splits_fill_the_gpu_where_there_is_work() -> None:
-    assert split(1, 128 * 1024) == (32, 4096)
-    assert split(64, 128 * 1024) == (8, 16384)
+    assert split(1, 128 * 1024, SLOTS) == (32, 4096)
+    assert split(64, 128 * 1024, SLOTS) == (8, 16384)
+    assert split(64, 128 * 1024, SLOTS // 2) == (4, 32768)  # with top-k: one wave of half as many blocks
+
+
+def test_slots_follow_the_registers() -> None:
+    """What the source promises of each variant, without a GPU: with top-k and in float64 half as many blocks."""
+    cpu = torch.device("cpu")
+    found = {
+        (kind, top): block_slots(cpu, "draft_statistics", "draft_statistics_occupancy", kind, 0, top)
+        for kind in (1, 2, 3)
+        for top in (0, 1)
+    }
+    assert found == {(1, 0): 528, (1, 1): 264, (2, 0): 528, (2, 1): 264, (3, 0): 264, (3, 1): 132}
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.integers(1, 2500),
+    st.integers(1, 32),
+    st.sampled_from(DTYPES),
+    st.sampled_from((1.0, 0.7)),
+    st.integers(0, 1000),
+)
+def test_the_largest_of_any_row(vocabulary: int, top_k: int, dtype: torch.dtype, temperature: float, seed: int) -> None:
+    """Random rows and those of `orders`, in three orders of threads."""
+    logits = torch.cat([orders(vocabulary, dtype), rows_of(2, vocabulary, dtype, seed)])
+    logits = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(seed))[:3]]
+    with speckernels.use_backend("cuda"):
+        for order in thread_orders("draft_statistics", "cpu"):
+            compare_with_reference("cpu", logits, f"order {order}", top_k=top_k, temperature=temperature)
 
 
 values_of_logits = st.one_of(st.floats(-30, 30, width=16), st.sampled_from([-math.inf, math.nan, math.inf, 0.0, 1.0]))

@@ -17,6 +17,7 @@ from speckernels import Unsupported
 from speckernels.ops.tree_attention import reference, tree_attention
 from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, SMALL_SHARED_BYTES, split_count
 from speckernels.ops.tree_metadata import tree_metadata
+from speckernels.runtime.occupancy import block_slots
 from tests.support.kernel_trees import BACKENDS, GPU, SHAPES, Refusals, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
@@ -492,6 +493,15 @@ def test_splits_fill_the_gpu(blocks: int, tiles: int) -> None:
     best = max(use(s) for s in range(1, max(1, min(slots, tiles // 2)) + 1))
     assert use(splits) >= GOOD_ENOUGH * best
     assert all(use(fewer) < GOOD_ENOUGH * best for fewer in range(1, splits))
+
+
+def test_slots_follow_the_shapes() -> None:
+    """Without a GPU as many blocks as shared memory and all registers allow: two of the smallest, else one."""
+    found = {
+        (dim, rows): block_slots(torch.device("cpu"), "tree_attention", "tree_attention_occupancy", dim, rows, 0) // 132
+        for dim, rows in ((32, 16), (64, 16), (128, 16), (64, 128), (128, 128), (256, 64))
+    }
+    assert found == {(32, 16): 2, (64, 16): 2, (128, 16): 1, (64, 128): 1, (128, 128): 1, (256, 64): 1}
 
 
 def samples() -> list[tuple[Any, ...]]:

@@ -18,9 +18,9 @@ MAX_SPLITS = 32  # one partial result per lane of the warp that merges them
 TEMPERATURES = (1e-30, 1e30)
 COLUMNS = 5
 
-# For the choice of splits: blocks that an H200 holds at once, the elements that take a block as
-# long as its reductions do, the smallest part worth a block, and the unit of a part.
-_SLOTS, _BLOCK_COST, _MIN_CHUNK, _CHUNK_UNIT = 528, 2048, 4096, 512
+# For the choice of splits: the elements that take a block as long as its reductions do, the smallest part worth a
+# block, and the unit of a part.
+_BLOCK_COST, _MIN_CHUNK, _CHUNK_UNIT = 2048, 4096, 512
 
 
 class DraftStatistics(NamedTuple):
@@ -130,8 +130,8 @@ def with_unit_stride(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def split(rows: int, vocabulary: int) -> tuple[int, int]:
-    """Into how many parts to cut each row, and the elements of a part, from the shapes alone.
+def split(rows: int, vocabulary: int, slots: int) -> tuple[int, int]:
+    """Into how many parts to cut each row, and the elements of a part, on a GPU that runs `slots` blocks at once.
 
     Blocks run in waves, so the time is the number of waves times the time of a block.
     """
@@ -140,7 +140,7 @@ def split(rows: int, vocabulary: int) -> tuple[int, int]:
         return math.ceil(vocabulary / splits / _CHUNK_UNIT) * _CHUNK_UNIT
 
     def cost(splits: int) -> int:
-        return math.ceil(rows * splits / _SLOTS) * (chunk(splits) + _BLOCK_COST)
+        return math.ceil(rows * splits / slots) * (chunk(splits) + _BLOCK_COST)
 
     best = min(range(1, min(MAX_SPLITS, math.ceil(vocabulary / _MIN_CHUNK)) + 1), key=cost)
     return math.ceil(vocabulary / chunk(best)), chunk(best)

@@ -7,6 +7,7 @@ import torch
 from speckernels.ops.draft_statistics import MAX_TOP_K, empty_results, result_type, split, with_unit_stride
 from speckernels.runtime.counters import counters
 from speckernels.runtime.launch import call
+from speckernels.runtime.occupancy import block_slots
 
 _TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
@@ -25,7 +26,9 @@ def draft_statistics(
     logits = with_unit_stride(logits)
     noise = None if noise is None else with_unit_stride(noise)
     token_ids = None if token_ids is None else token_ids.contiguous()
-    splits, chunk = split(rows, vocabulary)
+    variant = (_TYPES[logits.dtype], int(noise is not None), int(top_k > 0))
+    slots = block_slots(logits.device, "draft_statistics", "draft_statistics_occupancy", *variant)
+    splits, chunk = split(rows, vocabulary, slots)
     numbers = rows * splits * (8 + (2 * MAX_TOP_K if top_k else 0))
     call(
         "draft_statistics", "draft_statistics",

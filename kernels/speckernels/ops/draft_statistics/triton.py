@@ -7,8 +7,10 @@ import struct
 import torch
 
 from speckernels.ops.draft_statistics import MAX_SPLITS, MAX_TOP_K, empty_results, result_type, split, with_unit_stride
+from speckernels.runtime.occupancy import multiprocessors
 from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
+PROGRAMS = 4  # that a multiprocessor runs at once, of 4 warps each
 BLOCK = 4096  # elements that a program reads at a time
 NONE = 2**31 - 1  # index of no element
 MINUS_INFINITY = tl.constexpr(float("-inf"))
@@ -174,7 +176,7 @@ def draft_statistics(
         logits = logits.float()
     logits = with_unit_stride(logits)
     noise = None if noise is None else with_unit_stride(noise)
-    splits, chunk = split(rows, vocabulary)
+    splits, chunk = split(rows, vocabulary, PROGRAMS * multiprocessors(logits.device))
     slots = rows * splits
     entries = slots * MAX_TOP_K if top_k else 0
     (bits,) = struct.unpack("<q", struct.pack("<d", temperature))

@@ -10,13 +10,13 @@ from speckernels.ops.tree_attention import DTYPES, empty_result
 from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     SMALL_SHARED_BYTES,
-    multiprocessors,
     shared_bytes,
     split_count,
 )
 from speckernels.runtime.counters import counters
 from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.launch import call
+from speckernels.runtime.occupancy import block_slots
 
 BLOCK_DIMS = (32, 64, 96, 128, 192, 256)  # shapes of the kernel; smaller heads are filled up with zeros
 MAX_DIM = BLOCK_DIMS[-1]
@@ -66,7 +66,8 @@ def tree_attention(
     if tight and dim > 64:
         block_rows = min(block_rows, 64)
     tiles = -(-rows // block_rows) * kv_heads * batch
-    splits = split_count(tiles, -(-capacity // BLOCK_KEYS), multiprocessors(query.device))
+    slots = block_slots(query.device, "tree_attention", "tree_attention_occupancy", block_dim, block_rows, int(tight))
+    splits = split_count(tiles, -(-capacity // BLOCK_KEYS), slots)
     workspace: tuple[torch.Tensor | None, ...] = (None, None, None)
     if splits > 1:
         workspace = (

@@ -8,7 +8,6 @@ import torch
 
 MIN_TILES = 2  # a part below this many tiles of slots costs more to merge than it saves
 GOOD_ENOUGH = 0.9  # of the best use of the multiprocessors: fewer parts mean less to merge
-ASSUMED_MULTIPROCESSORS = 132  # H100 and H200; for tensors of the CPU
 FULL_SHARED_BYTES = 163 * 1024  # of a block: the largest tiles; A100, H100 and later data-center GPUs have them
 SMALL_SHARED_BYTES = 99 * 1024  # of a block on RTX 30, 40 and 50, A40, L40S
 
@@ -21,14 +20,6 @@ def shared_bytes(device: torch.device) -> int:
     # Missing from torch's type stubs.
     limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     return limit
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return ASSUMED_MULTIPROCESSORS
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 @cache

@@ -17,11 +17,11 @@ from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     MIN_TILES,
     SMALL_SHARED_BYTES,
-    multiprocessors,
     shared_bytes,
     split_count,
 )
 from speckernels.runtime.errors import Unsupported
+from speckernels.runtime.occupancy import multiprocessors
 from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 MERGED_ROWS = 16
