@@ -208,13 +208,14 @@ def compared(
             for sequence, (output, rounds) in enumerate(zip(run.outputs, run.rounds, strict=True))
         ]
     theirs = [one for rounds in run.rounds for one in rounds]
+    rounds_compared = sum(one.rounds for one in found)
     counters = None if run.sums is None else counters_equal(run.sums, found)
     return {
         "setting": str(setting),
         **setting.as_dict(),
         "sequences": len(found),
         "sequences_identical": sum(not one.near_ties and not one.difference for one in found),
-        "rounds": sum(one.rounds for one in found),
+        "rounds": rounds_compared,
         "rounds_identical": sum(one.identical for one in found),
         "drafted": sum(drafted for drafted, _ in theirs),
         "accepted": sum(accepted for _, accepted in theirs),
@@ -222,7 +223,7 @@ def compared(
         "counters_equal": counters,
         "near_ties": [{**tie._asdict(), "text": str(tie)} for one in found for tie in one.near_ties],
         "differences": [f"sequence {i}: {one.difference}" for i, one in enumerate(found) if one.difference],
-        "accounted": not any(one.difference for one in found) and counters is not False,
+        "accounted": rounds_compared > 0 and not any(one.difference for one in found) and counters is not False,
     }
 
 

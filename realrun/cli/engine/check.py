@@ -125,8 +125,10 @@ def _print_check(document: dict[str, Any]) -> None:
             print(f"near tie, {row['setting']}: {tie['text']}")
         for difference in row["differences"]:
             print(f"differs, {row['setting']}: {difference}")
+        if not row["rounds"]:
+            print(f"not compared, {row['setting']}: no round had a draft; give another schedule, or other prompts")
     print(
         "every round is the replay's, near ties named"
         if document["identical"]
-        else "rounds or counters differ from the replay's"
+        else "not every setting was compared, or rounds or counters differ from the replay's"
     )

@@ -158,6 +158,14 @@ def test_a_check_of_lookups(trace: Trace, interpreter: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_check_that_met_no_draft_says_so(trace: Trace, interpreter: Path) -> None:
+    (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), [[] for _ in range(6)])))
+    setting = Setting(3, batch=6, schedule=ScheduledK({1: 0}))  # as where texts end together and K is 0 until then
+    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [setting], TOKENS)
+    row = document["settings"][0]
+    assert row["sequences_identical"] == 6 and row["rounds"] == 0 and not document["identical"]
+
+
 def test_a_check_of_batches(trace: Trace, interpreter: Path) -> None:
     """All at once, so that each round is as the load of the first steps is: of a K that all have."""
     setting = scheduled(VllmEngine(), {1: 3}, 6)
