@@ -101,7 +101,7 @@ def plot(
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.", file_okay=False)] = Path("."),
     json: JsonOption = False,
 ) -> None:
-    """Draw ratios to the floor, and the time of tree attention against tree size and context.
+    """Draw ratios to the floor, a roofline, and the time of tree attention against tree size and context.
 
     Example: speckernels plot bench.json --out figures
     """

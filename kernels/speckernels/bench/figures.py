@@ -1,4 +1,4 @@
-"""Figures of a benchmark: ratios to the floor, and tree attention against tree size and context.
+"""Figures of a benchmark: ratios to the floor, a roofline, and tree attention against tree size and context.
 
 Loads matplotlib; import it where figures are drawn. Colours are Okabe and Ito's, one per
 backend in every figure, each with a marker of its own.
@@ -30,8 +30,13 @@ MARKS: dict[str, tuple[str, str]] = {  # color, marker
     "sdpa_expanded": ("#7dbb5a", "<"),
     "flex": ("#7a6fac", "P"),
     "flashinfer": ("#cc79a7", "X"),
+    "sdpa_packed": ("#009e73", ">"),
+    "sdpa_cudnn": ("#b5a516", "h"),
+    "prefix_merge": ("#e69f00", "p"),
+    "flex_tuned": ("#4b3f8f", "*"),
+    "xqa": ("#8c2d5a", "d"),
 }
-MODE_TITLES = {"launch": "one eager call, launch included", "graph": "inside a CUDA graph", "cpu": "on the CPU"}
+MODE_TITLES = {"launch": "one eager call from Python", "graph": "inside a CUDA graph", "cpu": "on the CPU"}
 INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"
 SPREAD = 0.62  # height of an operation's lanes, of 1
 NODES, CONTEXT, KV_HEADS = 64, 8192, 8  # what the attention figures hold fixed
@@ -81,6 +86,7 @@ def draw(document: Document, folder: Path) -> list[Path]:
         band = "Medians; bands from 20 % to 80 % of the repeats."
         for name, figure, spread in (
             ("ratio_to_floor", _ratios(rows), "One point a shape, at its median time."),
+            ("roofline", _roofline(rows, document), "One point a shape, at its median time."),
             ("tree_attention_nodes", _attention(attention, "nodes", "context", CONTEXT, "tree size (nodes)"), band),
             (
                 "tree_attention_context",
@@ -138,6 +144,36 @@ def _ratios(rows: Sequence[Row]) -> Figure | None:
     panels[0].set_ylim(len(names) - 0.5, -0.5)
     panels[0].tick_params(axis="y", labelcolor=INK)
     _legend(figure, backends, ("median of the cases", "|"))
+    return figure
+
+
+def _roofline(rows: Sequence[Row], document: Document) -> Figure | None:
+    """Rate against arithmetic intensity, a panel per mode, below the roof of copy bandwidth and matrix rate."""
+    rows = [row for row in rows if row.flops and row.bytes and row.achieved_tflop_s]
+    modes = [mode for mode in TIMED_MODES if any(row.mode == mode for row in rows)]
+    if not modes:
+        return None
+    peak, slope = document.ceilings.matmul_tflop_s, document.ceilings.copy_gb_s / 1e3  # TFLOP/s, and a FLOP/byte
+    points = [(row, (row.flops or 0) / (row.bytes or 1), row.achieved_tflop_s or 0.0) for row in rows]
+    low, high = min(x for _, x, _ in points) / 2, max([2 * peak / slope, *(2 * x for _, x, _ in points)])
+    figure = Figure(figsize=(3.2 + 4.4 * len(modes), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    backends = [name for name in BACKENDS if any(row.backend == name for row in rows)]
+    for panel, mode in zip(panels, modes, strict=True):
+        for row, intensity, rate in points:
+            if row.mode == mode:
+                color, marker = MARKS[row.backend]
+                panel.plot(intensity, rate, marker, color=color, markersize=4.5, alpha=0.7, markeredgewidth=0)
+        knee = peak / slope
+        panel.plot([low, knee, high], [low * slope, peak, peak], color=INK, linewidth=1.3, linestyle=(0, (4, 2)))
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_title(MODE_TITLES[mode])
+        panel.set_xlabel("arithmetic intensity (operations / byte)")
+        _log_axis(panel, "x")
+        _log_axis(panel, "y")
+    panels[0].set_ylabel("rate (TFLOP/s)")
+    _legend(figure, backends, ("what the device reaches", "--"))
     return figure
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from speckernels.bench.rows import Ceilings
-from speckernels.bench.timing import Call, Clock, CpuClock, GraphClock, LaunchClock, interleave
+from speckernels.bench.timing import Call, Clock, CpuClock, GraphClock, HostClock, LaunchClock, interleave
 from speckernels.runtime import build, dispatch
 
 EVICT_FACTOR = 2  # times the L2 cache
@@ -131,7 +131,7 @@ def availability() -> dict[str, str]:
 def clocks(device: torch.device) -> list[Clock]:
     """How calls are timed on this device."""
     if device.type == "cuda":
-        return [LaunchClock(device, evict_bytes(device)), GraphClock()]
+        return [LaunchClock(device, evict_bytes(device)), GraphClock(), HostClock()]
     return [CpuClock(mode) for mode in ("cpu", *UNTIMED_MODE.values())]
 
 

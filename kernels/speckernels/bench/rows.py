@@ -18,10 +18,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 VERSION = 1
 KIND = "speckernels-bench"
-# launch: one eager call, launch included; graph: per call inside a CUDA graph; cpu: on the
-# CPU; interpreted, emulated: Triton and CUDA sources tested without a GPU.
-MODES = ("launch", "graph", "cpu", "interpreted", "emulated")
-TIMED_MODES = ("launch", "graph", "cpu")  # the others say nothing about speed
+# launch: one eager call from Python on an idle GPU; graph: per call inside a CUDA graph; host: what an eager call
+# keeps the host busy; cpu: on the CPU; interpreted, emulated: Triton and CUDA sources tested without a GPU.
+MODES = ("launch", "graph", "host", "cpu", "interpreted", "emulated")
+TIMED_MODES = ("launch", "graph", "cpu")  # the others say nothing about the speed of a device
+HOST_MODE = "host"
 MAX_BYTES = 2**24  # of a file
 MAX_OPERATIONS = 100  # in a file, and characters of a name
 FLOOR_KINDS = ("bytes", "flops", "launch")

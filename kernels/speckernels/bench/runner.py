@@ -20,9 +20,11 @@ import torch
 
 from speckernels.bench import machine
 from speckernels.bench.cases import chosen
+from speckernels.bench.cases.attention_rivals import RIVALS
 from speckernels.bench.cases.base import SEED, Arguments, Case, Operation
 from speckernels.bench.inputs import Poison, copied, in_place, total_bytes
 from speckernels.bench.rows import (
+    HOST_MODE,
     TIMED_MODES,
     BenchError,
     Document,
@@ -36,8 +38,12 @@ from speckernels.bench.timing import Call, Clock, Stopwatch, graph_calls, interl
 from speckernels.runtime.dispatch import AUTO, implementation, use_backend
 
 OWN = ("triton", "cuda")
-BACKENDS = ("torch", "torch_compile", "triton", "cuda", "sdpa", "sdpa_packed", "sdpa_expanded", "flex", "flashinfer")
-COMPILED = ("torch_compile", "flex")  # tens of seconds a shape: on a CPU and in a quick run only if asked for
+BACKENDS = ("torch", "torch_compile", *OWN, *RIVALS)
+COMPILED = (
+    "torch_compile",
+    "flex",
+    "flex_tuned",
+)  # tens of seconds a shape: on a CPU and in a quick run only if asked for
 
 REPEATS, QUICK_REPEATS, UNTIMED_REPEATS = 50, 15, 2
 CASE_LIMIT_S, QUICK_CASE_LIMIT_S = 1.0, 0.3  # of readings per case and mode
@@ -351,7 +357,7 @@ class _Session:
                 used[name] = min(len(calls), len(buffers))
             except Exception as error:
                 yield self._row(case, name, clock.mode, self._recovered(error))
-        repeats = self._repeats if clock.mode in TIMED_MODES else UNTIMED_REPEATS
+        repeats = self._repeats if clock.mode in (*TIMED_MODES, HOST_MODE) else UNTIMED_REPEATS
         try:
             timings = interleave(stopwatches, repeats=repeats, limit_s=self._limit_s)
         except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from speckernels.bench.rows import Timing
+from speckernels.bench.rows import HOST_MODE, Timing
 
 Call = Callable[[], Any]
 Stopwatch = Callable[[], float]
@@ -84,6 +84,25 @@ class LaunchClock:
             return float(begin.elapsed_time(end)) * 1e3
 
         return read
+
+
+class HostClock:
+    """Time that one eager call keeps the host busy: it only puts its work into the queue of an idle GPU."""
+
+    mode = HOST_MODE
+
+    def __init__(self, cuda: Any = torch.cuda, seconds: Callable[[], float] = time.perf_counter) -> None:
+        self._cuda = cuda
+        self._seconds = seconds
+
+    def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
+        read = CpuClock(HOST_MODE, self._seconds).stopwatch(calls)
+
+        def read_idle() -> float:
+            self._cuda.synchronize()
+            return read()
+
+        return read_idle
 
 
 class GraphClock:

@@ -47,7 +47,7 @@ def register(name: str, schema: str, fake: Callable[..., Any]) -> None:
 
 
 def _run(name: str, args: tuple[Any, ...]) -> Any:
-    device = next(_devices(args))
+    device = args[0].device if isinstance(args[0], torch.Tensor) else next(_devices(args))
     chosen = requested()
     if chosen != AUTO:
         return implementation(name, _known(chosen))(*args)

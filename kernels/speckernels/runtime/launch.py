@@ -25,13 +25,17 @@ def call(source: str, function: str, *args: Any) -> None:
     args : tensors (None is a null pointer), ints, floats. Raises RuntimeError with the CUDA
     error's words, Unavailable where this GPU or its driver cannot run the kernel.
     """
-    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    types = tuple(map(type, args))
+    tensors = _tensors(types)
+    device = args[tensors[0]].device
     index, stream = None, 0
     if device.type == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
         stream = torch.cuda.current_stream(index).cuda_stream
-    entry = _entry(source, function, index, tuple(map(_c_type, args)))
-    values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    entry = _entry(source, function, index, types)
+    values = list(args)
+    for position in tensors:
+        values[position] = values[position].data_ptr()
     if index is None or index == torch.cuda.current_device():
         code = entry(*values, stream)
     else:  # a launch goes to the current device
@@ -42,17 +46,23 @@ def call(source: str, function: str, *args: Any) -> None:
         raise kind(f"{function} failed: {_error_string(source, index, code)}")
 
 
-def _c_type(arg: Any) -> type:
-    if arg is None or isinstance(arg, torch.Tensor):
-        return ctypes.c_void_p
-    return ctypes.c_double if isinstance(arg, float) else ctypes.c_int64
+@cache
+def _tensors(types: tuple[type, ...]) -> tuple[int, ...]:
+    """Which arguments are tensors. Worked out once per signature, as all that a call can do without."""
+    return tuple(position for position, kind in enumerate(types) if issubclass(kind, torch.Tensor))
 
 
 @cache
 def _entry(source: str, function: str, index: int | None, types: tuple[type, ...]) -> Any:
     # A separate view of the function per signature, so that two uses cannot overwrite each other's types.
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, *types, ctypes.c_void_p)
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, *map(_c_type, types), ctypes.c_void_p)
     return prototype((function, build.load(source, index)))
+
+
+def _c_type(kind: type) -> type:
+    if issubclass(kind, (torch.Tensor, type(None))):
+        return ctypes.c_void_p
+    return ctypes.c_double if issubclass(kind, float) else ctypes.c_int64
 
 
 def _error_string(source: str, index: int | None, code: int) -> str:

@@ -32,6 +32,7 @@ from speckernels.bench.timing import (
     MIN_REPEATS,
     CpuClock,
     GraphClock,
+    HostClock,
     LaunchClock,
     graph_calls,
     interleave,
@@ -81,7 +82,7 @@ def test_timed_row_has_rates_floor_and_ratio() -> None:
     assert (row.median_us, row.p20_us, row.p80_us, row.repeats, row.buffers) == (20.0, 19.0, 22.0, 50, 3)
 
 
-@pytest.mark.parametrize("mode", ["interpreted", "emulated"])
+@pytest.mark.parametrize("mode", ["interpreted", "emulated", "host"])
 def test_modes_without_speed_claim_none(mode: str) -> None:
     row = blank(mode=mode).timed(bench.Timing(20.0, 19.0, 22.0, 5), Work(100, 0), CEILINGS, buffers=1, cold_cache=False)
     assert row.median_us == 20.0
@@ -577,7 +578,8 @@ def test_our_kernels_are_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, oper
     whole = run_bench(None, 2, [], ["triton", "cuda"], "cuda", quick=True)
     assert failures(whole) == []
     assert sorted({(row.backend, row.mode) for row in whole.rows}) == [
-        ("cuda", "graph"), ("cuda", "launch"), ("triton", "graph"), ("triton", "launch"),
+        ("cuda", "graph"), ("cuda", "host"), ("cuda", "launch"),
+        ("triton", "graph"), ("triton", "host"), ("triton", "launch"),
     ]  # fmt: skip
 
 
@@ -593,7 +595,7 @@ def test_quick_and_cpu_runs_compile_nothing_unless_asked() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert runner._chosen_backends([], gpu, False) == runner.BACKENDS
     for light in (runner._chosen_backends([], gpu, True), runner._chosen_backends([], cpu, False)):
-        assert set(runner.BACKENDS) - set(light) == {"torch_compile", "flex"}
+        assert set(runner.BACKENDS) - set(light) == {"torch_compile", "flex", "flex_tuned"}
     assert runner._chosen_backends(["flex"], cpu, True) == ("flex",)
 
 
@@ -681,10 +683,26 @@ def test_table_names_ratios_winners_and_failures() -> None:
     assert failures(whole) == ["tree_metadata, flashinfer: ModuleNotFoundError: No module named 'flashinfer' (1 rows)"]
 
 
+def test_the_table_gives_the_hosts_time_of_a_call() -> None:
+    timing = bench.Timing(20.4, 19.0, 22.0, 50)
+    row = blank(mode="host").timed(timing, Work(100, 0), CEILINGS, buffers=1, cold_cache=False)
+    (cells,) = ratio_table(document([row, dataclasses.replace(row, backend="triton", error="gone", median_us=None)]))
+    line = dict(zip(HEADER, cells, strict=True))
+    assert (line["mode"], line["cuda"], line["triton"], line["fastest"]) == ("host", "20 us", "failed", "")
+
+
+def test_the_hosts_time_ends_where_the_call_returns() -> None:
+    time = FakeTime()
+    cuda = FakeCuda(time)
+    cuda.synchronize = lambda: time.pass_us(500.0)  # type: ignore[method-assign]
+    read = HostClock(cuda, time).stopwatch([lambda: time.pass_us(7.0)])
+    assert read() == pytest.approx(7.0) and read() == pytest.approx(7.0)
+
+
 def test_figures(tmp_path: Path) -> None:
     files = draw(gpu_document(), tmp_path / "figures")
     assert [file.name for file in files] == [
-        "ratio_to_floor.png", "tree_attention_nodes.png", "tree_attention_context.png",
+        "ratio_to_floor.png", "roofline.png", "tree_attention_nodes.png", "tree_attention_context.png",
     ]  # fmt: skip
     assert all(file.stat().st_size > 20_000 for file in files)
 

@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant("ops/compact_kv/triton.py", "(ended == 0) & (source != step)", "(source >= 0) & (source != step)",
            "goes on behind the path's end"),
     Mutant("ops/compact_kv/triton.py", "begin += TOGETHER", "begin += 2 * TOGETHER", "half of it stays"),
-    Mutant("ops/compact_kv/triton.py", "word = word_bytes(tensors, 8)", "word = 8", "words across rows' ends"),
+    Mutant("ops/compact_kv/triton.py", "word = word_bytes(like, addresses, 8)", "word = 8", "words across rows' ends"),
     Mutant("ops/compact_kv/triton.py", "(addresses + tl.program_id(0))", "(addresses)", "first layer only"),
     Mutant("ops/compact_kv/triton.py", "block_table += sequence * pages", "block_table += 0",
            "all sequences have the first one's pages"),
@@ -114,7 +114,8 @@ def check(device: str) -> None:
     for number, (word, (dtype, size, late)) in enumerate(WORDS.items()):
         for layout in LAYOUTS:
             build = (2, (3, 2, slots, size), dtype, layout, late, 11)
-            assert word_bytes(Cache(*build, device).tensors, 16) == word
+            tensors = Cache(*build, device).tensors
+            assert word_bytes(tensors[0], [tensor.data_ptr() for tensor in tensors], 16) == word
             for steps, lengths in ((1, (1, 0, 1)), (5, (5, 0, 3)), (23, (23, 8, 9)))[: 3 if layout == "BSHD" else 2]:
                 path = paths_of(lengths, steps, slots - 8, seed=number + steps)
                 compact_alike(device, build, path, context_lens, f"{word} byte words, {layout}, {steps} steps")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import torch
 
@@ -53,15 +55,16 @@ def compact_kv(
             f"keys[0] is {describe(like)} with strides {list(like.stride())}; give float16, bfloat16, float32 or "
             "float64 [B, H, S, D] with contiguous D"
         )
+    dtype, shape, strides, device = like.dtype, like.shape, like.stride(), like.device
     for number, tensor in enumerate(tensors):
-        if (tensor.dtype, tensor.shape, tensor.stride()) != (like.dtype, like.shape, like.stride()):
+        if tensor.dtype != dtype or tensor.shape != shape or tensor.stride() != strides:
             name = f"keys[{number}]" if number < len(keys) else f"values[{number - len(keys)}]"
             raise ValueError(
                 f"{name} is {describe(tensor)} with strides {list(tensor.stride())}; give all layers as keys[0]: "
-                f"{describe(like)} with strides {list(like.stride())}"
+                f"{describe(like)} with strides {list(strides)}"
             )
-        if tensor.device != like.device:
-            raise ValueError(f"layer tensors are on {like.device} and {tensor.device}; give one device")
+        if tensor.device != device:
+            raise ValueError(f"layer tensors are on {device} and {tensor.device}; give one device")
     batch: int | None = like.shape[0]
     if block_table is not None:
         if like.shape[2].bit_count() != 1:
@@ -84,15 +87,13 @@ def slots_of(like: torch.Tensor, block_table: torch.Tensor | None) -> tuple[int,
     return block_table.shape[1] * size, block_table.shape[1], size.bit_length() - 1
 
 
-def word_bytes(tensors: Sequence[torch.Tensor], largest: int) -> int:
+def word_bytes(like: torch.Tensor, addresses: Sequence[int], largest: int) -> int:
     """The largest power of 2, up to `largest`, that divides every row's address and length."""
-    like = tensors[0]
     size = like.element_size()
     together = largest | like.shape[3] * size
     for stride, length in zip(like.stride()[:3], like.shape[:3], strict=True):
         together |= stride * size if length > 1 else 0
-    for tensor in tensors:
-        together |= tensor.data_ptr()
+    together = reduce(or_, addresses, together)
     return together & -together
 
 

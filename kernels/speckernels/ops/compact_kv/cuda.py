@@ -19,14 +19,15 @@ def compact_kv(
 ) -> None:
     tensors = (*keys, *values)
     like = tensors[0]
-    word = word_bytes(tensors, 16)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    word = word_bytes(like, addresses, 16)
     heads, _, size = like.shape[1:]
     slots, pages, page_bits = slots_of(like, block_table)
     strides = [stride * like.element_size() // word for stride in like.stride()[:3]]
     # Stays on the host: the addresses travel to the GPU as an argument of the kernel.
-    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device="cpu")
+    table = torch.tensor(addresses, device="cpu")
     shape = (len(path), heads, slots, pages, page_bits, size * like.element_size() // word)
     call(
         "compact_kv", "compact_kv",
-        path, context_lens, block_table, path.shape[1], addresses, len(tensors), word, *shape, *strides,
+        path, context_lens, block_table, path.shape[1], table, len(tensors), word, *shape, *strides,
     )  # fmt: skip

@@ -72,13 +72,14 @@ def compact_kv(
     like = tensors[0]
     heads, _, size = like.shape[1:]
     slots, pages, page_bits = slots_of(like, block_table)
-    word = word_bytes(tensors, 8)
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    word = word_bytes(like, addresses, 8)
     columns = size * like.element_size() // word
     padded = triton.next_power_of_2(columns)
     if padded * TOGETHER > MAX_TILE:
         raise Unsupported(f"rows have {columns} words of {word} bytes; this backend takes {MAX_TILE // TOGETHER}")
     strides = [stride * like.element_size() // word for stride in like.stride()[:3]]
-    table = _device_table(tuple(tensor.data_ptr() for tensor in tensors), like.device)
+    table = _device_table(addresses, like.device)
     launch(
         _kernel, (len(tensors), len(path), heads),
         path, context_lens, path if block_table is None else block_table, path.shape[1], table, slots, pages, page_bits,
