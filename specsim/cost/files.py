@@ -76,7 +76,7 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     ConstantCost(s_d=0.001, s_t=0.01)
     >>> specsim.read_cost("vllm-llama3.1-8b-eagle-h100").step_s
     0.00120683946
-    >>> round(specsim.read_cost("example:llama-3.1-8b-eagle-h100").autoregressive_step(1000), 3)
+    >>> round(float(specsim.read_cost("example:llama-3.1-8b-eagle-h100").autoregressive_step(1000)), 3)
     0.006
     """
     where = cost_path(path)

@@ -57,7 +57,7 @@ def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
     kinds = [value for name, value in vars(module).items() if _defines(module, name, value)]
     kinds = list(dict.fromkeys(kinds))
     if not kinds:
-        raise InputError(f"{path} defines no policy; write a class of ChainPolicy or TreePolicy, as in the README")
+        raise InputError(f"{path} defines no policy; write a class of ChainPolicy or TreePolicy, see docs/extending.md")
     for kind in kinds:
         _check(path, kind)
     names = [kind.name for kind in kinds]

@@ -1,4 +1,4 @@
-"""The public API: what it promises in its docstrings, what it refuses, and that the README's block runs."""
+"""The public API: what it promises in its docstrings, what it refuses, and that the documentation's block runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import specsim
+from docs.pages import block
 from specsim.fitting.fit import fit
 from specsim.replaying.priced import PricedTrace
 from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
-from tests.support import readme_block
 from tests.support.reference import RampCost, small_trace
 from tests.support.tuning_cases import stretchy_trace
 
@@ -113,10 +113,10 @@ def test_a_board_is_a_table_and_a_figure() -> None:
     assert labels == frame["label"].tolist()
 
 
-def test_the_notebook_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specsim.write_trace(stretchy_trace(12, 40), tmp_path / "trace")
     (tmp_path / "profile.json").write_text(json.dumps({"s_d": 0.001, "s_t": 0.010}))
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(readme_block("specsim.read_trace"), names)  # the reader's notebook
+    exec(block("howto/own_models.md", "specsim.read_trace"), names)  # the reader's notebook
     assert len(names["board"].to_frame()) > 5  # type: ignore[attr-defined]

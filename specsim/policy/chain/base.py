@@ -24,7 +24,7 @@ class ChainPolicy(Policy):
     """Base of every chain policy: how many tokens to draft, one after another.
 
     A policy is a frozen dataclass of `setting` fields, `max_draft_tokens` (tokens) among them, with the compiled
-    functions that `specsim.policy.base` describes. The README shows a whole one.
+    functions that `specsim.policy.base` describes. docs/extending.md shows a whole one.
 
     Examples
     --------

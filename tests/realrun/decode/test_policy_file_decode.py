@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.pages import block
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
@@ -12,13 +13,12 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from tests.support import readme_block
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 
 def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     path = tmp_path / "prob_floor.py"
-    path.write_text(readme_block("class ProbFloor"))
+    path.write_text(block("extending.md", "class ProbFloor"))
     pair, prompts, sampler = tiny_pair(), tiny_prompts(3), Sampler("greedy")
     trace = record(pair, prompts, RecordSettings(5, 24, sampler))
     policy = make_policy(str(path), {"floor": 0.05, "max_draft_tokens": 5})

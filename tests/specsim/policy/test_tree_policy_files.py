@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from docs.pages import block
 from specsim.cost.model import ConstantCost
 from specsim.errors import InputError
 from specsim.policy.registry import find_policies, make_policy
@@ -16,9 +17,8 @@ from specsim.policy.user_file import load_policy_file
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from tests.specsim.policy.test_tree_policies import Drafter, grow, path_of, recorded_text, rounds_of
-from tests.support import readme_block
 
-GOOD = readme_block("class KeepLikely")
+GOOD = block("extending.md", "class KeepLikely")
 
 STATIC = '''
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The README's example policy is a policy, served everywhere; its commands for engines run as they stand there."""
+"""The example policy of the documentation is served everywhere; its commands for engines run as they stand there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.pages import block
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import find_policy, make_policy
 from specsim.ranking.leaderboard import leaderboard
@@ -16,15 +17,14 @@ from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
 from specsim.tuning.search import tune
 from specsim.tuning.settings import SearchSettings
-from tests.support import readme_block
 from tests.support.commands import call
 from tests.support.reference import RampCost, small_trace
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("readme") / "prob_floor.py"
-    path.write_text(readme_block("class ProbFloor"))
+    path = tmp_path_factory.mktemp("own") / "prob_floor.py"
+    path.write_text(block("extending.md", "class ProbFloor"))
     return path
 
 
@@ -65,7 +65,10 @@ def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -
 
 def test_the_commands_for_engines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """advise, diagnose and every engine's export, in twelve lines."""
-    commands = [shlex.split(line, comments=True) for line in readme_block("specsim diagnose", "sh").splitlines()]
+    commands = [
+        shlex.split(line, comments=True)
+        for line in block("howto/choose_k.md", "specsim export vllm", "sh").splitlines()
+    ]
     exported = {engine for _, verb, engine, *_ in commands if verb == "export"}
     assert len(commands) <= 12 and {verb for _, verb, *_ in commands} == {"advise", "diagnose", "export"}
     assert exported == {"vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"}
