@@ -174,6 +174,12 @@ class Document:
         return {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
 
 
+def one_line(error: Exception) -> str:
+    """Type and first line of a message, at most 300 characters."""
+    words = " ".join(str(error).strip().splitlines()[:1])
+    return f"{type(error).__name__}: {words}"[:300]
+
+
 def write_document(path: Path, document: Document) -> None:
     """Write in one step: a reader sees the old file or the new one."""
     plain = document.as_dict()

@@ -31,6 +31,7 @@ from speckernels.bench.rows import (
     ElsewhereError,
     Row,
     Work,
+    one_line,
     read_document,
     write_document,
 )
@@ -380,12 +381,6 @@ class _Session:
             except Exception:  # the same error again: it stays until the process ends
                 self._dead = True
         return one_line(error)
-
-
-def one_line(error: Exception) -> str:
-    """Type and first line of a message, at most 300 characters."""
-    words = " ".join(str(error).strip().splitlines()[:1])
-    return f"{type(error).__name__}: {words}"[:300]
 
 
 def _with_backend(backend: str, stopwatch: Stopwatch) -> Stopwatch:
