@@ -19,6 +19,7 @@ from specsim.cli.engines.join import join
 from specsim.cli.engines.record_text import record_text
 from specsim.cli.files.example import example
 from specsim.cli.files.info import data, info, policies
+from specsim.cli.files.report import report
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.papers import papers
 from specsim.cli.replay import replay
@@ -55,6 +56,7 @@ COMMANDS = (
     policies,
     info,
     example,
+    report,
     advise,
     diagnose,
     explain,

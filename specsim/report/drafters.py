@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ from specsim.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows
 from specsim.report.page import (
-    CSS,
     MINUS,
+    Result,
     decoding_text,
     definitions,
     facts,
     figure,
+    lead,
     load_text,
     page,
     prompts_text,
@@ -27,16 +27,6 @@ from specsim.report.table import as_csv, as_html, behind_leader
 
 Row = Mapping[str, Any]
 KIND = "specsim-drafter-leaderboard"
-CSS_DRAFTERS = (
-    CSS
-    + """.drafters :is(th, td):is(:nth-child(2), :nth-child(3)), .about :is(th, td):nth-child(2) { text-align: left; }
-.drafters td:nth-child(3) { white-space: normal; }
-.tie { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 12px;
-  font-weight: 500; line-height: 18px; background: #dcf1ea; color: #00624a; }
-.stack figure { margin-top: 40px; }
-.settings { display: block; color: var(--muted); font-size: 12px; font-weight: 400; }
-"""
-)
 CSV_COLUMNS = (
     "rank", "drafter", "role", "policy", "form", "settings", "own_target", "best_of_drafter", "speedup", "speedup_low",
     "speedup_high", "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high",
@@ -82,14 +72,18 @@ def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def render_drafters(document: Mapping[str, Any]) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes.
+    """The report as one self-contained HTML page; the same document gives the same bytes. As `drafters_result`."""
+    return page(drafters_result(document))
+
+
+def drafters_result(document: Mapping[str, Any]) -> Result:
+    """What a page shows of a leaderboard of drafters.
 
     document : what `realrun leaderboard --json` prints. Raises InputError if it is another one.
     """
     if document.get("kind") != KIND or not document.get("rows"):
         raise InputError(f"report: the document is no {KIND} with a row; give what `realrun leaderboard` wrote")
     rows = document["rows"]
-    title = f"Drafters of {escape(document['target'])}"
     drawn = figure(
         "wide",
         "Ranking",
@@ -105,10 +99,9 @@ def render_drafters(document: Mapping[str, Any]) -> str:
         ),
         "Predicted time per output token by what it is spent on; the dashed line is autoregressive decoding.",
     )
+    verdict, *main = _lead(document)
     body = [
-        '<p class="eyebrow">Drafters, each with its best policies</p>',
-        f"<h1>{title}</h1>",
-        _lead(document),
+        *main,
         f"<h2>Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup</h2>",
         as_html("drafters", drafters_columns(measured=rows[0]["measured"] is not None), drafters_rows(document)),
         f'<div class="stack">{drawn}</div>',
@@ -122,36 +115,40 @@ def render_drafters(document: Mapping[str, Any]) -> str:
         pairs = ((f"{policy} with {', '.join(names)}", reason) for (policy, reason), names in left_out.items())
         body += ["<h3>Not compared</h3>", facts(pairs)]
     body += ["<h2>How it was made</h2>", facts(_facts(document)), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
-    return page(f"Leaderboard: {title}", body, css=CSS_DRAFTERS)
+    return Result("Drafters, each with its best policies", f"Drafters of {document['target']}", verdict, body)
 
 
-def _lead(document: Mapping[str, Any]) -> str:
+def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The verdict; how it came about and the main values, as HTML."""
     rows, sequences = document["rows"], document["sequences"]
     top, error = rows[0], document["median_abs_error_percent"]
     ties = [row for row in rows if row["tied_with_leader"]]
     by, kind, speedup = "By prediction", "predicted", top["speedup"]
     if top["measured"] is not None:
         by, kind, speedup = "As measured", "measured", top["measured"]
-    lead = (
+    made = (
         f"Policies were tuned for each of {len(document['drafters'])} drafters on {sequences['tuning']:,} prompts and "
         f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
-        f"{decoding_text(document['decoding'])}. {by} the fastest was {top['drafter']} with {top['form']}: "
+        f"{decoding_text(document['decoding'])}."
+    )
+    verdict = (
+        f"{by} the fastest was {top['drafter']} with {top['form']}: "
         f"{speedup['estimate']:.3f} times autoregressive speed (95 % interval {speedup['low']:.3f} to "
         f"{speedup['high']:.3f})."
     )
     if ties:
-        lead += f" Not significantly slower (95 %): {', '.join(row['label'] for row in ties)}."
+        verdict += f" Not significantly slower (95 %): {', '.join(row['label'] for row in ties)}."
     boxes = [
         (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}"),
         (f"{len(ties) + 1} of {len(rows)}", "rows share the first place within the data's resolution"),
     ]
     measured = [row for row in rows if row["measured"] is not None]
     if measured:
-        lead += f" Predictions missed the measured speedups by {error:.1f} % in the median."
+        verdict += f" Predictions missed the measured speedups by {error:.1f} % in the median."
         boxes += [
             (f"{error:.1f} %", f"median absolute error of {len(measured)} predicted speedups"),
         ]
-    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+    return verdict, lead(made), tiles(boxes)
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:

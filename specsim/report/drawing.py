@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote, unquote
 
 import matplotlib
 import numpy as np
 import numpy.typing as npt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,6 +26,7 @@ from specsim.arrays import Floats
 
 PREDICTED, MEASURED, ADAPTIVE = "#0072b2", "#d55e00", "#007a5a"
 INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"
+TOLD = "told:"  # begins the id of a group whose marks say something
 DOT: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.8}
 
 STYLE: dict[Any, Any] = {
@@ -81,6 +85,28 @@ def spread(values: npt.ArrayLike, gap: float) -> Floats:
     return placed[np.argsort(order)]
 
 
+def told(marks: Artist, texts: Sequence[str]) -> None:
+    """Have each of these marks, a line's markers or one bar, say a text where the pointer is on it in a page."""
+    marks.set_gid(TOLD + quote(json.dumps(list(texts))))
+
+
+def interval_told(label: str, value: float, low: float, high: float) -> str:
+    """What a mark says of an estimate."""
+    return f"{label}: {value:.3f} (95 % interval {low:.3f} to {high:.3f})"
+
+
+def _titled(group: re.Match[str]) -> str:
+    """A group of an SVG with the texts that `told` gave its marks."""
+    texts = iter(json.loads(unquote(group[1])))
+    mark = "use" if "<use " in group[2] else "path"
+
+    def with_title(found: re.Match[str]) -> str:
+        text = next(texts, None)
+        return found[0] if text is None else f"<{mark} {found[1]}><title>{html.escape(text)}</title></{mark}>"
+
+    return "<g>" + re.sub(rf"<{mark} ([^>]*)/>", with_title, group[2])
+
+
 def note_above(axes: Axes, text: str, x: float, y: float) -> None:
     axes.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", color=MUTED, fontsize=8.5)
 
@@ -109,6 +135,8 @@ def svg(figure: Figure, name: str, title: str) -> str:
     matplotlib.rcParams["svg.hashsalt"] = name
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     _, _, svg = buffer.getvalue().partition("<svg ")  # leaves the XML prolog out
+    svg = re.sub(rf'<g id="{TOLD}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
+    svg = re.sub(rf'<g id="{TOLD}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
     svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     size_free = re.sub(r'^width="[^"]*" height="[^"]*" ', "", svg)
     return f'<svg role="img" aria-label="{html.escape(title)}" {size_free}'

@@ -10,11 +10,12 @@ from specsim.errors import InputError
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import (
-    CSS,
+    Result,
     decoding_text,
     definitions,
     facts,
     figure,
+    lead,
     line,
     page,
     table,
@@ -24,19 +25,6 @@ from specsim.report.table import DASH, as_html
 
 Row = Mapping[str, Any]
 KIND = "specsim-leaderboard"
-CSS_BOARD = (
-    CSS
-    + """.board :is(th, td):nth-child(2) { text-align: left; }
-.board td:nth-child(2), .effect td:nth-child(-n+2) { white-space: normal; }
-.effect :is(th, td):nth-child(2) { text-align: left; }
-.oracle td { color: #b34e00; }
-.tie { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 12px;
-  font-weight: 500; line-height: 18px; background: #dcf1ea; color: #00624a; }
-.stack figure { margin-top: 40px; }
-.settings { display: block; color: var(--muted); font-size: 12px; font-weight: 400; }
-"""
-)
-
 DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
     "sequences under the cost model.",
@@ -64,66 +52,79 @@ DEFINITIONS = {
 
 
 def render_leaderboard(document: Mapping[str, Any]) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes.
+    """The report as one self-contained HTML page; the same document gives the same bytes. As `leaderboard_result`."""
+    return page(leaderboard_result(document))
+
+
+def leaderboard_result(document: Mapping[str, Any]) -> Result:
+    """What a page shows of a leaderboard.
 
     document : what `specsim leaderboard --json` prints. Raises InputError if it is another one.
     """
     if document.get("kind") != KIND or not document.get("boards"):
         raise InputError(f"report: the document is no {KIND} with a board; give a leaderboard's JSON")
     boards = document["boards"]
-    title = "Leaderboard: " + ", ".join(dict.fromkeys(escape(board["trace"]) for board in boards))
-    body = ['<p class="eyebrow">Drafting policies, tuned and ranked</p>', f"<h1>{title}</h1>", _lead(document)]
+    verdict, *body = _lead(document)
     if len(boards) > 1:
         body += ["<h2>All boards</h2>", *_side_by_side(document)]
     for number, board in enumerate(boards):
         body += _board(board, f"b{number}", alone=len(boards) == 1)
     body += ["<h2>How it was made</h2>", facts(_facts(document)), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
-    return page(title, body, css=CSS_BOARD)
+    title = "Leaderboard: " + ", ".join(dict.fromkeys(board["trace"] for board in boards))
+    return Result("Drafting policies, tuned and ranked", title, verdict, body)
 
 
-def _lead(document: Mapping[str, Any]) -> str:
+def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The verdict; how it came about and the main values, as HTML."""
     boards = document["boards"]
     return _lead_of_one(boards[0]) if len(boards) == 1 else _lead_of_many(boards, document["combined"])
 
 
-def _lead_of_one(board: Mapping[str, Any]) -> str:
+def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
     top, oracle = board["rows"][0], board["oracle"]
     speedup = top["speedup"]
     ties = sum(row["tied_with_leader"] for row in board["rows"])
-    lead = (
+    made = (
         f"Every policy was tuned on {board['sequences']['tuning']:,} sequences and replayed on "
-        f"{board['sequences']['holdout']:,} others, {board['output_tokens']:,} output tokens. The fastest was "
-        f"{top['label']}: {speedup['estimate']:.3f} times autoregressive speed (95 % interval {speedup['low']:.3f} to "
-        f"{speedup['high']:.3f})."
+        f"{board['sequences']['holdout']:,} others, {board['output_tokens']:,} output tokens."
+    )
+    verdict = (
+        f"The fastest was {top['label']}: {speedup['estimate']:.3f} times autoregressive speed "
+        f"(95 % interval {speedup['low']:.3f} to {speedup['high']:.3f})."
     )
     if ties:
         others = "one other" if ties == 1 else f"{ties} others"
-        lead += f" On these sequences {others} did not differ significantly (95 %) from it."
+        verdict += f" On these sequences {others} did not differ significantly (95 %) from it."
     boxes = (
         (f"{speedup['estimate']:.2f}", f"best held-out speedup, {top['label']}"),
         (f"{ties + 1} of {len(board['rows'])}", "rows share the first place within the data's resolution"),
         (f"{oracle['estimate']:.2f}", "the oracle's speedup on the same sequences"),
         (f"{100 * top['oracle_regret']:.0f} %", "more time than the oracle, the leader's regret"),
     )
-    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+    return verdict, lead(made), tiles(boxes)
 
 
-def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mapping[str, Any]]) -> str:
-    lead = (
+def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
+    made = (
         f"On each of {len(boards)} boards every policy was tuned on one part of the trace's sequences and ranked on "
         "the others."
     )
+    verdicts = []
     for group in combined:
         best = group["standings"][0]
-        lead += (
-            f" Over the {len(group['traces'])} traces at drafts up to {group['max_draft']}, {best['label']} has the "
+        verdicts.append(
+            f"Over the {len(group['traces'])} traces at drafts up to {group['max_draft']}, {best['label']} has the "
             f"largest geometric mean of speedups, {best['speedup']:.3f}."
         )
+    if not verdicts:
+        fastest = max(boards, key=lambda board: float(board["rows"][0]["speedup"]["estimate"]))
+        top = fastest["rows"][0]
+        verdicts = [f"The fastest is {top['label']}, {top['speedup']['estimate']:.3f}, on {_board_name(fastest)}."]
     boxes = (
         (f"{board['rows'][0]['speedup']['estimate']:.2f}", f"{_board_name(board)}: {board['rows'][0]['label']}")
         for board in boards
     )
-    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+    return " ".join(verdicts), lead(made), tiles(boxes)
 
 
 def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:

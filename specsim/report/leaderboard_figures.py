@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specsim.report.drawing import DOT, INK, MUTED, RULE, estimates, spans, styled, svg
+from specsim.report.drawing import DOT, INK, MUTED, RULE, estimates, interval_told, spans, styled, svg, told
 
 Row = Mapping[str, Any]
 
@@ -51,7 +51,9 @@ def ranking_figure(board: Mapping[str, Any]) -> Figure:
     for color in (LEADING, BEHIND):
         at = np.flatnonzero([_color(row, rows) == color for row in rows])
         if len(at):
-            axes.errorbar(value[at], y[at], xerr=bars[:, at], fmt="o", color=color, markersize=7, elinewidth=1.6, **DOT)
+            style: dict[str, Any] = {"fmt": "o", "color": color, "markersize": 7, "elinewidth": 1.6, **DOT}
+            marks = axes.errorbar(value[at], y[at], xerr=bars[:, at], **style)
+            told(marks[0], [interval_told(rows[i]["label"], value[i], low[i], high[i]) for i in at.tolist()])
     for place, text, color in ((1.0, "autoregressive", MUTED), (oracle["estimate"], "oracle", ORACLE)):
         axes.annotate(
             text,
@@ -148,7 +150,9 @@ def time_per_token(board: Mapping[str, Any], name: str) -> str:
     left = np.zeros(len(rows))
     for key, label, color in PARTS:
         width = 1e3 * np.array([row["token_seconds"][key] for row in rows])
-        axes.barh(y, width, 0.62, left, color=color, label=label)
+        bars = axes.barh(y, width, 0.62, left, color=color, label=label)
+        for bar, row, part in zip(bars, rows, width, strict=True):
+            told(bar, [f"{row['label']}: {label} {part:.3f} ms per token"])
         left += width
     baseline = 1e3 * board["baseline_token_seconds"]
     axes.axvline(baseline, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="autoregressive")
@@ -214,7 +218,11 @@ def side_by_side(columns: Sequence[str], labels: Sequence[str], speedups: Sequen
     beside = np.linspace(0.18, -0.18, len(columns))  # marks of one value stay apart
     for number, column in enumerate(columns):
         marker, color = MARKERS[number % len(MARKERS)], colors[number % len(colors)]
-        axes.plot(table[:, number], y + beside[number], marker, color=color, markersize=7, label=column, **DOT)
+        (marks,) = axes.plot(
+            table[:, number], y + beside[number], marker, color=color, markersize=7, label=column, **DOT
+        )
+        drawn = [(label, value) for label, value in zip(labels, table[:, number], strict=True) if np.isfinite(value)]
+        told(marks, [f"{label}, {column}: {value:.3f}" for label, value in drawn])
     axes.set_yticks(y, labels, color=INK)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(-0.7, len(labels) - 0.3)
@@ -258,7 +266,8 @@ def _sweep_line(axes: Axes, one: Mapping[str, Any], color: str, dash: Any) -> No
         return
     joined = sorted({**dict(zip(values, one["speedups"], strict=True)), one["tuned"]: one["at_tuned"]}.items())
     axes.plot(*zip(*joined, strict=True), color=color, linestyle=dash, linewidth=1.6, label=label)
-    axes.plot(one["tuned"], one["at_tuned"], "o", color=color, markersize=7, zorder=4, **DOT)
+    (dot,) = axes.plot(one["tuned"], one["at_tuned"], "o", color=color, markersize=7, zorder=4, **DOT)
+    told(dot, [f"{one['label']}, {one['setting']} = {one['tuned']:.4g}: {one['at_tuned']:.3f}"])
     if one["log"]:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

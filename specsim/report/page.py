@@ -3,74 +3,69 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 MINUS = "\u2212"
 
-CSS = """
-:root { --ink: #1f2328; --muted: #656d76; --rule: #e4e7eb; --soft: #f6f8fa; --edge: #b6bcc4;
-  --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-* { box-sizing: border-box; }
-body { margin: 0; background: #fff; color: var(--ink); font: 16px/1.55 var(--sans); }
-main { max-width: 1240px; margin: 0 auto; padding: 48px 28px 72px; }
-h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.015em; margin: 0 0 14px; }
-h2 { font-size: 20px; letter-spacing: -.01em; margin: 56px 0 14px; }
-.eyebrow { color: var(--muted); font-size: 13px; letter-spacing: .06em; margin: 0 0 8px; }
-.lead { font-size: 18px; max-width: 54em; margin: 0; text-wrap: pretty; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(var(--least), 1fr)); }
-.tiles { --least: 200px; gap: 14px; margin-top: 28px; }
-.figures { --least: min(100%, 480px); gap: 44px 36px; }
-.columns { --least: min(100%, 420px); gap: 0 48px; }
-.tile { background: var(--soft); border-radius: 10px; padding: 16px 18px; }
-.tile b { display: block; font-size: 28px; line-height: 1.15; letter-spacing: -.02em; }
-.tile span { display: block; color: var(--muted); font-size: 14px; line-height: 1.4; margin-top: 4px;
-  overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-table, .tile b, svg text { font-variant-numeric: tabular-nums; }
-th, td { padding: 8px 7px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
-th { color: var(--muted); font-weight: 600; font-size: 13px; line-height: 1.35; vertical-align: bottom;
-  border-color: var(--edge); }
-:is(th, td):first-child { text-align: left; padding-left: 0; }
-td:first-child { white-space: normal; }
-.policies :is(th, td):is(:nth-child(2), :nth-child(3)) { text-align: left; padding-left: 14px; }
-.domains { max-width: 820px; }
-.baseline td { background: var(--soft); color: var(--muted); }
-.best td { font-weight: 600; }
-.ci { color: var(--muted); font-weight: 400; font-size: 12px; padding-left: 5px; }
-.role { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 12px;
-  font-weight: 500; line-height: 18px; background: #eaeef2; color: #4b535c; }
-.role.tuned { background: #dcf1ea; color: #00624a; }
-.p { color: #0072b2; } .m { color: #b34e00; }
-figure { margin: 0; min-width: 0; } figure.wide { grid-column: 1 / -1; }
-figure h3 { font-size: 16px; margin: 0 0 8px; }
-figcaption { color: var(--muted); font-size: 14px; margin-top: 8px; max-width: 62em; }
-svg { display: block; width: 100%; height: auto; min-width: 430px; }
-.wide svg { min-width: 820px; }
-svg text { font-family: var(--sans) !important; }
-.facts td { white-space: normal; overflow-wrap: anywhere; text-align: left; vertical-align: top; }
-.facts td:first-child { color: var(--muted); width: 38%; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 8px 28px; margin: 0; font-size: 15px; }
-dt { font-weight: 600; }
-dd { margin: 0; max-width: 60em; color: #3b424a; }
-@media (max-width: 600px) {
-  main { padding: 28px 16px 48px; } h1 { font-size: 24px; } .lead { font-size: 16px; }
-  dl { grid-template-columns: 1fr; gap: 2px; } dd { margin-bottom: 10px; }
-}
-"""
+
+class Result(NamedTuple):
+    """What a page shows of one result.
+
+    Parameters
+    ----------
+    kind : what sort of result it is, in a few words
+    title : what it is of, plain text
+    verdict : what it says, in one or two sentences of plain text; the first line of the page
+    body : the rest, parts that are HTML already
+    """
+
+    kind: str
+    title: str
+    verdict: str
+    body: Sequence[str]
+
+    @property
+    def html(self) -> list[str]:
+        """Its parts, the title and the verdict first."""
+        return [
+            f'<p class="eyebrow">{escape(self.kind)}</p>',
+            f"<h1>{escape(self.title)}</h1>",
+            f'<p class="verdict">{escape(self.verdict)}</p>',
+            *self.body,
+        ]
 
 
-def page(title: str, body: Iterable[str], *, css: str = CSS) -> str:
-    """The whole page. title : HTML already; body : parts that are HTML already."""
+def page(result: Result) -> str:
+    """The whole page of a result: one file that needs no network."""
+    look, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("look.css", "look.js"))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{css}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(result.title)}</title>\n<style>{look}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(result.html)
+        + f"\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
     )
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Several results as one, each with its verdict at the top; ids of figures stay apart."""
+    lines, body = [], []
+    for number, one in enumerate(results):
+        place = f"result-{number}"
+        lines.append(f'<li><a href="#{place}">{escape(one.title)}</a>: {escape(one.verdict)}</li>')
+        apart = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", "\n".join(one.html))
+        body.append(f'<section class="result" id="{place}">{apart}</section>')
+    contents = f'<ol class="contents">{"".join(lines)}</ol>'
+    return Result("Results", f"{len(results)} results", "The verdict of each, in the order given:", [contents, *body])
+
+
+def lead(text: str) -> str:
+    """A paragraph on how a result came about."""
+    return f'<p class="lead">{escape(text)}</p>'
 
 
 def tiles(boxes: Iterable[tuple[str, str]]) -> str:

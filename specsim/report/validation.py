@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from specsim.errors import InputError
@@ -11,10 +10,12 @@ from specsim.report import validation_figures as figures
 from specsim.report.documents import DOMAIN_COLUMNS, ERROR_PART_COLUMNS, VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import (
     MINUS,
+    Result,
     decoding_text,
     definitions,
     facts,
     figure,
+    lead,
     load_text,
     page,
     percent,
@@ -87,7 +88,12 @@ DEFINITIONS = {
 
 
 def render_validation(document: Mapping[str, Any]) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes.
+    """The report as one self-contained HTML page; the same document gives the same bytes. As `validation_result`."""
+    return page(validation_result(document))
+
+
+def validation_result(document: Mapping[str, Any]) -> Result:
+    """What a page shows of a validation.
 
     document : the validation result, JSON-able, its `kind` "specsim-validation"
 
@@ -95,11 +101,8 @@ def render_validation(document: Mapping[str, Any]) -> str:
     """
     _check(document)
     rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
-    title = escape(f"{document['target']} with {document['drafter']}")
     body = (
-        '<p class="eyebrow">Validation of predicted speedups</p>',
-        f"<h1>{title}</h1>",
-        _lead(document, rows),
+        *_lead(document, rows),
         "<h2>Policies, by measured speedup</h2>",
         as_html("policies", VALIDATION_COLUMNS, validation_rows(rows)),
         *_left_out(document),
@@ -118,7 +121,8 @@ def render_validation(document: Mapping[str, Any]) -> str:
         "<h2>Definitions</h2>",
         *definitions(DEFINITIONS),
     )
-    return page(f"Validation: {title}", body)
+    title = f"{document['target']} with {document['drafter']}"
+    return Result("Validation of predicted speedups", title, _verdict(document, rows), body)
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -131,28 +135,38 @@ def _check(document: Mapping[str, Any]) -> None:
         raise InputError("report: the validation result has no row; validate at least one policy")
 
 
-def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """What was fastest and how far predictions were off; first of all, whether the machine could tell."""
+    top, measured = rows[0], rows[0]["measured"]
+    verdict = (
+        f"The fastest was {top['label']}, measured at {measured['estimate']:.3f} times autoregressive speed "
+        f"(95 % interval {measured['low']:.3f} to {measured['high']:.3f}), and the predictions miss the measured "
+        f"speedups by {document['median_abs_error_percent']:.1f} % in the median."
+    )
+    if document.get("noise_floor_percent", 0.0) > LARGEST_FLOOR_PERCENT:
+        floor = f"{document['noise_floor_percent']:.1f} %"
+        verdict = (
+            f"The machine was too busy to tell policies apart: two like baselines may differ by {floor}. {verdict}"
+        )
+    return verdict
+
+
+def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     best, top = document["best"], rows[0]
     measured = top["measured"]
     error = f"{document['median_abs_error_percent']:.1f} %"
     sequences = document["sequences"]
-    lead = (
+    text = (
         f"A dense trace of {document['target']} with the drafter {document['drafter']} was recorded on "
         f"{document['device']} in {document['dtype']} under {decoding_text(document['decoding'])}; "
         f"policies were tuned on {sequences['tuning']:,} sequences and then run for real on "
-        f"{sequences['holdout']:,} others, {document['output_tokens']:,} output tokens. "
-        f"The fastest was {top['label']}, measured at {measured['estimate']:.3f} times autoregressive speed "
-        f"(95 % interval {measured['low']:.3f} to {measured['high']:.3f}), "
-        f"and the predictions miss the measured speedups by {error} in the median."
+        f"{sequences['holdout']:,} others, {document['output_tokens']:,} output tokens."
     )
     if document.get("block_expansion"):
-        lead += f" {DEEPENED}"
-    if document.get("noise_floor_percent", 0.0) > LARGEST_FLOOR_PERCENT:
-        floor = f"{document['noise_floor_percent']:.1f} %"
-        lead = f"The machine was too busy to tell policies apart: two like baselines may differ by {floor}. {lead}"
+        text += f" {DEEPENED}"
     named = "the measured best" if best["predicted"] == best["measured"] else best["predicted"]
     if document.get("approximate"):
-        lead += (
+        text += (
             " Real runs of rejection sampling draw anew what is accepted, so rounds cannot be compared one by one, "
             "and predictions are approximate."
         )
@@ -166,7 +180,7 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
         if identical
         else ("approximate", "replay, as always with rejection sampling"),
     )
-    return f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}'
+    return [lead(text), tiles(boxes)]
 
 
 def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:

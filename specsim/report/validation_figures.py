@@ -23,12 +23,14 @@ from specsim.report.drawing import (
     MUTED,
     PREDICTED,
     estimates,
+    interval_told,
     margin_notes,
     note_above,
     spans,
     spread,
     styled,
     svg,
+    told,
 )
 
 Row = Mapping[str, Any]
@@ -37,6 +39,7 @@ EQ14, CONSTANT = "#7a6fac", "#56b4e9"
 ACCEPTABLE_ERROR = 0.05  # half-width of the band around perfect prediction
 HALF_PAGE = (6.0, 4.5)  # inches
 TITLE_CHARACTERS = 60  # a line of a title over half a page
+NAMED = 8  # more policies leave no room for their names: each mark says its own
 COUNT_LABELS_UP_TO = 13  # more bars than this leave no room for a number on each
 
 RUNGS = (  # key, legend, marker, color
@@ -75,9 +78,10 @@ def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
     if fixed:
         at = [r["params"]["k"] for r in fixed]
         mid, *ends = estimates([r["measured"] for r in fixed])
-        axes.errorbar(
+        marks = axes.errorbar(
             at, mid, spans(mid, *ends), fmt="o", color=MEASURED, markersize=6, elinewidth=1.5, zorder=4, **DOT
         )
+        told(marks[0], [interval_told(f"measured, K = {k}", *one) for k, *one in zip(at, mid, *ends, strict=True)])
         notes.append((float(mid[-1]), "fixed K, measured", MEASURED))
     axes.set_xlim(k[0] - 0.4, k[-1] + 0.4)
     axes.margins(y=0.10)
@@ -98,7 +102,9 @@ def accepted_histogram(histogram: Mapping[str, Any]) -> str:
     axes = figure.subplots()
     for i, (name, color) in enumerate((("predicted", PREDICTED), ("measured", MEASURED))):
         label = f"{name}, {counts[i].sum():,.0f} rounds"
-        axes.bar(accepted + 0.42 * i - 0.21, share[i], 0.4, color=color, label=label)
+        bars = axes.bar(accepted + 0.42 * i - 0.21, share[i], 0.4, color=color, label=label)
+        for bar, tokens, part in zip(bars, accepted, share[i], strict=True):
+            told(bar, [f"{name}: {part:.1f} % of the rounds accept {tokens}"])
     if len(accepted) <= COUNT_LABELS_UP_TO:
         for x in np.flatnonzero(counts[1]):
             text = f"{share[1, x]:.0f}" if share[1, x] >= 0.5 else "<1"
@@ -160,7 +166,9 @@ def error_ladder(rows: Sequence[Row]) -> str:
     left, width = 100 * (low / truth - 1), 100 * (high - low) / truth
     axes.barh(y, width, 0.5, left, color=MEASURED, alpha=0.22, label="measured, 95 % interval")
     for error, (_, label, marker, color) in zip(errors, RUNGS, strict=True):
-        axes.plot(error, y, marker, color=color, markersize=7, label=label, **DOT)
+        (marks,) = axes.plot(error, y, marker, color=color, markersize=7, label=label, **DOT)
+        drawn = [(row["label"], one) for row, one in zip(rows, error, strict=True) if np.isfinite(one)]
+        told(marks, [f"{policy}, {label}: {one:+.2f} %" for policy, one in drawn])
     axes.set_yticks(y, [r["label"] for r in rows], color=INK)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(-0.7, len(rows) - 0.3)
@@ -190,7 +198,7 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
         at = np.flatnonzero([row["role"] == role for row in rows])
         if not len(at):
             continue
-        axes.errorbar(
+        marks = axes.errorbar(
             x[at],
             y[at],
             y_spans[:, at],
@@ -203,7 +211,9 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
             label=label,
             zorder=4,
         )
-    _leader_notes(axes, x, y, [_short_name(row) for row in rows], float(np.ptp(span)))
+        told(marks[0], [f"{rows[i]['label']}: measured {x[i]:.3f}, predicted {y[i]:.3f}" for i in at.tolist()])
+    if len(rows) <= NAMED:
+        _leader_notes(axes, x, y, [_short_name(row) for row in rows], float(np.ptp(span)))
     axes.set_xlim(*span)
     axes.set_ylim(*span)
     axes.set_aspect("equal")

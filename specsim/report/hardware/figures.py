@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specsim.report.drawing import DOT, INK, MUTED, estimates, margin_notes, spans, styled, svg
+from specsim.report.drawing import DOT, INK, MUTED, estimates, interval_told, margin_notes, spans, styled, svg, told
 
 Row = Mapping[str, Any]
 COLORS = ("#0072b2", "#d55e00", "#007a5a", "#7a6fac", "#56b4e9", "#b8860b", "#1f2328", "#cc79a7")
@@ -44,10 +44,12 @@ def speedups(rows: Sequence[Row]) -> str:
         here = [row for row in rows if row["batch"] == batch]
         y = np.array([len(devices) - 1 - devices.index(row["gpu"]) + off for row in here])
         value, *ends = estimates(row["speedup"] for row in here)
-        axes.errorbar(
+        marks = axes.errorbar(
             value, y, xerr=spans(value, *ends), fmt=MARKERS[number % len(MARKERS)],
             color=COLORS[number % len(COLORS)], markersize=7, elinewidth=1.6, label=f"batch {batch}", **DOT,
         )  # fmt: skip
+        texts = [f"{row['gpu']}, batch {batch}" for row in here]
+        told(marks[0], [interval_told(*one) for one in zip(texts, value, *ends, strict=True)])
         place = axes.get_yaxis_transform()
         for at, one in zip(y, value, strict=True):
             axes.annotate(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from specsim.report.hardware import figures
-from specsim.report.page import CSS, decoding_text, definitions, facts, figure, page, tiles
+from specsim.report.page import Result, decoding_text, definitions, facts, figure, lead, page, tiles
 from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
 
 Row = Mapping[str, Any]
-CSS_DEVICES = CSS + ".devices :is(th, td):last-child { text-align: left; white-space: normal; }\n"
 MILLISECONDS = plain(lambda seconds: f"{1e3 * seconds:.3f}")
 
 
@@ -49,25 +47,31 @@ DEFINITIONS = {
 
 
 def render_comparison(document: Row) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes.
+    """The report as one self-contained HTML page; the same document gives the same bytes. As `comparison_result`."""
+    return page(comparison_result(document))
+
+
+def comparison_result(document: Row) -> Result:
+    """What a page shows of a comparison of hardware.
 
     document : what `specsim cost compare --json` prints
     """
     options, rows, parts = document["options"], document["rows"], document["sequences"]
-    title = f"{escape(options['model'])} with {escape(options['drafter'])}, by hardware"
     best = max(rows, key=lambda row: float(row["speedup"]["estimate"]))
     speedup = best["speedup"]
     recorded = document["recorded"]
-    lead = (
+    made = (
         f"Acceptance is that of {recorded['target']} with {recorded['drafter']}, "
         f"{decoding_text(recorded['decoding'])}; times are a roofline's of {options['model']} with "
         f"{options['drafter']}, weights {options['weights']}. Policies were tuned on {parts['tuning']:,} sequences and "
-        f"predicted on {parts['holdout']:,} others. Speculation "
-        f"gains most on {best['gpu']} at batch {best['batch']}: {speedup['estimate']:.3f} times (95 % interval "
-        f"{speedup['low']:.3f} to {speedup['high']:.3f})."
+        f"predicted on {parts['holdout']:,} others."
+    )
+    verdict = (
+        f"Speculation gains most on {best['gpu']} at batch {best['batch']}: {speedup['estimate']:.3f} times (95 % "
+        f"interval {speedup['low']:.3f} to {speedup['high']:.3f})."
     )
     if document["approximate"]:
-        lead += " Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances."
+        verdict += " Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances."
     boxes = (
         (f"{row['speedup']['estimate']:.2f}", f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}")
         for row in rows
@@ -94,9 +98,8 @@ def render_comparison(document: Row) -> str:
         ),
     )
     body = [
-        '<p class="eyebrow">Speculative decoding on hardware that is not at hand</p>',
-        f"<h1>{title}</h1>",
-        f'<p class="lead">{escape(lead)}</p>{tiles(boxes)}',
+        lead(made),
+        tiles(boxes),
         "<h2>Devices</h2>",
         as_html("devices", COLUMNS, rows),
         "<h2>Figures</h2>",
@@ -105,6 +108,7 @@ def render_comparison(document: Row) -> str:
     if document["skipped"]:
         body += ["<h2>Left out</h2>", facts((one["gpu"], one["reason"]) for one in document["skipped"])]
     notes = dict.fromkeys(note for row in rows for note in row["cost_notes"])
-    made = [*options.items(), *(("costs", note) for note in notes)]
-    body += ["<h2>How it was made</h2>", facts(made), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
-    return page(title, body, css=CSS_DEVICES)
+    how = [*options.items(), *(("costs", note) for note in notes)]
+    body += ["<h2>How it was made</h2>", facts(how), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
+    title = f"{options['model']} with {options['drafter']}, by hardware"
+    return Result("Speculative decoding on hardware that is not at hand", title, verdict, body)

@@ -136,7 +136,8 @@ def test_file_is_self_contained(document: dict[str, Any]) -> None:
     text = render_validation(document)
     page = Page(text)
     assert set(re.findall(r'https?://[^\s"<>)]*', text)) <= NAMESPACES
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.names)
+    assert not {"link", "img", "iframe", "object"} & set(page.names)
+    assert page.names.count("script") == 1 and "<script>" in text  # of its own
     assert all(link.startswith("#") for link in page.links)
     assert "@import" not in text
     assert "<?xml" not in text
@@ -268,3 +269,18 @@ def test_no_torch_and_no_pyplot_is_loaded() -> None:
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'realrun', 'matplotlib.pyplot')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_marks_say_their_values(document: dict[str, Any]) -> None:
+    text = render_validation(document)
+    titles = re.findall(r"<(?:use|path) [^>]*><title>([^<]*)</title></(?:use|path)>", text)
+    assert "measured, K = 1: 1.200 (95 % interval 1.176 to 1.224)" in titles
+    assert "max_confidence($x^2$), Eq. 14: +20.00 %" in titles
+    assert sum("rounds accept" in title for title in titles) == 8  # a bar each, of both
+    assert 'id="told' not in text and "-told" not in text
+
+
+def test_the_verdict_comes_first(document: dict[str, Any]) -> None:
+    text = render_validation({**document, "noise_floor_percent": 7.0})
+    first = text.index('<p class="verdict">')
+    assert text[first:].startswith('<p class="verdict">The machine was too busy') and first < text.index('class="lead"')

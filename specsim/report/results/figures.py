@@ -1,0 +1,100 @@
+"""Figures that several kinds of results share, each a function from plain data to inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from specsim.report.drawing import (
+    ADAPTIVE,
+    DOT,
+    INK,
+    MEASURED,
+    MUTED,
+    PREDICTED,
+    estimates,
+    interval_told,
+    margin_notes,
+    spans,
+    styled,
+    svg,
+    told,
+)
+
+WIDE = 12.4  # inches
+COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#56b4e9", "#b8860b", INK, "#cc79a7")
+MARKERS = "osD^vPX*"
+LONGEST_LABEL = 60  # characters
+
+
+@styled()
+def lines_of_estimates(labels: Sequence[str], values: Sequence[Mapping[str, float]], name: str, what: str) -> str:
+    """A line per label with its estimate and interval; the first is drawn in green."""
+    y = np.arange(len(labels))[::-1]
+    mid, low, high = estimates(values)
+    figure = Figure(figsize=(WIDE, 1.1 + 0.34 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    bars = spans(mid, low, high)
+    for at, label in enumerate(labels):
+        color = PREDICTED if at else ADAPTIVE
+        style: dict[str, Any] = {"fmt": "o", "color": color, "markersize": 7, "elinewidth": 1.6, **DOT}
+        marks = axes.errorbar(mid[at : at + 1], y[at : at + 1], xerr=bars[:, at : at + 1], **style)
+        told(marks[0], [interval_told(label, mid[at], low[at], high[at])])
+    axes.set_yticks(y, [shorten(label, LONGEST_LABEL, placeholder=" ...") for label in labels], color=INK)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(-0.6, len(labels) - 0.4)
+    axes.margins(x=0.04)
+    axes.set_xlabel(what)
+    return svg(figure, name, what)
+
+
+@styled()
+def shares(labels: Sequence[str], counts: Mapping[str, Sequence[int]], colors: Mapping[str, str], name: str) -> str:
+    """A bar per label of how many are of which kind. counts : by kind, one for each label"""
+    y, left = np.arange(len(labels))[::-1], np.zeros(len(labels))
+    figure = Figure(figsize=(WIDE, 1.2 + 0.4 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    for kind, numbers in counts.items():
+        bars = axes.barh(y, numbers, 0.62, left, color=colors[kind], label=kind)
+        for bar, label, number in zip(bars, labels, numbers, strict=True):
+            told(bar, [f"{label}: {number} {kind}"])
+        left += np.asarray(numbers)
+    axes.set_yticks(y, labels, color=INK)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("number")
+    figure.legend(loc="outside upper right", ncols=len(counts), handlelength=1.2, columnspacing=1.4)
+    return svg(figure, name, "How many are of which kind")
+
+
+@styled()
+def by_batch(batches: Sequence[int], lines: Mapping[str, Sequence[Mapping[str, float]]], name: str) -> str:
+    """Speedup over the batch, a line with its intervals for each label."""
+    figure = Figure(figsize=(WIDE, 4.6), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    notes = [(1.0, "no speculation", MUTED)]
+    for number, (label, values) in enumerate(lines.items()):
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        mid, low, high = estimates(values)
+        axes.fill_between(batches, low, high, color=color, alpha=0.08, linewidth=0)
+        axes.plot(batches, mid, color=color, linewidth=1.4)
+        (marks,) = axes.plot(batches, mid, marker, color=color, markersize=6, **DOT)
+        texts = [interval_told(f"{label}, batch {at}", *one) for at, *one in zip(batches, mid, low, high, strict=True)]
+        told(marks, texts)
+        notes.append((float(mid[-1]), label, color))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
+    axes.set_xlabel("sequences in a batch")
+    axes.set_ylabel("speedup (ratio, without speculation = 1)")
+    margin_notes(axes, notes)
+    return svg(figure, name, "Speedup over the batch")

@@ -1,0 +1,72 @@
+"""`specsim report`: any result files as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specsim.errors import InputError
+from specsim.json_files import read_json
+from specsim.report.drafters import KIND as DRAFTERS
+from specsim.report.drafters import drafters_result
+from specsim.report.hardware.page import comparison_result
+from specsim.report.leaderboard import KIND as LEADERBOARD
+from specsim.report.leaderboard import leaderboard_result
+from specsim.report.page import Result, joined, page
+from specsim.report.results.batches import batches_result
+from specsim.report.results.claims import claims_result
+from specsim.report.results.papers import papers_result
+from specsim.report.results.tuning import tuning_result
+from specsim.report.validation import KIND as VALIDATION
+from specsim.report.validation import validation_result
+
+Render = Callable[[Mapping[str, Any]], Result]
+IN_FOLDER = ("validation.json", "leaderboard.json", "comparison.json")
+KINDS: dict[str, Render] = {
+    VALIDATION: validation_result,
+    LEADERBOARD: leaderboard_result,
+    DRAFTERS: drafters_result,
+    "specsim-claims": claims_result,
+    "specsim-cost-comparison": comparison_result,
+}
+BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no other has
+    "best_params": tuning_result,
+    "break_even": batches_result,
+    "changed_verdicts": papers_result,
+}
+MAKE = (
+    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, `claims "
+    "check`, `serve schedule` or `papers audit` print with --json"
+)
+
+
+def render_files(paths: Iterable[Path]) -> str:
+    """The page of these files; InputError says which of them is no result."""
+    results = [read_result(path) for path in paths]
+    return page(results[0] if len(results) == 1 else joined(results))
+
+
+def read_result(path: Path) -> Result:
+    """What a page shows of one file, or of the result in a folder."""
+    if path.is_dir():
+        path = next((path / name for name in IN_FOLDER if (path / name).is_file()), path / IN_FOLDER[0])
+    document = read_json(path, f"result {path}", missing=MAKE, invalid="make it again")
+    if isinstance(document, dict):
+        if render := KINDS.get(str(document.get("kind"))):
+            return _rendered(render, document, path)
+        for key, by_key in BY_KEY.items():
+            if key in document:
+                return _rendered(by_key, document, path)
+    raise InputError(f"{path} is no result that a report shows; {MAKE}")
+
+
+def _rendered(render: Render, document: Mapping[str, Any], path: Path) -> Result:
+    try:
+        return render(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{path} lacks what its report shows ({type(error).__name__}: {error!s:.200}); make it again"
+        ) from None

@@ -1,0 +1,84 @@
+"""The page of `specsim tune`: what tuning found, and what it gains over the policies beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from specsim.report.page import Result, definitions, figure, lead, tiles, value_text
+from specsim.report.results import figures
+from specsim.report.table import DIFFERENCE, SHARE, SPEEDUP, THREE, TWO, Column, as_html
+
+CALLED = {"runner_up": "runner-up of the search", "default": "default settings", "best_fixed_k": "best fixed K"}
+
+
+def _settings(params: Mapping[str, Any]) -> str:
+    """Settings in words, less what was learned."""
+    return ", ".join(f"{name}={value_text(value)}" for name, value in params.items() if not isinstance(value, list))
+
+
+COLUMNS = (
+    Column("policy", "label"),
+    Column("speedup [95 %]", "speedup", SPEEDUP),
+    Column("tuned gains", "gain", DIFFERENCE),
+    Column("v_d", "v_d", THREE),
+    Column("r_d", "r_d", THREE),
+    Column("HM", "hm", THREE),
+    Column("tau", "tau", TWO),
+    Column("oracle regret", lambda row: row.get("oracle_regret"), SHARE),
+    Column("settings", lambda row: _settings(row["params"]) if "params" in row else None),
+)
+DEFINITIONS = {
+    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, on sequences that did not tune; in "
+    "folds, every sequence is reported on by settings tuned on the others.",
+    "Tuned gains": "Speedup of the tuned policy less that of the row, the same sequences resampled for both. Where the "
+    "interval takes in 0, these sequences do not tell the two apart.",
+    "v_d, r_d, HM": "Accepted over drafted tokens, accepted over output tokens, and their harmonic mean.",
+    "tau": "Output tokens per target pass, the target's own included.",
+    "Oracle regret": "Time beyond that of a policy which knows beforehand what will be accepted.",
+}
+
+
+def tuning_result(document: Mapping[str, Any]) -> Result:
+    """What a page shows of a tuning. document : what `specsim tune --json` prints"""
+    held, references = document["holdout"], document["references"]
+    tuned = {**held, "label": f"{document['policy']}, tuned", "row_class": "best"}
+    baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0, "row_class": "baseline"}
+    others = [
+        {**one, "label": CALLED.get(name, name), "gain": one["comparison"]["difference"]}
+        for name, one in references.items()
+    ]
+    speedup = held["speedup"]
+    verdict = (
+        f"Tuned, {document['policy']} is {speedup['estimate']:.3f} times as fast as autoregressive decoding (95 % "
+        f"interval {speedup['low']:.3f} to {speedup['high']:.3f}) on sequences that it was not tuned on."
+    )
+    if document["interrupted"]:
+        verdict = f"Interrupted: this is the best so far. {verdict}"
+    same = [one["label"] for one in others if not one["comparison"]["separated"]]
+    told = f"These sequences do not tell it from the {'; the '.join(same)}." if same else ""
+    boxes = (
+        (f"{speedup['estimate']:.2f}", "speedup on sequences that did not tune"),
+        (f"{document['train']['speedup']['estimate']:.2f}", "on those that did"),
+        (f"{document['trials']:,}", f"configurations tried, search: {document['search']}"),
+    )
+    rows = [tuned, *others]
+    drawn = figures.lines_of_estimates(
+        [row["label"] for row in rows], [row["speedup"] for row in rows], "tuning", "speedup, with 95 % intervals"
+    )
+    body = [
+        lead(f"{document['trials']:,} configurations were tried. {told}"),
+        tiles(boxes),
+        "<h2>Tuned, and what stands beside it</h2>",
+        as_html("tuning", COLUMNS, [tuned, baseline, *others]),
+        f'<div class="stack">{figure("wide", "Does tuning pay?", drawn, "Green is tuned; 1 is no speculation.")}</div>',
+    ]
+    if document.get("warnings"):
+        body += ["<h2>Warnings</h2>", *(f"<p>{escape(warning)}</p>" for warning in document["warnings"])]
+    return Result(
+        "A policy, tuned",
+        f"Tuning {document['policy']}",
+        verdict,
+        [*body, "<h2>Definitions</h2>", *definitions(DEFINITIONS)],
+    )
