@@ -29,6 +29,8 @@ for name in names:
         for capability in map(int, capabilities.split()):
             compiled, limit = variant.compile(capability), variant.shared_limit_bytes
             assert limit is None or compiled.metadata.shared <= limit, (name, number, compiled.metadata.shared)
+            fetches = variant.constants.get("TMA") and capability >= 90
+            assert not fetches or all(word in compiled.asm["ptx"] for word in ("cp.async.bulk.tensor", "wgmma"))
             # What chooses tokens is not contracted; products of matrices are, whatever the flag.
             assert name == "tree_attention" or "fma.rn.f32" not in compiled.asm["ptx"], (name, number)
             sizes[f"{name} {number} {capability}"] = len(compiled.asm["cubin"])

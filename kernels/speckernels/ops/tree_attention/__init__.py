@@ -155,6 +155,12 @@ def lse_type(query: torch.Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Rows can be read 16 bytes at a time."""
+    strides = (stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1)
+    return tensor.data_ptr() % 16 == 0 and all(stride % (16 // tensor.itemsize) == 0 for stride in strides)
+
+
 register(
     "tree_attention",
     "(Tensor query, Tensor keys, Tensor values, Tensor mask_bits, Tensor context_lens, float scale, "

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from speckernels.ops.tree_attention import DTYPES, empty_result
+from speckernels.ops.tree_attention import DTYPES, empty_result, is_aligned
 from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     SMALL_SHARED_BYTES,
@@ -50,7 +50,7 @@ def tree_attention(
         *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]),
     )
     tensors = (query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse)
-    if not (query.dtype.itemsize == 2 and dim % 8 == 0 and all(map(_is_aligned, (query, keys, values)))):
+    if not (query.dtype.itemsize == 2 and dim % 8 == 0 and all(map(is_aligned, (query, keys, values)))):
         call("tree_attention", "tree_attention_simple", *tensors, sizes, kind, batch, kv_heads, scale)
         return out
 
@@ -84,9 +84,3 @@ def tree_attention(
 def _sizes(*numbers: int) -> torch.Tensor:
     """Numbers in host memory; made once per set of shapes and strides."""
     return torch.tensor(numbers, device="cpu")
-
-
-def _is_aligned(tensor: torch.Tensor) -> bool:
-    """Rows can be read 16 bytes at a time."""
-    strides = (stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1)
-    return tensor.data_ptr() % 16 == 0 and all(stride % (16 // tensor.itemsize) == 0 for stride in strides)
