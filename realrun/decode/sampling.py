@@ -50,8 +50,19 @@ def _stream_seed(seed: int, stream: Stream) -> int:
 class Sampler:
     """Greedy decoding, or sampling at a temperature, by Gumbel noise or rejection sampling.
 
+    Attributes
+    ----------
+    mode : "greedy", "gumbel" or "rejection"
+    temperature : by which logits are divided, in (0, 100)
+    seed : of the noise
     top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
         reaches it (Holtzman et al. 2020); 1 keeps all. Greedy ignores it, as the temperature.
+
+    Examples
+    --------
+    >>> import realrun
+    >>> realrun.Sampler("rejection", temperature=0.8, top_p=0.95).mode
+    'rejection'
     """
 
     mode: Mode = "greedy"

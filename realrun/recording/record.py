@@ -31,10 +31,20 @@ MAX_WIDTH = 256  # children recorded of a node
 class RecordSettings:
     """What to record. Lengths in tokens.
 
+    Attributes
+    ----------
     max_draft_tokens : longest draft recorded at every position
+    max_new_tokens : output tokens of a prompt, at most
+    sampler : how tokens are chosen
     tree_nodes : nodes of every position's tree, at most; 0 records no trees
     tree_width : children of a node that a tree may hold, at most
     prompts_source : where the prompts come from, in words or as a file's name, for the trace's metadata
+
+    Examples
+    --------
+    >>> import realrun
+    >>> realrun.RecordSettings(max_draft_tokens=8, sampler=realrun.Sampler("gumbel", temperature=0.8)).tree_nodes
+    0
     """
 
     max_draft_tokens: int = 16

@@ -40,9 +40,23 @@ TUNING_REPEATS = 6  # of every round in the profile that policies are tuned unde
 class ValidationSettings:
     """How to record, tune and decode.
 
+    Attributes
+    ----------
+    record : what is recorded, and how tokens are chosen
     kinds : policies to compare; None: all that the trace can serve
     trace : a recorded trace of these prompts and settings; None: the one in the output folder, recorded if need be
+    trials : configurations to try per policy
+    repeats : timed runs of every held-out prompt and policy
+    tuning_share : share of the prompts to tune on, in (0, 1)
+    seed : of all randomness
+    overwrite : whether a validation that is there is replaced
     tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`
+
+    Examples
+    --------
+    >>> import realrun
+    >>> realrun.ValidationSettings(realrun.RecordSettings(max_draft_tokens=8), trials=20).repeats
+    3
     """
 
     record: RecordSettings

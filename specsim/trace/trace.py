@@ -43,6 +43,9 @@ OPTIONAL_LISTS = {
 class Trace:
     """A dense trace in memory. N positions in S sequences, recorded to depth D.
 
+    Attributes
+    ----------
+    meta : dict, what `meta.json` says: target, drafter and its kind, decoding, limits, where and when recorded
     sequence_id, prompt_tokens, budget_tokens : int arrays [S]. The budget is the
         most output tokens that the run would have emitted.
     domain : str array [S]

@@ -13,6 +13,8 @@ MAX_NODES = 1024
 class Verified(NamedTuple):
     """The accepted path in each of B trees of n nodes.
 
+    Attributes
+    ----------
     path : int32 [B, n], nodes from the root (path[0] = 0) to the last accepted one, then -1
     accepted : int32 [B], accepted draft tokens; the root is not counted
     emitted : int64 [B, n], the accepted tokens and then the target's own token, that is

@@ -100,7 +100,16 @@ def requested() -> str:
 
 
 def backend_for(device: torch.device | str) -> str:
-    """The backend that an operation on this device uses, unless it refuses the arguments."""
+    """The backend that an operation on this device uses, unless it refuses the arguments.
+
+    Parameters
+    ----------
+    device : of the tensors
+
+    Returns
+    -------
+    "reference", "triton" or "cuda"
+    """
     chosen = requested()
     return _preferred(torch.device(device).type)[0] if chosen == AUTO else _known(chosen)
 
@@ -115,7 +124,18 @@ def _known(backend: str) -> str:
 def use_backend(backend: str) -> Iterator[None]:
     """Run every operation inside the block with this backend; "auto" chooses by device.
 
-    Raises ValueError for an unknown name; operations inside, Unsupported or Unavailable where the backend cannot do it.
+    Parameters
+    ----------
+    backend : "reference", "triton", "cuda" or "auto"
+
+    Returns
+    -------
+    A context manager.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name. Operations inside raise Unsupported or Unavailable where the backend cannot do it.
     """
     global _override
     before = _override

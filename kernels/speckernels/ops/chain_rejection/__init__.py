@@ -15,6 +15,8 @@ MAX_VOCABULARY = 2**22  # weights are at most 2^40, and their sum must fit 63 bi
 class ChainVerified(NamedTuple):
     """The accepted part of each of B chains of k drafted tokens.
 
+    Attributes
+    ----------
     accepted : int32 [B], accepted draft tokens, 0 to k
     emitted : int64 [B, k + 1], the accepted tokens and then one drawn token, that is
         accepted + 1 tokens, then -1
@@ -48,6 +50,11 @@ def chain_rejection(
     target_probs : float32 [B, k + 1, V], the target's distribution at each place and after the last
     uniforms : float64 [B, k + 1] in [0, 1); [:, i] decides on token i, [:, k] draws the last token.
         Outside values count as the nearest inside, NaN as 0
+
+    Returns
+    -------
+    ChainVerified
+        The accepted tokens of each chain, and the one drawn behind them.
 
     Raises
     ------

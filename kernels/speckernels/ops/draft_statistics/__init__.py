@@ -26,6 +26,8 @@ _BLOCK_COST, _MIN_CHUNK, _CHUNK_UNIT = 2048, 4096, 512
 class DraftStatistics(NamedTuple):
     """Statistics of n rows, in the type of x (float32, or float64 for float64 logits).
 
+    Attributes
+    ----------
     values : [n, 5], the columns that the properties name; one tensor, so that one copy brings
         all of it to the host
     top_ids : int64 [n, k], tokens of the k largest p, falling, lowest index first at ties; -1
@@ -85,6 +87,11 @@ def draft_statistics(
     temperature : from 1e-30 to 1e30
     token_ids : int64 [n], tokens to use in place of the argmax; one outside [0, V) has p 0
     top_k : how many of the largest p to return, 0 to 32; noise plays no part in these
+
+    Returns
+    -------
+    DraftStatistics
+        Five numbers and the most probable tokens of each row.
 
     Raises
     ------

@@ -21,6 +21,11 @@ def greedy_verify(tokens: torch.Tensor, parents: torch.Tensor, choices: torch.Te
         (the pending token) with parent -1; later nodes with parent -1 are padding
     choices : int64 [B, n], the target's choice (argmax) after each node
 
+    Returns
+    -------
+    Verified
+        The accepted path of each tree.
+
     Raises
     ------
     ValueError

@@ -14,6 +14,8 @@ MAX_CANDIDATES = 31  # 1024 nodes
 class SpaceLayout(NamedTuple):
     """n = 1 + k(k + 2) nodes: the pending token, k candidates, k + 1 groups of k mask tokens.
 
+    Attributes
+    ----------
     parents : int32 [n]. Node 0 is the pending token, nodes 1 to k are the candidates, a chain
         below it; group g is a chain of mask tokens below node g, nodes 1 + k + gk and on
     is_mask : bool [n], whether a node is a mask token
@@ -38,6 +40,11 @@ def space_layout(candidates: int, device: torch.device | str) -> SpaceLayout:
     ----------
     candidates : k, candidates and mask tokens per group, 0 to 31
     device : where the result is made
+
+    Returns
+    -------
+    SpaceLayout
+        Parents, masks and groups of 1 + k(k + 2) nodes.
 
     Raises
     ------

@@ -14,6 +14,8 @@ MAX_NODES = 1024
 class TreeMetadata(NamedTuple):
     """B trees of n nodes.
 
+    Attributes
+    ----------
     mask_bits : int32 [B, n, ceil(n / 32)], bit i % 32 of word i // 32 is set where node i is
         the node itself or an ancestor; padding nodes see only themselves
     positions : int64 [B, n], context + depth; the root has depth 0, padding counts as 0
@@ -34,6 +36,11 @@ def tree_metadata(parents: torch.Tensor, context_lens: torch.Tensor) -> TreeMeta
     parents : int32 [B, n], the parent of each node, which precedes it. Node 0 is the root
         (the pending token) with parent -1; later nodes with parent -1 are padding
     context_lens : int32 [B], cached tokens before the root
+
+    Returns
+    -------
+    TreeMetadata
+        Mask bits, positions and links of each tree.
 
     Raises
     ------

@@ -14,6 +14,8 @@ from speckernels.runtime.dispatch import register
 class SiblingKind(IntEnum):
     """How the children of a node were drafted, which decides the rule that keeps the distribution.
 
+    Attributes
+    ----------
     iid : each child drawn from the draft's distribution, so tokens may repeat
     without_replacement : each child drawn from what its earlier siblings left of it
     top_k : children chosen without randomness (most likely tokens, a lookup, a search)
@@ -71,6 +73,11 @@ def tree_rejection(
     uniforms : float64 [B, n + 1] in [0, 1); [:, j] decides on node j (that of the root is not used),
         [:, n] draws the last token. Outside values count as the nearest inside, NaN as 0
     kind : how siblings were drafted
+
+    Returns
+    -------
+    Verified
+        The accepted path of each tree, and the token drawn behind it.
 
     Raises
     ------

@@ -42,6 +42,11 @@ def typical_acceptance(
     choices : int64 [B, n], the target's own token after each node, emitted last
     epsilon, delta : the thresholds, at least 0
 
+    Returns
+    -------
+    Verified
+        The accepted path of each tree.
+
     Raises
     ------
     ValueError
