@@ -20,7 +20,7 @@ from realrun.campaign.job import Job
 from realrun.campaign.profile import against_floor
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import LAB_DRAFTERS, load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.pairs.shapes import random_model, shape_config

@@ -102,14 +102,19 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RoundScorer:
-    """theta_M in (0, 1) with the target's part done: target_logits [n, M] of n rounds, draft_weight [d_D]."""
+    """theta_M in (0, 1) with the target's part done: by_target [n, M] of n rounds, draft_weight [d_D]."""
 
-    target_logits: torch.Tensor
+    by_target: torch.Tensor
     draft_weight: torch.Tensor
 
     def __call__(self, draft_hidden: torch.Tensor, depth: int, begin: int = 0) -> torch.Tensor:
-        logits = self.target_logits[begin : begin + len(draft_hidden), min(depth, self.target_logits.shape[1]) - 1]
-        return torch.addmv(logits, draft_hidden.to(logits.dtype), self.draft_weight).sigmoid_()
+        by_target = self.by_target[begin : begin + len(draft_hidden), min(depth, self.by_target.shape[1]) - 1]
+        return score_of(by_target, draft_hidden, self.draft_weight)
+
+
+def score_of(by_target: torch.Tensor, draft_hidden: torch.Tensor, draft_weight: torch.Tensor) -> torch.Tensor:
+    """Scores [m] from the target's part [m] and draft states [m, d_D]."""
+    return torch.addmv(by_target, draft_hidden.to(by_target.dtype), draft_weight).sigmoid_()
 
 
 def save_predictor(predictor: Predictor, path: Path) -> None:

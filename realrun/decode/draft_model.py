@@ -11,16 +11,75 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.acceptance_predictor import Predictor, score_of
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
+from realrun.decode.gumbel import BLOCK, gumbel_noise
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import Sampler, compared_in
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm
+from realrun.lm.static.sizes import Mirrored
 from specsim.errors import InputError
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import TreePolicy
+
+
+class StepDescription:
+    """What a chain's draft step says of its row, a `realrun.lm.cached.Describe`: [c], as it is copied to the host.
+
+    Token, its probability, the largest one, entropy in nats; then the predictor's score and the top-10 confidence,
+    where these are wanted. All that changes from step to step and from round to round is read at fixed addresses, so
+    that it can be recorded with the pass. Greedy and Gumbel.
+
+    room : output positions that there is noise for
+    """
+
+    def __init__(self, lm: CachedLM, sampler: Sampler, room: int, predictor: Predictor | None, weighing_top10: bool):
+        self.sampler, self.room, self.predictor, self.weighing_top10 = sampler, room, predictor, weighing_top10
+        self._vocab, self._type = int(lm.model.config.vocab_size), compared_in(lm.model.dtype)
+        self._device, self._sequence = lm.device, -1
+        rows = room if sampler.mode == "gumbel" else 0
+        self._noise = torch.empty(rows, self._vocab, dtype=self._type, device=lm.device)
+        # The place in the text of output position 0, and of the first token that the round drafts.
+        self._places, self._known = Mirrored([2], torch.int64, lm.device), (0, 0)
+        if predictor is not None:
+            self._by_target = predictor.bias.clone()[None]  # [1, M]
+
+    def begin_sequence(self, sequence: int) -> None:
+        """Take up a sequence's noise; ahead of the clock, where the sequence is known there."""
+        if sequence == self._sequence:
+            return
+        self._sequence = sequence
+        for start in range(0, len(self._noise), BLOCK):
+            part = self._noise[start : start + BLOCK]
+            seed = self.sampler.seed
+            part.copy_(gumbel_noise(seed, sequence, start, len(part), self._vocab, self._device, self._type))
+
+    def begin_round(self, context: RoundContext, tokens: int, target_hidden: torch.Tensor | None) -> None:
+        """The next steps draft after a text of so many tokens."""
+        self.begin_sequence(context.sequence)
+        places = tokens - context.position, tokens if self.predictor is not None else 0
+        if places != self._known:
+            self._places.put(places)
+            self._known = places
+        if self.predictor is not None:
+            self._by_target.copy_(
+                self.predictor.after(None if target_hidden is None else target_hidden[None]).by_target
+            )
+
+    def __call__(self, logits: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        first, start = self._places.tensor
+        noise = None
+        if self.sampler.mode == "gumbel":
+            noise = self._noise[(position + 1 - first).clamp(0, self.room - 1)]
+        parts = [self.sampler.statistics_with(logits, noise)[0]]
+        if self.predictor is not None:
+            depth = (position + 1 - start).clamp(0, self._by_target.shape[1] - 1)
+            parts.append(score_of(self._by_target[0, depth], hidden, self.predictor.draft_weight))
+        if self.weighing_top10:
+            parts.append(self.sampler.top10_confidence(logits))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class DraftModel:
@@ -53,6 +112,7 @@ class DraftModel:
         self.predictor = None if predictor is None else predictor.cast(self.lm.device, self.lm.model.dtype)
         self.wants_target_hidden = self.scoring = self.weighing_top10 = False
         self._target_hidden: torch.Tensor | None = None
+        self._descriptions: dict[tuple[Sampler, bool, bool], StepDescription] = {}
 
     def prepare(
         self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
@@ -68,9 +128,27 @@ class DraftModel:
             )
         self.enable_scores("score" in features)
         self.weighing_top10 = "top10_confidence" in features
-        self.lm.warm((1, 2), length)  # a fully accepted draft leaves two tokens to feed
-        model = self.lm.model
+        feeds, model = (1, 2), self.lm.model  # a fully accepted draft leaves two tokens to feed
+        self.lm.warm(feeds, length)
         sampler.prepare(sequence, positions, int(model.config.vocab_size), self.lm.device, model.dtype)
+        description = self._description(sampler, positions)
+        if description is not None:
+            description.begin_sequence(sequence)
+            self.lm.warm_description(feeds, description)
+
+    def _description(self, sampler: Sampler, positions: int) -> StepDescription | None:
+        """What a step says that is recorded with its pass, for so many output positions; None where it is not."""
+        if not self.lm.describes or sampler.mode == "rejection":
+            return None
+        key = sampler, self.scoring, self.weighing_top10
+        found = self._descriptions.get(key)
+        if found is None or found.room < positions:
+            room = -(-positions // BLOCK) * BLOCK
+            found = StepDescription(
+                self.lm, sampler, room, self.predictor if self.scoring else None, self.weighing_top10
+            )
+            self._descriptions[key] = found
+        return found
 
     def enable_scores(self, scoring: bool) -> None:
         """Make scores from now on, or none."""
@@ -97,18 +175,14 @@ class DraftModel:
         """
         feed = tokens[self.lm.length :]
         draft = Draft(fed=len(feed))
+        description = self._description(context.sampler, context.position + context.limit)
+        if description is not None:
+            description.begin_round(context, len(tokens), self._target_hidden)
         while True:
             start = time.perf_counter()
-            logits = self.lm.forward(feed)[-1:]
-            (described,), probs = context.sampler.draft(
-                logits, context.sequence, context.position, len(draft.tokens) + 1
-            )
+            described, probs = self._step(feed, context, len(draft.tokens) + 1, description)
             if probs is not None:
-                draft.probs.append(probs[0])
-            if self.scoring:
-                described = torch.cat([described, self._score(len(draft.tokens) + 1)])
-            if self.weighing_top10:
-                described = torch.cat([described, context.sampler.top10_confidence(logits)])
+                draft.probs.append(probs)
             # The only copy from the device to the host in a draft step.
             token, *features = described.tolist()
             draft.parents.append(len(draft.tokens) - 1)
@@ -129,6 +203,20 @@ class DraftModel:
             if not proceed:
                 return draft
             feed = draft.tokens[-1:]
+
+    def _step(
+        self, feed: Sequence[int], context: RoundContext, depth: int, description: StepDescription | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is said of the token drafted at this depth, from 1: [c]; by rejection what it was drawn from, [V]."""
+        if description is not None:
+            return self.lm.describe(feed, description, follows=depth > 1), None
+        logits = self.lm.forward(feed)[-1:]
+        (described,), probs = context.sampler.draft(logits, context.sequence, context.position, depth)
+        if self.scoring:
+            described = torch.cat([described, self._score(depth)])
+        if self.weighing_top10:
+            described = torch.cat([described, context.sampler.top10_confidence(logits)])
+        return described, None if probs is None else probs[0]
 
     def _score(self, depth: int) -> torch.Tensor:
         """The score [1] of the token that the last pass drafted, at this depth of the round, from 1."""

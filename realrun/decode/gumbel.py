@@ -15,7 +15,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-_BLOCK = 64  # positions per generated block of noise
+BLOCK = 64  # positions per generated block of noise
 
 
 def _signed(x: int) -> int:
@@ -47,9 +47,9 @@ def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
 def _noise_block(
     seed: int, sequence: int, block: int, vocab: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Standard Gumbel noise [_BLOCK, V] for positions block * _BLOCK and on, computed in float64."""
+    """Standard Gumbel noise [BLOCK, V] for positions block * BLOCK and on, computed in float64."""
     base = _mix(_mix(seed + _GOLDEN) + sequence + _GOLDEN)
-    keys = [_signed(_mix(base + block * _BLOCK + i + _GOLDEN)) for i in range(_BLOCK)]
+    keys = [_signed(_mix(base + block * BLOCK + i + _GOLDEN)) for i in range(BLOCK)]
     key = torch.tensor(keys, device=device)[:, None]
     token = torch.arange(vocab, device=device)[None] * _signed(_GOLDEN)
     bits = _shift(_mix_tensor(key + token), 12)
@@ -68,8 +68,8 @@ def gumbel_noise(
 ) -> torch.Tensor:
     """Noise for output positions start .. start + count - 1, [count, V]."""
     parts, end = [], start + count
-    for block in range(start // _BLOCK, (end - 1) // _BLOCK + 1):
-        begin = block * _BLOCK
+    for block in range(start // BLOCK, (end - 1) // BLOCK + 1):
+        begin = block * BLOCK
         rows = _noise_block(seed, sequence, block, vocab, device, dtype)
         parts.append(rows[max(start - begin, 0) : end - begin])
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import speckernels
-from realrun.decode.gumbel import _BLOCK, gumbel_noise
+from realrun.decode.gumbel import BLOCK, gumbel_noise
 from realrun.lm import kernels
 from speckernels.ops.draft_statistics import MAX_TOP_K
 from specsim.errors import InputError
@@ -81,8 +81,8 @@ class Sampler:
     def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
         """Make a sequence's noise ahead of the clock, for logits [n, vocab] of this device and type."""
         if self.mode == "gumbel":
-            for start in range(0, positions, _BLOCK):
-                gumbel_noise(self.seed, sequence, start, 1, vocab, device, _compared_in(dtype))
+            for start in range(0, positions, BLOCK):
+                gumbel_noise(self.seed, sequence, start, 1, vocab, device, compared_in(dtype))
         elif self.mode == "rejection":
             self.uniform("last", sequence, 0, 0)  # the first call in a process compiles it
 
@@ -94,9 +94,11 @@ class Sampler:
         sampled from, in at least float32. One tensor, so that one copy brings everything to
         the host. Greedy and Gumbel only; rejection sampling draws in `draft`.
         """
-        logits = self._within_nucleus(logits)
-        noise = self._noise(logits, sequence, range(position, position + len(logits)))
-        temperature = self._temperature
+        return self.statistics_with(logits, self._noise(logits, sequence, range(position, position + len(logits))))
+
+    def statistics_with(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """`statistics` by the rows' noise [n, V], None for none."""
+        logits, temperature = self._within_nucleus(logits), self._temperature
         if plain_calls(logits):
             return plain_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
@@ -172,7 +174,7 @@ class Sampler:
         assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
         if self.mode == "greedy":
             return None
-        vocab, dtype = logits.shape[1], _compared_in(logits.dtype)
+        vocab, dtype = logits.shape[1], compared_in(logits.dtype)
 
         def noise(start: int, count: int) -> torch.Tensor:
             return gumbel_noise(self.seed, sequence, start, count, vocab, logits.device, dtype)
@@ -257,7 +259,7 @@ def plain_calls(logits: torch.Tensor) -> bool:
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = logits.to(_compared_in(logits.dtype))
+    logits = logits.to(compared_in(logits.dtype))
     if temperature == 1.0:
         return logits
     # Divided as speckernels.draft_statistics does: by a number, torch would multiply by its reciprocal on a GPU.
@@ -269,6 +271,6 @@ def _argmax(scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     return (scaled if noise is None else scaled + noise).argmax(-1)
 
 
-def _compared_in(dtype: torch.dtype) -> torch.dtype:
+def compared_in(dtype: torch.dtype) -> torch.dtype:
     """The type in which logits of this type are compared."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -23,9 +23,12 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.drafters.static.eagle import StaticEagle
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
+from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.split import StaticSplitTarget
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
 
@@ -156,7 +159,6 @@ class EagleKind(DrafterKind):
     eagle: Eagle
 
     name: ClassVar[str] = "eagle"
-    graphed: ClassVar[bool] = False
     paper_policy: ClassVar[str | None] = "eagle2"
 
     @classmethod
@@ -172,6 +174,10 @@ class EagleKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
+        if static_serves(target):
+            static = StaticSplitTarget(target, int(target.config.num_hidden_layers))
+            drafting = StaticEagle(static, self.eagle.layers, self.eagle.fused)
+            return static, DraftModel(drafting, eos_token_ids, predictor)
         split, lm = self._passes(target)
         return split, DraftModel(lm, eos_token_ids, predictor)
 

@@ -25,9 +25,12 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.drafters.static.edd import StaticDraftDecoder
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
+from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.block_expansion import layers_below
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
@@ -127,7 +130,6 @@ class EDDKind(DrafterKind):
     split: int
 
     name: ClassVar[str] = "edd"
-    graphed: ClassVar[bool] = False
     paper_policy: ClassVar[str | None] = "pct"
 
     @classmethod
@@ -144,6 +146,9 @@ class EDDKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
+        if static_serves(target):
+            static = StaticSplitTarget(target, layers_below(target, self.split))
+            return static, DraftModel(StaticDraftDecoder(static, self.decoder), eos_token_ids, predictor)
         split, lm = self._passes(target)
         return split, DraftModel(lm, eos_token_ids, predictor)
 

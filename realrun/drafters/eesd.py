@@ -24,9 +24,12 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
+from realrun.drafters.static.eesd import StaticEarlyExit
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
-from realrun.lm.split_target import SplitTarget
+from realrun.lm.open import static_serves
+from realrun.lm.split_target import RowsAhead, SplitTarget
+from realrun.lm.static.split import StaticSplitTarget
 from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 from specsim.policy.tree.base import TreePolicy
@@ -128,10 +131,8 @@ class EarlyExitLM(CachedLM):
 class EarlyExitDrafter(DraftModel):
     """Drafts as an independent model of N + E layers would, and tells the target which nodes it has fed already."""
 
-    def __init__(
-        self, target: SplitTarget, model: PreTrainedModel, eos_token_ids: Sequence[int], predictor: Predictor | None
-    ):
-        super().__init__(EarlyExitLM(target, model), eos_token_ids, predictor)
+    def __init__(self, target: RowsAhead, lm: CachedLM, eos_token_ids: Sequence[int], predictor: Predictor | None):
+        super().__init__(lm, eos_token_ids, predictor)
         self.target = target
 
     def propose_tree(
@@ -157,7 +158,6 @@ class EESDKind(DrafterKind):
     split: int
 
     name: ClassVar[str] = "eesd"
-    graphed: ClassVar[bool] = False
     paper_policy: ClassVar[str | None] = "cali_ts"
 
     @classmethod
@@ -173,8 +173,11 @@ class EESDKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
+        if static_serves(target):
+            static = StaticSplitTarget(target, self.split)
+            return static, EarlyExitDrafter(static, StaticEarlyExit(static, self.model), eos_token_ids, predictor)
         split = SplitTarget(target, self.split)
-        return split, EarlyExitDrafter(split, self.model, eos_token_ids, predictor)
+        return split, EarlyExitDrafter(split, EarlyExitLM(split, self.model), eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         """An early exit proposes what an independent model of its layers would."""

@@ -40,8 +40,6 @@ class DrafterKind(ABC):
         Whether each verified token brings mask tokens into the target's pass, which then are profiled as well.
     needs_own_pass : bool
         Whether it runs or reads the target's pass that it comes with, of which a decoder of several drafters has one.
-    graphed : bool
-        Whether on a GPU its target runs over the static cache with its graphs, as the autoregressive baseline does.
     """
 
     name: ClassVar[str]
@@ -51,7 +49,6 @@ class DrafterKind(ABC):
     paper_policy: ClassVar[str | None] = None
     mask_groups: ClassVar[bool] = False
     needs_own_pass: ClassVar[bool] = True
-    graphed: ClassVar[bool] = True
 
     @classmethod  # noqa: B027 (some serve any target)
     def check_target(cls, target: Any) -> None:

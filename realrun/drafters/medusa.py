@@ -10,7 +10,7 @@ draft step; the further ones cost next to nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -22,8 +22,11 @@ from realrun.decode.acceptance_predictor import Predictor, Scorer, pending_token
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
-from realrun.lm.cached import CachedLM
+from realrun.drafters.static.rows import RoundRows
+from realrun.lm.cached import CachedLM, Describe
 from realrun.lm.open import make_lm
+from realrun.lm.static.graphs import Results
+from realrun.lm.static.llama import StaticLlama
 from realrun.lm.variants.tuned_weights import ADAPTER, tuned_target
 from realrun.proposals.positionwise import positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder
@@ -76,7 +79,47 @@ class MedusaLM(CachedLM):
     def __init__(self, target: CachedLM, heads: MedusaHeads):
         self.target, self.heads = target, heads
         self.source: torch.Tensor | None = None
+        self.describes = target.describes
         super().__init__(target.model)
+        if isinstance(target, StaticLlama):
+            vocabulary, size = heads.vocabulary.shape[1:]
+            self._said = RoundRows(self, target.recorded.graphs, len(heads), vocabulary, size)
+            self._from = heads.residual.new_zeros(1, size)
+
+    def take(self, source: torch.Tensor | None) -> None:
+        """The target's state that produced the pending token."""
+        self.source = source
+        if self.describes:  # at the address that the heads were recorded with
+            if source is None:
+                self._from.zero_()
+            else:
+                self._from.copy_(source[None])
+
+    def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
+        for step in range(len(self.heads)):
+            self._said.describe(step, 0, describe, None if step else self._say_all)
+
+    def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
+        super().warm(sizes, length, tree_nodes)
+        if tree_nodes and self.describes:
+            self._said.recorded.run("all heads", self._say_all)
+
+    def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
+        self._check_step()
+        said = self._said.describe(self.step, self.target.length, describe, None if self.step else self._say_all)
+        self.hidden = self._said.states[self.step : self.step + 1]
+        self.step += 1
+        return said
+
+    def _say_all(self) -> Results:
+        states = self.heads.states(self._from)  # [K, 1, d]
+        self._said.states.copy_(states[:, 0])
+        self._said.logits.copy_(torch.matmul(states, self.heads.vocabulary.transpose(1, 2))[:, 0])
+        return self._said.states, self._said.logits
+
+    def _check_step(self) -> None:
+        if self.step == len(self.heads):
+            raise InputError(f"{self.step} MEDUSA heads draft at most {self.step} tokens; lower the policy's limit")
 
     def reset(self) -> None:
         self.length = self.nodes = self.step = 0
@@ -100,9 +143,11 @@ class MedusaLM(CachedLM):
 
     def _logits(self, rows: int) -> torch.Tensor:
         """[rows, V] of the next head, the same in every row."""
-        if self.step == len(self.heads):
-            raise InputError(f"{self.step} MEDUSA heads draft at most {self.step} tokens; lower the policy's limit")
-        if self.step == 0:
+        self._check_step()
+        if self.step == 0 and self.describes:
+            self._said.recorded.run("all heads", self._say_all)
+            self._states, self._rows = self._said.states[:, None], self._said.logits
+        elif self.step == 0:
             source = self.source
             if source is None:
                 source = self.heads.residual.new_zeros(self.heads.residual.shape[1])
@@ -130,7 +175,7 @@ class MedusaDrafter(DraftModel):
 
     def take_hidden(self, target_hidden: torch.Tensor | None) -> None:
         super().take_hidden(target_hidden)
-        self.lm.source = target_hidden  # type: ignore[attr-defined]
+        self.lm.take(target_hidden)  # type: ignore[attr-defined]
 
 
 class HeadProposals:

@@ -16,9 +16,12 @@ from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
+from realrun.drafters.static.self_sd import StaticSkipping
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
+from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.llama import StaticLlama
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.proposals.recorder import Recorder
@@ -104,7 +107,6 @@ class SelfSDKind(DrafterKind):
     skips: SkippedSublayers = NOTHING
 
     name: ClassVar[str] = "self-sd"
-    graphed: ClassVar[bool] = False
 
     @classmethod
     def check_target(cls, target: Any) -> None:
@@ -120,6 +122,9 @@ class SelfSDKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
+        if static_serves(target):
+            static = StaticLlama(target)
+            return static, DraftModel(StaticSkipping(static, self.skips), eos_token_ids, predictor)
         split, lm = self._passes(target)
         return split, DraftModel(lm, eos_token_ids, predictor)
 

@@ -25,9 +25,11 @@ from realrun.decode.draft import layout
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
-from realrun.lm.cached import CachedLM
+from realrun.drafters.static.rows import RoundRows
+from realrun.lm.cached import CachedLM, Describe
 from realrun.lm.layer_stack import capped, check_head
 from realrun.lm.open import make_lm
+from realrun.lm.static.llama import StaticLlama
 from realrun.lm.variants.tuned_weights import tuned_target
 from realrun.proposals.chain import CHUNK
 from realrun.proposals.positionwise import positionwise_columns
@@ -184,7 +186,34 @@ class SpaceLM(CachedLM):
 
     def __init__(self, target: MaskedTarget):
         self.target = target
+        self.describes = target.inner.describes
         super().__init__(target.model)
+        if isinstance(target.inner, StaticLlama):
+            sizes = int(self.model.config.vocab_size), int(self.model.config.hidden_size)
+            self._said = RoundRows(self, target.inner.recorded.graphs, target.most, *sizes)
+
+    def load(self) -> None:
+        """Bring what the masks said to the address that its description was recorded with."""
+        if self.describes and self.target.group is not None:
+            logits, hidden = self.target.proposals()
+            self._said.logits[: len(logits)].copy_(logits)
+            if hidden is not None:
+                self._said.states[: len(hidden)].copy_(hidden)
+
+    def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
+        for step in range(self.target.most):
+            self._said.describe(step, 0, describe)
+
+    def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
+        step = self._next_step(len(self.target.proposals()[0]))
+        self.hidden = self._said.states[step : step + 1]
+        return self._said.describe(step, self.target.length, describe)
+
+    def _next_step(self, masks: int) -> int:
+        if self.step == masks:
+            raise InputError(f"{self.step} masks of SPACE draft at most {self.step} tokens; lower the policy's limit")
+        self.step += 1
+        return self.step - 1
 
     def reset(self) -> None:
         self.length = self.nodes = self.step = 0
@@ -199,12 +228,10 @@ class SpaceLM(CachedLM):
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         logits, hidden = self.target.proposals()
-        if self.step == len(logits):
-            raise InputError(f"{self.step} masks of SPACE draft at most {self.step} tokens; lower the policy's limit")
-        self.step += 1
+        step = self._next_step(len(logits))
         if self.keep_hidden:
-            self.hidden = None if hidden is None else hidden[self.step - 1 : self.step]
-        return logits[self.step - 1 : self.step]
+            self.hidden = None if hidden is None else hidden[step : step + 1]
+        return logits[step : step + 1]
 
 
 class SpaceDrafter(DraftModel):
@@ -220,6 +247,11 @@ class SpaceDrafter(DraftModel):
         super().begin(context, target_hidden)
         if self.target.masks:  # none where the output has a single token
             self.target.ask()  # so that the first round has candidates as any other
+            self.lm.load()  # type: ignore[attr-defined]
+
+    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
+        super().commit(length, target_hidden)
+        self.lm.load()  # type: ignore[attr-defined]
 
     def prepare_tree(self, policy: TreePolicy, length: int) -> None:
         raise InputError(CHAINS_ONLY)

@@ -78,8 +78,6 @@ def rows(
 ) -> list[dict[str, Any]]:
     """The board's rows, by measured speedup, or by the predicted one where nothing was measured.
 
-    Behind them, unranked, those of drafters whose target runs eagerly beside a baseline of recorded graphs.
-
     A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write
     more or less than the plain one, and in low precision another pass of the same target may, too.
 
@@ -93,8 +91,7 @@ def rows(
     if measured is not None:
         wanted = measured[0].tokens
         against, *ranked_by = (one.seconds_for(wanted) for one in measured[:-1])
-    eager = np.array([pairs[entry.drafter].eager for entry in entries])
-    order = np.lexsort(([s.sum() for s in ranked_by], eager)).tolist()
+    order = np.argsort([s.sum() for s in ranked_by], kind="stable").tolist()
     leader = order[0]
     most = {name: max(e.train_speedup for e in entries if e.drafter == name) for name in holdouts}
     flows = np.array([share > LOOPS for share in trigram_shares(holdouts[own])])
@@ -113,7 +110,6 @@ def rows(
                 "form": entry.label,
                 "settings": str(entry.policy).removeprefix(entry.policy.name)[1:-1],
                 "params": entry.policy.settings,
-                **({"eager": True} if eager[at] else {}),
                 "own_target": has_own_target(pairs[entry.drafter], plain),
                 "best_of_drafter": entry.train_speedup == most[entry.drafter],
                 "speedup": ratio_interval(baseline_s, seconds[at]).as_dict(),
@@ -148,9 +144,7 @@ def best_of(board: Sequence[Mapping[str, Any]], noise_percent: float) -> dict[st
     if not board or board[0]["measured"] is None:
         return None
     fastest = board[0]
-    predicted = max(
-        (row for row in board if not row.get("eager")), key=lambda row: row["speedup"]["estimate"], default=fastest
-    )
+    predicted = max(board, key=lambda row: row["speedup"]["estimate"])
     speedups = predicted["measured"]["estimate"], fastest["measured"]["estimate"]
     return {
         "predicted": predicted["label"],

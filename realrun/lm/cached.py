@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, StaticCache
@@ -19,6 +19,16 @@ def max_positions(config: Any) -> int:
     """Tokens that a model of this configuration can read; models without such a limit read any number."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return sys.maxsize if limit is None else int(limit)
+
+
+class Describe(Protocol):
+    """Says all that is asked about a row, in launches that can be recorded with the pass before them."""
+
+    def __call__(self, logits: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Numbers [c], the first of them the token that is chosen.
+
+        logits : [1, V]; position : int64 [1], of the row in the text; hidden : [1, d], the state behind the logits
+        """
 
 
 class CachedLM:
@@ -39,9 +49,10 @@ class CachedLM:
     reads_target_states : whether it is a drafter that takes something from the target for every verified token, so that
         each round begins with some to ingest
     caches_pending_token : of such a drafter, whether what it made of a round's pending token stays
+    describes : whether it has `describe`, a pass and what is said of its last row in one
     """
 
-    reads_target_states = caches_pending_token = False
+    reads_target_states = caches_pending_token = describes = False
     keep_hidden = False
     hidden: torch.Tensor | None = None
     nodes = 0
@@ -81,6 +92,25 @@ class CachedLM:
     def forward(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append tokens to the cache; logits [n, V] after each of them."""
         return self._append(tokens, keep=0)
+
+    def describe(self, tokens: Sequence[int], describe: Describe, follows: bool = False) -> torch.Tensor:
+        """Append tokens to the cache; [c], what is said of the last of them, where the next call overwrites it.
+
+        follows : whether the only token is the one that the call before chose
+        """
+        if self.nodes:
+            self.truncate(self.length)
+        end = self.length + len(tokens)
+        self._check_room(end, end)
+        said = self._describe(tokens, describe, follows)
+        self.length = end
+        return said
+
+    def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
+        """After `warm`, the same for `describe` with so many tokens."""
+
+    def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
+        raise NotImplementedError("only passes over static caches describe")
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache and drop their logits; no tokens is no work."""
@@ -215,6 +245,10 @@ class CachedLM:
             hook.remove()
         self.hidden = fed[0][0]
         return self._of_known(logits)
+
+    def drop_rows(self, count: int) -> None:
+        """Drop the last `count` rows that `run_model` has left in the library's cache."""
+        self.cache.crop(-count)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the cache, and no nodes."""

@@ -7,16 +7,16 @@ from transformers import PreTrainedModel
 from realrun.lm import kernels
 from realrun.lm.cached import CachedLM
 from realrun.lm.llama import FusedLlama, supported
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
+
+
+def static_serves(model: PreTrainedModel) -> bool:
+    """Whether this model runs over a static cache, with kernels and graphs: on a GPU, or where kernels were named."""
+    return supported(model) and (model.device.type == "cuda" or kernels.named())
 
 
 def make_lm(model: PreTrainedModel) -> CachedLM:
-    """The fastest CachedLM for this model on its device.
-
-    On a GPU, or where kernels were named, the static cache with its kernels and graphs.
-    """
+    """The fastest CachedLM for this model on its device."""
     if not supported(model):
         return CachedLM(model)
-    if model.device.type == "cuda" or kernels.named():
-        return StaticLlama(model)
-    return FusedLlama(model)
+    return StaticLlama(model) if static_serves(model) else FusedLlama(model)

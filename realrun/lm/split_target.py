@@ -20,13 +20,45 @@ from realrun.lm.layer_stack import model_parts
 FIRST_ROOM = 256  # rows of states that the buffer holds at first
 
 
-class SplitTarget(CachedLM):
-    """CachedLM in two stacks. Of the lower one, slots behind the `length` cached tokens may be taken already:
+class RowsAhead:
+    """What a drafter has fed to the lower layers: of these, slots behind the cached tokens may be taken already.
 
-    ahead : the tokens, the pending one first, that a drafter has fed to the lower layers
+    ahead : the tokens, the pending one first
     nodes_ahead : tree nodes behind those, in the order in which they were fed
-    states : [room, d], what the lower layers gave in each of their slots
     row_nodes : for the next pass over a tree, which of the nodes ahead each row but the first is, -1 for none
+    row_slots : of the rows of the last pass over a tree, their slots in the lower layers
+    """
+
+    def forget_ahead(self) -> None:
+        self.ahead: list[int] = []
+        self.nodes_ahead = 0
+        self.row_nodes: list[int] | None = None
+        self.row_slots: list[int] = []
+
+    def take_ahead(self, tokens: Sequence[int]) -> int:
+        """How many of these next tokens the drafter has fed, all that is ahead."""
+        known = len(self.ahead)
+        assert self.ahead == [*tokens[:known]], "the target is to verify other tokens than were drafted"
+        return known
+
+    def place_rows(self, n: int) -> tuple[list[int], list[int]]:
+        """Each of a tree's n rows' place among the slots behind the cached ones, and the rows that were never fed.
+
+        The latter are placed behind all others.
+        """
+        fed = [0, *(self.row_nodes or [-1] * (n - 1))]
+        used = len(self.ahead) + self.nodes_ahead
+        missing = [row for row in range(n) if fed[row] < 0]
+        place = [node + (row > 0) for row, node in enumerate(fed)]
+        for number, row in enumerate(missing):
+            place[row] = used + number
+        return place, missing
+
+
+class SplitTarget(RowsAhead, CachedLM):
+    """CachedLM in two stacks.
+
+    states : [room, d], what the lower layers gave in each of their slots
     """
 
     def __init__(self, model: PreTrainedModel, split: int):
@@ -41,7 +73,7 @@ class SplitTarget(CachedLM):
     def reset(self) -> None:
         self.length = self.nodes = 0
         self.hidden = None
-        self._forget_ahead()
+        self.forget_ahead()
 
     def feed_ahead(self, tokens: Sequence[int]) -> None:
         """Run the lower layers over the next tokens, behind those that are ahead."""
@@ -60,7 +92,7 @@ class SplitTarget(CachedLM):
         self.nodes_ahead += len(tokens)
 
     def keep_nodes(self, path: Sequence[int]) -> None:
-        slots, start = [self._row_slots[row] for row in path], self.length
+        slots, start = [self.row_slots[row] for row in path], self.length
         if slots != [*range(start, start + len(path))]:
             self.lower.move(slots, start)
             self.states[start : start + len(path)] = self.states[torch.tensor(slots, device=self.device)]
@@ -74,15 +106,14 @@ class SplitTarget(CachedLM):
         return self.pieces.logits(hidden, self.head)
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        start, n, known = self.length, len(tokens), len(self.ahead)
-        assert self.ahead == [*tokens[:known]], "the target is to verify other tokens than were drafted"
+        start, n, known = self.length, len(tokens), self.take_ahead(tokens)
         end = start + n
         mask = self.pieces.causal_mask(n, end)
         if known < n:
             own = mask if known == 0 else self.pieces.causal_mask(n - known, end)
             self._run_lower(tokens[known:], start + known, slice(start + known, end), own)
         x = self.upper.run(self.states[start:end], start, slice(start, end), mask)
-        self._forget_ahead()
+        self.forget_ahead()
         return self.finish(x, keep)
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
@@ -91,24 +122,19 @@ class SplitTarget(CachedLM):
         positions = torch.tensor([start + depth for depth in depths], device=self.device)
         mask = self.pieces.tree_mask(visible, start + n)
         if not self.ahead:
-            self._row_slots = [*range(start, start + n)]
+            self.row_slots = [*range(start, start + n)]
             self._run_lower(tokens, start, positions, mask)
             return self.finish(self.upper.run(self.states[start : start + n], start, positions, mask), keep=0)
-        fed = [0, *(self.row_nodes or [-1] * (n - 1))]
-        used = len(self.ahead) + self.nodes_ahead
-        missing = [row for row in range(n) if fed[row] < 0]
-        place = [node + (row > 0) for row, node in enumerate(fed)]  # of each row among the slots behind the cached ones
-        for row in missing:
-            place[row] = used
-            used += 1
+        place, missing = self.place_rows(n)
+        used = len(self.ahead) + self.nodes_ahead + len(missing)
         if missing:
             seen = torch.zeros(len(missing), used, dtype=torch.bool)
             seen[:, place] = visible[missing]
             first = start + used - len(missing)
             at = positions[torch.tensor(missing, device=self.device)]
             self._run_lower([tokens[row] for row in missing], first, at, self.pieces.tree_mask(seen, start + used))
-        self._row_slots = [start + slot for slot in place]
-        x = self.states[torch.tensor(self._row_slots, device=self.device)]
+        self.row_slots = [start + slot for slot in place]
+        x = self.states[torch.tensor(self.row_slots, device=self.device)]
         x = self.upper.run(x, start, positions, mask)
         return self.finish(x, keep=0)
 
@@ -121,16 +147,11 @@ class SplitTarget(CachedLM):
             self.states = F.pad(self.states, (0, 0, 0, max(end, 2 * have, FIRST_ROOM) - have))
         self.states[start:end] = x
 
-    def _forget_ahead(self) -> None:
-        self.ahead: list[int] = []
-        self.nodes_ahead = 0
-        self.row_nodes: list[int] | None = None
-
     def _check_trees(self) -> None:
         """All models that come in pieces can do it."""
 
     def _crop(self, end: int) -> None:
-        self._forget_ahead()
+        self.forget_ahead()
 
     def _move_nodes(self, path: Sequence[int]) -> None:
         self.upper.move([self.length + node for node in path], self.length)

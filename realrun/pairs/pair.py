@@ -64,11 +64,6 @@ class Pair:
         return self.target.dtype
 
     @property
-    def eager(self) -> bool:
-        """Whether its target runs operation by operation on a GPU, where the baseline replays recorded graphs."""
-        return self.device.type == "cuda" and not self.drafter.graphed
-
-    @property
     def draft_config(self) -> Any:
         """The configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from realrun.lm.clock import device_clock
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import find_dtype
 from realrun.pairs.shapes import describe, free_bytes, kv_bytes_per_token, random_model, shape_config
 from realrun.provenance import provenance

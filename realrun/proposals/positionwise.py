@@ -129,6 +129,9 @@ class BesideTarget(CachedLM):
         step = (inputs["attention_mask"].shape[-1] - self.length) // inputs["input_ids"].shape[-1]
         return self._propose(step, self.proposed.states(step)[inputs["position_ids"][0] - step - self.before])
 
+    def drop_rows(self, count: int) -> None:
+        """There is no cache."""
+
     def _propose(self, step: int, states: torch.Tensor) -> torch.Tensor:
         self.hidden = states
         return self.proposed.logits(step, states)

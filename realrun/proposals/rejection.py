@@ -88,7 +88,7 @@ def rejection_columns(
             logits = [_branch_pass(lm, tokens, rows + first, prefix, step + 1) for lm in lms]
             state = drafter.hidden
         for lm in lms:
-            lm.cache.crop(-(depth - 1) * len(rows))
+            lm.drop_rows((depth - 1) * len(rows))
     columns = columns_of(statistics.numpy(), rank, np.asarray(output), depth)
     columns["accept_prob"] = accept_prob.numpy().astype(np.float32)
     return columns if scorer is None else {**columns, "score": scores.numpy().astype(np.float32)}

@@ -101,8 +101,7 @@ def _drafter_policy(row: Row) -> str:
 
 def drafters_columns(*, measured: bool) -> list[Column]:
     """Columns of the ranking. measured : whether the rows were really decoded, too"""
-    marks = {"own_target": "own target", "eager": "eager, not ranked"}
-    own = plain(lambda row: row["drafter"] + "".join(f" ({mark})" for key, mark in marks.items() if row.get(key)))
+    own = plain(lambda row: row["drafter"] + (" (own target)" if row.get("own_target") else ""))
     policy = Format(lambda row: row["form"] + (" *" if row["best_of_drafter"] else ""), _drafter_policy)
     predicted = Column("predicted speedup", "speedup", SPEEDUP, PREDICTED)
     real = [

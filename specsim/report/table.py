@@ -110,15 +110,12 @@ def as_csv(names: Sequence[str], rows: Iterable[Row]) -> str:
 def ranked(rows: Sequence[Row], baseline: Row, speedup: str) -> list[Row]:
     """The rows, best first, with their places and the baseline at its own: what stands below it made decoding slower.
 
-    Those that are eager have no place and come last.
-
     speedup : key of the estimate that the rows are ordered by
     """
-    compared, others = ([row for row in rows if bool(row.get("eager")) is eager] for eager in (False, True))
-    placed = [{**row, "place": str(at), "row_class": "best" if at == 1 else ""} for at, row in enumerate(compared, 1)]
-    ahead = sum(row[speedup]["estimate"] >= 1 for row in compared)
+    placed = [{**row, "place": str(at), "row_class": "best" if at == 1 else ""} for at, row in enumerate(rows, 1)]
+    ahead = sum(row[speedup]["estimate"] >= 1 for row in rows)
     between = {**baseline, "place": "", "row_class": "baseline"}
-    return [*placed[:ahead], between, *placed[ahead:], *({**row, "place": "", "row_class": ""} for row in others)]
+    return [*placed[:ahead], between, *placed[ahead:]]
 
 
 def behind_leader(row: Row) -> Any:

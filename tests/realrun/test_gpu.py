@@ -10,7 +10,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.profiling.profile import profile
@@ -58,9 +58,9 @@ def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: S
         drafter = DraftModel(low_pair.drafter.model, low_pair.eos_token_ids)
         decoder = Decoder(low_pair.target, drafter, low_pair.eos_token_ids, sampler)
         for lm in (decoder.target, drafter.lm):
-            assert isinstance(lm, StaticLlama) and lm._graphs is not None
+            assert isinstance(lm, StaticLlama) and lm.recorded.graphs is not None
             if not graphs:
-                lm._graphs = None
+                lm.recorded.graphs = None
         for number, prompt in enumerate(lab_prompts(low_pair.tokenizer, 3)):
             for arm in (policy, None):
                 decoded = decoder.decode(prompt.tokens, 64, arm, sequence=number)
@@ -77,7 +77,8 @@ def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
     decoder.decode(prompt.tokens, 32, policy)
     for lm, sizes in ((decoder.target, range(1, 7)), (drafter.lm, (1, 2))):
         assert isinstance(lm, StaticLlama)
-        assert {n for n, size in lm._sizes.items() if size.replay is not None} == set(sizes)
+        recorded = {key[0] for key in lm.recorded.replays if isinstance(key, tuple)}
+        assert recorded == set(sizes)
 
 
 @pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])
@@ -105,7 +106,8 @@ def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sample
     passes = sum(r.drafted + 1 for r in rounds)
     assert passes == 21
     assert sum(count for key, count in counts.items() if "Memcpy DtoH" in key) == passes
-    assert sum(count for key, count in counts.items() if "Memcpy HtoD" in key) == passes
+    # A round's first draft step is told its tokens and the target's pass its own; where the text begins, once.
+    assert sum(count for key, count in counts.items() if "Memcpy HtoD" in key) <= 2 * len(rounds) + 1
     assert counts["cudaGraphLaunch"] == passes
     assert counts.get("cudaDeviceSynchronize", 0) <= len(rounds) + 1  # one a round, and the profiler's own
 

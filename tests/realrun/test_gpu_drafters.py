@@ -8,7 +8,7 @@ import torch
 from realrun.campaign.smoke import DRAFTERS
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
 from realrun.recording.record import RecordSettings, record
@@ -85,7 +85,7 @@ def test_trees_in_bfloat16_are_the_same_with_and_without_graphs(drafter: str) ->
         decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
         for lm in (decoder.target, decoder.drafter.lm):
             if isinstance(lm, StaticLlama) and not graphs:
-                lm._graphs = None
+                lm.recorded.graphs = None
         for number, prompt in enumerate(lab_prompts(pair.tokenizer, 2)):
             decoded = decoder.decode(prompt.tokens, NEW_TOKENS, policy, sequence=number)
             runs.append((decoded.tokens, decoded.tree_log()))

@@ -35,7 +35,7 @@ from realrun.provenance import provenance
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import PromptOptions, Summary, Training, sampler_at
 from realrun.training.self_sd.costs import measure_costs
-from realrun.training.self_sd.suggest import Sublayer, sublayers, suggest
+from realrun.training.self_sd.suggest import Sublayer, check_installed, sublayers, suggest
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.errors import InputError
 from specsim.files import write_json
@@ -124,6 +124,7 @@ def train_self_sd(
     ----------
     Zhang et al. 2024 (Draft & Verify), section 3.2.
     """
+    check_installed()
     refuse_file(out)
     SelfSDKind.check_target(pair.target)
     pair = replace(pair, drafter=SelfSDKind(), predictor=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     import optuna
 
 ATTEMPTS = 20  # at a set that was not tried before
+
+
+def check_installed() -> None:
+    """InputError, before anything is decoded or measured, where there is no Optuna."""
+    if find_spec("optuna") is None:
+        raise InputError("the search for skipped sublayers needs Optuna, which is not installed; `pip install optuna`")
 
 
 class Sublayer(NamedTuple):

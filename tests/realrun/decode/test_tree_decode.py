@@ -21,7 +21,7 @@ from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
 from realrun.lm.kernels import use_kernels
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.recording.record import RecordSettings, record

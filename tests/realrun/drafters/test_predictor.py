@@ -22,7 +22,7 @@ from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.profile import profile

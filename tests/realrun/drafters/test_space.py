@@ -15,7 +15,7 @@ import speckernels
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, SpaceKind, pass_layout, with_mask
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from speckernels.ops.space_layout import space_layout
 from specsim.errors import InputError
 from specsim.policy.registry import make_policy

@@ -31,12 +31,6 @@ def test_trusting_the_prediction_costs_what_the_fastest_is_ahead() -> None:
     assert best_of([row("a", 1.4, None)], 0.0) is None
 
 
-def test_a_drafter_that_runs_eagerly_beside_graphs_is_not_what_was_predicted() -> None:
-    board = [row("a", 1.4, 1.6), row("b", 1.5, 1.52), row("c", 1.9, 1.1) | {"eager": True}]
-    found = best_of(board, noise_percent=1.0)
-    assert found is not None and (found["predicted"], found["measured"]) == ("b", "a")
-
-
 def test_a_text_that_repeats_itself_has_few_trigrams() -> None:
     trace = small_trace()
     counts = np.diff(trace.offsets)

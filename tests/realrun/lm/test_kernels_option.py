@@ -19,7 +19,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.lm.kernels import named, use_kernels
 from realrun.lm.llama import FusedLlama
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings, record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-import realrun.lm.static_llama as static
+import realrun.lm.static.llama as static
+import realrun.lm.static.stack as stack
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.open import make_lm
-from realrun.lm.static_llama import PLAIN, StaticLlama
+from realrun.lm.static.graphs import Results
+from realrun.lm.static.llama import PLAIN, StaticLlama
 from specsim.errors import InputError
 from tests.realrun.lm.test_fused_llama import small_model
 
@@ -117,7 +119,7 @@ def test_ragged_sequences_in_a_batch_equal_one_by_one(name: str) -> None:
 @torch.inference_mode()
 def test_a_long_prompt_equals_short_pieces(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tokens than a step takes, from an empty cache and behind one, in several pieces."""
-    monkeypatch.setattr(static, "PIECE_TOKENS", 100)
+    monkeypatch.setattr(stack, "PIECE_TOKENS", 100)
     model = small_model(max_position_embeddings=600)
     tokens = np.random.default_rng(2).integers(0, VOCAB, 380).tolist()
     lm, plain = with_garbage(StaticLlama(model)), CachedLM(model)
@@ -221,13 +223,17 @@ class Recorder:
     def __init__(self, device: torch.device):
         self.captured = 0
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def capture(self, run: Callable[[], Results], changed: Iterable[torch.Tensor] = ()) -> Callable[[], Results]:
         self.captured += 1
-        result = run().clone()
+        before = [(tensor, tensor.clone()) for tensor in changed]
+        results = tuple(result.clone() for result in run())
+        for tensor, value in before:
+            tensor.copy_(value)
 
-        def replay() -> torch.Tensor:
-            result.copy_(run())
-            return result
+        def replay() -> Results:
+            for result, new in zip(results, run(), strict=True):
+                result.copy_(new)
+            return results
 
         return replay
 
@@ -237,8 +243,8 @@ def recorded(model: LlamaForCausalLM, **options: Any) -> Iterator[tuple[StaticLl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(static, "Graphs", Recorder)
         lm = StaticLlama(model, graphs=True, **options)
-    assert isinstance(lm._graphs, Recorder)
-    yield lm, lm._graphs
+    assert isinstance(lm.recorded.graphs, Recorder)
+    yield lm, lm.recorded.graphs
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from realrun.lm import windows
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from specsim.errors import InputError
 from tests.realrun.lm.test_fused_llama import small_model
 from tests.realrun.lm.test_kernels_option import ON_CPU
@@ -421,7 +421,7 @@ def test_mask_bits_are_those_of_the_metadata_kernel(tree: Tree) -> None:
     lm = StaticLlama(model_named("llama"))
     lm.prefill([1, 2])
     append(lm, tree)
-    size = lm._sizes[len(tree.tokens)]
+    size = lm._sizes[len(tree.tokens), len(tree.tokens)]
     parents, context = torch.tensor([tree.parents], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
     metadata = speckernels.tree_metadata(parents, context)
     assert torch.equal(size.mask_bits, metadata.mask_bits)

@@ -30,6 +30,8 @@ from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import tiny_prompts
 from tests.support.trainings import LAYERS, made_up_costs
 
+pytest.importorskip("optuna", reason="needs Optuna")
+
 SETTINGS = SelfSDSettings(trials=7, max_new_tokens=16, max_draft_tokens=4, cost_repeats=4)
 PROMPTS = tiny_prompts(3)
 

@@ -81,10 +81,11 @@ def test_the_arms_rounds_and_the_probes_are_weighed_alike() -> None:
     for index, prompt in enumerate(PROMPTS):
         take_turns([costs.probing(prompt, index)], np.random.default_rng(0))
     probes_alone = costs.document(baseline_runs(trace, 0.25), 1)["median_s"]
-    both = costs.document([*baseline_runs(trace, 0.25), *chain_runs(trace, 0.5)], 1)["median_s"]
-    assert np.max(probes_alone["verify"][1:]) < 0.1 and probes_alone["verify"][3] == both["verify"][3]
-    np.testing.assert_allclose(both["verify"][2], 0.5, rtol=0.1)  # there are more rounds of arms than probes
-    np.testing.assert_allclose(both["draft_step"][0], 0.5, rtol=0.1)
+    slow_s = 100.0  # beyond any probe, however busy the machine
+    both = costs.document([*baseline_runs(trace, 0.25), *chain_runs(trace, slow_s)], 1)["median_s"]
+    assert np.max(probes_alone["verify"][1:]) < 0.2 * slow_s and probes_alone["verify"][3] == both["verify"][3]
+    np.testing.assert_allclose(both["verify"][2], slow_s, rtol=0.1)  # there are more rounds of arms than probes
+    np.testing.assert_allclose(both["draft_step"][0], slow_s, rtol=0.1)
     again = costs.document(baseline_runs(trace, 0.25), 1)["median_s"]
     assert again == probes_alone  # no document leaves anything behind for the next
 

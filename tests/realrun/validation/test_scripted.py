@@ -16,7 +16,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.kernels import use_kernels
-from realrun.lm.static_llama import StaticLlama
+from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair
 from realrun.profiling import slices

@@ -1,0 +1,292 @@
+"""A whole model over a static cache; also what drafters' passes over one are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from realrun.lm.cached import Describe
+from realrun.lm.fused_ops import PLAIN, compiled_pieces
+from realrun.lm.llama import LlamaLM
+from realrun.lm.static.graphs import Graphs, Recorded
+from realrun.lm.static.sizes import WINDOW, Rows, Size, window
+from realrun.lm.static.stack import StaticStack
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from specsim.arrays import Bools, Ints
+from specsim.errors import InputError
+
+MAX_STEP_TOKENS = 256  # new tokens of a step, or nodes of a tree; more go through the library's fused attention
+FIRST_CAPACITY = 4096  # cached tokens per sequence, unless the model has fewer positions
+
+
+class StaticLlama(LlamaLM):
+    """Llama or Qwen3 over preallocated buffers: keys and values [layers, B, Hkv, capacity, D].
+
+    `step` serves B sequences of any lengths. The interface of CachedLM (forward, prefill,
+    truncate, reset, length) serves one sequence, B = 1. Slots beyond a sequence's length hold
+    garbage; nothing reads them.
+
+    A drafter's pass is a subclass that says with what its rows begin (`_input`) and what a pass of it does besides
+    (`_open`): of the same shape it may come in variants, each of which is a graph.
+
+    Parameters
+    ----------
+    capacity : tokens that each sequence has room for, at most the model's positions; the
+        smaller of these and 4096 unless given. A longer sequence, tree nodes included, makes
+        the buffers grow, which drops all graphs: call `warm` or `reserve` ahead of the clock
+    batch : B
+    graphs, compiled : record graphs; join elementwise operations by torch.compile, which needs
+        Triton. Unless given, both where the model is on a GPU
+    """
+
+    describes = True
+    skips: SkippedSublayers = NOTHING
+    own_layers: range | None = None  # those that a pass ends with, all unless told
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: Any,  # a LlamaForCausalLM or Qwen3ForCausalLM
+        *,
+        capacity: int | None = None,
+        batch: int = 1,
+        graphs: bool | None = None,
+        compiled: bool | None = None,
+    ):
+        on_gpu = model.device.type == "cuda"
+        self.batch = batch
+        self._sizes: dict[tuple[int, int], Size] = {}  # by rows and queries, of which there may be more
+        if compiled is None:
+            compiled = on_gpu and importlib.util.find_spec("triton") is not None
+        self._pieces = compiled_pieces() if compiled else PLAIN
+        super().__init__(model)
+        self.recorded = Recorded(Graphs(self.device) if (on_gpu if graphs is None else graphs) else None)
+        self._make_stack(capacity)
+        self.stack.readers.append(self.recorded)
+
+    def _make_stack(self, capacity: int | None) -> None:
+        self.stack = StaticStack(self, self._pieces, self.layers, self.batch)
+        capacity = min(self.max_positions, FIRST_CAPACITY) if capacity is None else capacity
+        if not 1 <= capacity <= self.max_positions:
+            raise InputError(
+                f"a cache of {capacity} tokens is asked for, the model has {self.max_positions} positions; "
+                "shorten prompt or output"
+            )
+        self.stack.allocate(capacity)
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """[layers, B, Hkv, capacity, D], as are `values`."""
+        return self.stack.keys
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.stack.values
+
+    @property
+    def capacity(self) -> int:
+        return self.stack.capacity
+
+    def reset(self) -> None:
+        """Forget everything; buffers and graphs stay."""
+        self.length = self.nodes = 0
+        self.hidden = None
+
+    @torch.inference_mode()
+    def reserve(self, length: int) -> None:
+        """Make room for `length` tokens and nodes a sequence; drops all graphs if the buffers must grow."""
+        self.stack.reserve(length)
+
+    @torch.inference_mode()
+    def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
+        """Forget everything, make room for `length` tokens and nodes, and record the graphs of these n.
+
+        tree_nodes : of trees that grow by several passes of these sizes; 0 if none does so
+        What is not recorded here is recorded when it is first used.
+        """
+        self.reset()
+        windows = range(WINDOW, min(tree_nodes + WINDOW, MAX_STEP_TOKENS + 1, self.max_positions + 1), WINDOW)
+        self.reserve(max(length, *windows, 0))
+        if self.recorded.graphs is None:
+            return
+        # The largest first: the smaller ones then fit into its memory.
+        for n in sorted((n for n in set(sizes) if n <= MAX_STEP_TOKENS), reverse=True):
+            for queries in (*(size for size in reversed(windows) if size > n), n):
+                for variant in self._variants(n)[: None if queries == n else 1]:
+                    self._warm(n, queries, variant)
+        if self.batch == 1:
+            self.stack.move([[0]] * len(self.stack.layers), 0)  # loads or compiles the kernel
+
+    def _warm(self, n: int, queries: int, variant: Hashable) -> None:
+        if (n, queries, variant) not in self.recorded:
+            size = self._size(n, queries)
+            size.packed.put([0] * n + [queries - n])  # the window's slots then begin with the first
+            self._run(size, variant)
+
+    @torch.inference_mode()
+    def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
+        if self.recorded.graphs is None:
+            return
+        for n in sorted(set(sizes), reverse=True):
+            for variant in self._variants(n):
+                if (n, variant, describe) not in self.recorded:
+                    size = self._chain(n)
+                    size.packed.put([0] * (n + 1))
+                    self._run_description(size, variant, describe)
+
+    @torch.inference_mode()
+    def step(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Logits [B, n, V] after each new token; their keys and values enter the cache.
+
+        tokens : int64 [B, n], the sequences' next tokens. lengths : int32 [B], tokens cached
+        before them; `length` of this object plays no part and does not change. Slots lengths
+        to lengths + n - 1 are written and must lie inside the capacity: on a GPU the lengths
+        stay on the device and are not checked. With graphs the result lies at a fixed address:
+        the next step of the same n overwrites it.
+        """
+        if tokens.dim() != 2 or len(tokens) != self.batch or not 1 <= tokens.shape[1] <= MAX_STEP_TOKENS:
+            raise InputError(
+                f"tokens are {list(tokens.shape)}; give [{self.batch}, n] with 1 to {MAX_STEP_TOKENS} new tokens"
+            )
+        size = self._chain(tokens.shape[1])
+        size.packed.tensor[:, :-1].copy_(tokens)
+        size.packed.tensor[:, -1].copy_(lengths)
+        return self._run(size, None)[0]
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        assert self.batch == 1, "the interface of CachedLM serves one sequence; call step"
+        self.reserve(self.length + len(tokens))
+        # A prompt's length seldom comes twice: recording it would not pay.
+        if keep or len(tokens) > MAX_STEP_TOKENS:
+            return self._prompt(tokens, keep)
+        tokens, first, variant = self._open(tokens)
+        return self._step(self._chain(len(tokens)), tokens, first, variant)
+
+    def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
+        self.reserve(self.length + len(tokens))
+        if len(tokens) > MAX_STEP_TOKENS:
+            self._prompt(tokens[:-1], keep=1)
+            self.length += len(tokens) - 1
+            return self._describe(tokens[-1:], describe, follows)
+        tokens, first, variant = self._open(tokens)
+        size = self._chain(len(tokens))
+        if not follows:
+            size.packed.put([*tokens, first])
+        said, self.hidden = self._run_description(size, variant, describe)
+        return said
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        assert self.batch == 1, "the interface of CachedLM serves one sequence"
+        seen, start = visible.numpy(), self.length + self.nodes
+        self.reserve(start + len(tokens))
+        return self._nodes_step(
+            tokens, start, np.asarray(depths) - self.nodes, seen, self._sources(seen), self._variants(len(tokens))[0]
+        )
+
+    def _nodes_step(
+        self,
+        tokens: Sequence[int],
+        first: int,
+        offsets: npt.ArrayLike,
+        visible: Bools,
+        sources: npt.ArrayLike,
+        variant: Hashable,
+    ) -> torch.Tensor:
+        """Logits [n, V] of tree nodes from slot `first` on.
+
+        offsets, sources : [n], positions, and slots to read from, less the first slot
+        visible : [n, k], which of the last k slots each sees; all see those before
+        """
+        (n, nodes), end = visible.shape, first + len(tokens)
+        if nodes <= MAX_STEP_TOKENS:
+            size = self._size(n, window(nodes, end) if nodes > n else n)
+            size.lay_out(offsets, visible, sources)
+            return self._step(size, tokens, first, variant)
+        ids, places, above = (torch.tensor(part, device=self.device) for part in (tokens, offsets, sources))
+        attend = self.stack.attend_up_to(end, self._tree_mask(torch.from_numpy(visible), end))
+        rows = self.stack.rows_at(torch.arange(first, end, device=self.device), attend)
+        rows = rows._replace(tokens=ids[None], positions=places + first, sources=above + first)
+        logits, self.hidden = self._through(rows, variant)
+        return logits[0]
+
+    def _sources(self, visible: Bools) -> Ints:
+        """Of nodes bool [n, nodes + n], the slots to read from less the first of them, [n]: of no use here."""
+        return np.zeros(len(visible), np.int64)
+
+    def _move_nodes(self, path: Sequence[int]) -> None:
+        self.stack.move([path] * len(self.stack.layers), self.length)
+
+    def _chain(self, n: int) -> Size:
+        """The size of a step of n tokens, each of which sees those before it."""
+        size = self._size(n, n)
+        size.be_chain()
+        return size
+
+    def _step(self, size: Size, tokens: Sequence[int], first_slot: int, variant: Hashable) -> torch.Tensor:
+        """Logits [n, V] of one sequence's step."""
+        size.packed.put([*tokens, first_slot])
+        logits, self.hidden = self._run(size, variant)  # it exists anyway, so `keep_hidden` plays no part here
+        return logits[0]
+
+    def _run(self, size: Size, variant: Hashable) -> tuple[torch.Tensor, ...]:
+        """Logits [B, n, V] and states [B * n, d] of a step on what the size's inputs hold."""
+        key = size.n, size.queries, variant
+        return self.recorded.run(key, lambda: self._through(size.rows(), variant))
+
+    def _run_description(self, size: Size, variant: Hashable, describe: Describe) -> tuple[torch.Tensor, ...]:
+        """A chain's step, what is said of its last row [c], and the states [n, d].
+
+        The token that is chosen there and its slot are the next step's inputs of one row, so that nothing need be
+        copied to the device for it.
+        """
+        following = self._chain(1).packed.tensor
+
+        def run() -> tuple[torch.Tensor, ...]:
+            rows = size.rows()
+            logits, hidden = self._through(rows, variant)
+            said = describe(self._of_known(logits[0, -1:]), rows.positions[-1:], hidden[-1:])
+            following.copy_(torch.stack([said[0].long(), rows.slots[-1] + 1])[None])
+            return said, hidden
+
+        return self.recorded.run((size.n, variant, describe), run, [following])
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
+        """Of the next tokens those that are fed now, the slot of the first, and the variant of the pass."""
+        return tokens, self.length, None
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        """The variants that passes of n rows come in; the first is that of trees' nodes."""
+        return (None,)
+
+    def _through(self, rows: Rows, variant: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, n, V] and states [B * n, d]. No value of it comes to the host, so it can be recorded."""
+        x = self._input(rows, variant)
+        _, hidden = self.stack.run(x, rows, self.norm_out, self.own_layers, self.skips)
+        return self._of_states(hidden, rows), hidden
+
+    def _of_states(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return F.linear(hidden, self.head).view(*rows.tokens.shape, -1)
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        """What the rows begin with, [B * n, d]."""
+        return F.embedding(rows.tokens.flatten(), self.embedding)
+
+    def _prompt(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        """The pass for prompts: any length, no graph. Logits after the last `keep` tokens, or all if 0."""
+        x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
+        _, hidden = self.stack.prompt(x, self.length, self.norm_out)
+        self.hidden = hidden[-keep:].clone() if keep else hidden
+        return F.linear(self.hidden, self.head)
+
+    @torch.inference_mode()
+    def _size(self, n: int, queries: int) -> Size:
+        """Of a step of n tokens whose attention has so many queries."""
+        if (n, queries) not in self._sizes:
+            self._sizes[n, queries] = Size(self.batch, n, queries, self.device)
+        return self._sizes[n, queries]

@@ -1,0 +1,140 @@
+"""A target over a static cache whose lower layers can run ahead of verification, as `realrun.lm.split_target` says."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from realrun.lm.split_target import RowsAhead
+from realrun.lm.static.llama import MAX_STEP_TOKENS, StaticLlama
+from realrun.lm.static.sizes import WINDOW, Rows
+
+UPPER, LOWER = "upper", "lower"  # variants beside the number of rows that are ahead: some layers alone
+
+
+def power_of_2(count: int) -> int:
+    """The least power that is not below a count; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+class StaticSplitTarget(RowsAhead, StaticLlama):
+    """StaticLlama whose states after `split` layers, [capacity, d] by slot, are kept for a drafter.
+
+    runs_ahead : whether the drafter runs the lower layers ahead of verification, so that such passes are recorded too
+    """
+
+    runs_ahead = False
+
+    def __init__(self, model: Any, split: int, **options: Any):
+        self.split = split
+        super().__init__(model, **options)
+        self.own_layers = range(split, len(self.layers))
+        self.states = torch.empty(self.capacity, int(model.config.hidden_size), dtype=model.dtype, device=self.device)
+
+    def reset(self) -> None:
+        super().reset()
+        self.forget_ahead()
+
+    @torch.inference_mode()
+    def reserve(self, length: int) -> None:
+        before = self.capacity
+        super().reserve(length)
+        if self.capacity > before:
+            self.states = F.pad(self.states, (0, 0, 0, self.capacity - before))
+
+    def run_lower(self, rows: Rows) -> torch.Tensor:
+        """The lower layers over these rows; their states [N, d], which are kept."""
+        x, _ = self.stack.run(super()._input(rows, None), rows, layers=range(self.split))
+        self.states[rows.slots] = x
+        return x
+
+    @torch.inference_mode()
+    def warm_lower(self, nodes: int) -> None:
+        """After `warm`, record the passes over nodes of such trees that are verified and were not fed."""
+        most = min(power_of_2(nodes), MAX_STEP_TOKENS)
+        self.reserve(2 * most + WINDOW)
+        if self.recorded.graphs is None:
+            return
+        for rows in (2**k for k in reversed(range(most.bit_length()))):
+            for queries in range(WINDOW, min(2 * most, MAX_STEP_TOKENS) + 1, WINDOW):
+                if queries > rows:
+                    self._warm(rows, queries, LOWER)
+
+    def prompt_ahead(self, tokens: Sequence[int]) -> None:
+        """The lower layers over the next tokens, any number, without a graph."""
+        start = self.length + len(self.ahead)
+        self.reserve(start + len(tokens))
+        x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
+        x, _ = self.stack.prompt(x, start, layers=range(self.split))
+        self.states[start : start + len(tokens)] = x
+        self.ahead += tokens
+
+    def keep_nodes(self, path: Sequence[int]) -> None:
+        start, kept = self.length, len(path)
+        lower = [self.row_slots[row] - start for row in path]
+        if path and max(lower[-1], path[-1]) >= kept:  # else they lie there already
+            layers = len(self.stack.layers)
+            self.stack.move([*[lower] * self.split, *[path] * (layers - self.split)], start)
+            slots = torch.tensor(lower, device=self.device) + start
+            self.states[start : start + kept] = self.states[slots]
+        self.truncate(start)
+        self.length = start + kept
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
+        n, start, seen = len(tokens), self.length, visible.numpy()
+        if not self.ahead:
+            self.row_slots = [*range(start, start + n)]
+            return super()._forward_nodes(tokens, depths, visible)
+        place, missing = self.place_rows(n)
+        self.row_slots = [start + slot for slot in place]
+        used = len(self.ahead) + self.nodes_ahead  # also the first slot that is free, less those cached
+        rows = power_of_2(len(missing))  # a graph for each number would be many; those too many stand in free slots
+        self.reserve(start + max(used + rows, n))
+        if missing:
+            behind = np.eye(rows, used + rows, used, np.bool_)
+            behind[: len(missing), place] = seen[missing]
+            fed, at = np.zeros((2, rows), np.int64)
+            fed[: len(missing)], at[: len(missing)] = np.array(tokens)[missing], np.array(depths)[missing] - used
+            self._nodes_step(fed.tolist(), start + used, at, behind, np.zeros(rows, np.int64), LOWER)
+        return self._nodes_step(tokens, start, depths, seen, place, UPPER)
+
+    def _crop(self, end: int) -> None:
+        self.forget_ahead()
+
+    def _prompt(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        start, n, known = self.length, len(tokens), self.take_ahead(tokens)
+        if known < n:
+            self.prompt_ahead(tokens[known:])
+        _, hidden = self.stack.prompt(self.states[start : start + n], start, self.norm_out, self.own_layers)
+        self.forget_ahead()
+        self.hidden = hidden[-keep:].clone() if keep else hidden
+        return F.linear(self.hidden, self.head)
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
+        known = self.take_ahead(tokens)
+        self.forget_ahead()
+        return tokens, self.length, known
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        return (0, UPPER, *([n - 1] if n > 1 else [])) if self.runs_ahead else (0,)
+
+    def _through(self, rows: Rows, variant: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
+        if variant == LOWER:
+            x = self.run_lower(rows)
+            return x, x
+        return super()._through(rows, variant)
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        if variant == UPPER:
+            return self.states[rows.sources]
+        assert isinstance(variant, int)
+        if variant == 0:
+            return self.run_lower(rows)
+        if variant < len(rows.slots):
+            self.run_lower(rows.tail(len(rows.slots) - variant))
+        return self.states[rows.slots]

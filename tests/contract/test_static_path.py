@@ -1,0 +1,197 @@
+"""Every drafter over static caches: the lean path's rounds with every backend, and what a step asks of a GPU."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.registry import DRAFTERS
+from realrun.lm.kernels import use_kernels
+from realrun.lm.static.llama import StaticLlama
+from realrun.pairs.pair import Pair
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from tests.support.drafting import Case, case_pair, prompts_of
+from tests.support.emulated_graphs import emulated
+
+K = 4
+LIMIT = {"max_draft_tokens": K}
+MODES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+FIXED = make_policy("fixed_k", {"k": K})
+CHAINS = [FIXED, make_policy("adaedl", {"lambda0": 0.2, **LIMIT})]
+OF_STATES = [make_policy("cali_ts", LIMIT), make_policy("llama_cpp", {"p_min": 0.3, **LIMIT})]
+TREES = [make_policy("vct", {"width": 2, "depth": K}), make_policy("eagle2", {"nodes": 8, "depth": K, "top_k": 3})]
+Run = list[tuple[list[int], list[tuple[int, int, int, int, int]]]]
+
+kinds = pytest.mark.parametrize("kind", DRAFTERS)
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+@cache
+def pair_of(kind: str, dtype: torch.dtype) -> Pair:
+    """Of a target over whose layers the static pass goes."""
+    pair: Pair = copy.deepcopy(case_pair(Case(kind)))
+    for module in (pair.target, *pair.drafter.weights(pair.target)):
+        module.to(dtype)
+    return pair
+
+
+def policies_of(kind: str) -> list[Policy]:
+    drafter = DRAFTERS[kind]
+    return [*CHAINS, *(OF_STATES if drafter.has_states else []), *(TREES if drafter.trees else [])]
+
+
+def runs_of(kind: str, kernels: str, sampler: Sampler, policies: list[Policy], dtype: torch.dtype, tokens: int) -> Run:
+    pair = pair_of(kind, dtype)
+    with use_kernels(kernels):
+        decoder = Decoder(*pair.make_drafter(), (), sampler)
+        assert isinstance(getattr(decoder.target, "inner", decoder.target), StaticLlama) == (kernels != "auto")
+        assert kind == "prompt-lookup" or decoder.drafter.lm.describes == (kernels != "auto")  # type: ignore[attr-defined]
+        runs = [
+            decoder.decode(prompt.tokens, tokens, policy, sequence=number)
+            for policy in policies
+            for number, prompt in enumerate(prompts_of(kind)[:2])
+        ]
+    return [(run.tokens, run.tree_log()) for run in runs]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@modes
+@kinds
+def test_rounds_are_those_of_the_lean_path(kind: str, mode: str, dtype: torch.dtype, graphs: bool) -> None:
+    """Launched one by one, and recorded: each policy after the others over the same caches and graphs."""
+    rest = kind, MODES[mode], policies_of(kind), dtype, 10
+    lean = runs_of(rest[0], "auto", *rest[1:])
+    with emulated() if graphs else nullcontext():
+        assert runs_of(rest[0], "reference", *rest[1:]) == lean
+
+
+ON_CPU = [
+    pytest.param("triton", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is not interpreted")),
+    "cuda",
+]
+
+
+@pytest.mark.parametrize("kernels", ON_CPU)
+@modes
+@kinds
+def test_rounds_are_the_same_with_every_backend(kind: str, mode: str, kernels: str) -> None:
+    policies = [FIXED, *(TREES[:1] if DRAFTERS[kind].trees else [])]
+    rest = MODES[mode], policies, torch.float32, 6
+    assert runs_of(kind, kernels, *rest) == runs_of(kind, "auto", *rest)
+
+
+def difference(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {name: after[name] - before[name] for name in after}
+
+
+class Asked:
+    """What a decoder asks of its device, step by step and round by round, with all that is recorded recorded before.
+
+    steps : of every draft step; rounds : of every round, with what it drafted; captured : graphs made meanwhile
+    """
+
+    def __init__(self, kind: str, policy: Policy | None, tokens: int = 24):
+        self.steps: list[dict[str, int]] = []
+        self.rounds: list[dict[str, int]] = []
+        pair = pair_of(kind, torch.float32)
+        with use_kernels("reference"), emulated() as device:
+            self.device = device
+            decoder = Decoder(*pair.make_drafter(), (), Sampler())
+            for prompt in prompts_of(kind):
+                decoder.decode(prompt.tokens, tokens, policy)
+            captured = device.captured
+            self._watch(decoder)
+            for prompt in prompts_of(kind):
+                decoder.decode(prompt.tokens, tokens, policy)
+            self.captured = device.captured - captured
+
+    def _watch(self, decoder: Decoder) -> None:
+        advance, clock, device = decoder.round, decoder.clock, self.device
+        waits = 0
+
+        def counted_clock() -> float:
+            nonlocal waits
+            waits += 1
+            return clock()
+
+        def counted_round(*args: Any) -> Any:
+            nonlocal waits
+            before, waits = device.counts, 0
+            made = advance(*args)
+            last = args[-1][-1]
+            self.rounds.append(
+                difference(device.counts, before)
+                | {"waits": waits, "drafted": last.drafted, "verified": last.verified, "passes": len(last.level_nodes)}
+            )
+            return made
+
+        decoder.clock, decoder.round = counted_clock, counted_round  # type: ignore[method-assign]
+        lm = getattr(decoder.drafter, "lm", None)
+        if lm is None or not lm.describes:
+            return
+        describe = lm.describe
+
+        def counted_describe(*args: Any, **kwargs: Any) -> torch.Tensor:
+            before = device.counts
+            said: torch.Tensor = describe(*args, **kwargs)
+            self.steps.append(difference(device.counts, before) | {"said bytes": said.nbytes})
+            return said
+
+        lm.describe = counted_describe
+
+
+SAID = {FIXED.name: 16, "cali_ts": 20, "llama_cpp": 20}  # bytes: token, three features, and a fourth where it is read
+SPOKEN = ("medusa", "space")  # what a round proposes comes with the target's pass: a copy a round brings it into place
+
+
+@pytest.mark.parametrize("policy", [FIXED, *OF_STATES], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
+def test_a_draft_step_is_one_launch_and_a_few_bytes_back(kind: str, policy: Policy) -> None:
+    asked = Asked(kind, policy)
+    assert asked.captured == 0  # nothing is recorded on the clock
+    assert len(asked.steps) == sum(one["drafted"] for one in asked.rounds) > 40
+    for step in asked.steps:
+        assert (step["graphs"], step["launches"], step["said bytes"]) == (1, 0, SAID[policy.name])
+    # Only the first of a round is told its tokens; the others find theirs where the one before has left it.
+    assert sum(step["puts"] == 0 for step in asked.steps) >= len(asked.steps) - len(asked.rounds)
+    for one in asked.rounds:
+        scored = 3 if policy.name == "cali_ts" else 0  # the target's part of the scores
+        assert one["graphs"] == one["drafted"] + 1
+        assert one["launches"] <= 1 + (kind in SPOKEN) * 2 + scored
+        assert one["puts"] <= 4 and one["waits"] == 1
+        assert one["bytes back"] == SAID[policy.name] * one["drafted"] + 8 * (one["verified"] + 1)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.trees])
+def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
+    """Its candidates are told beside it. EESD's target runs its lower layers, over what was never fed, by one more."""
+    asked = Asked(kind, TREES[0])
+    assert asked.captured == 0
+    for one in asked.rounds:
+        drafting = min(one["passes"], 1) if kind == "medusa" else one["passes"]  # all heads speak at once
+        assert one["graphs"] - drafting in ((1, 2) if kind == "eesd" else (1,))
+        assert one["waits"] == 2
+    assert any(one["passes"] == K for one in asked.rounds)
+
+
+@kinds
+def test_a_step_without_a_draft_is_one_launch_one_copy_and_one_wait(kind: str) -> None:
+    asked = Asked(kind, None)
+    assert asked.captured == 0 and not asked.steps
+    for one in asked.rounds:
+        assert (one["graphs"], one["launches"], one["puts"], one["waits"], one["bytes back"]) == (1, 1, 1, 1, 8)
+
+
+def test_prompt_lookup_asks_for_the_targets_pass_alone() -> None:
+    asked = Asked("prompt-lookup", FIXED)
+    assert any(one["drafted"] for one in asked.rounds) and asked.captured == 0
+    assert all((one["graphs"], one["launches"], one["waits"]) == (1, 1, 1) for one in asked.rounds)
