@@ -1,7 +1,7 @@
 """Stage smoke: does everything run here at all, and does it agree with the CPU?
 
-The first minute on a machine. Every check stands alone and is saved as soon as it is done, so that a crash leaves what
-was found before it.
+The first minute on a machine; without a GPU, whether its path agrees with the CPU's own. Every check stands alone
+and is saved as soon as it is done, so that a crash leaves what was found before it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
+from transformers import AutoTokenizer
 
 from realrun.campaign.job import Job
 from realrun.campaign.profile import against_floor
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
-from realrun.pairs.pair import LAB_DRAFTERS, load_pair
-from realrun.pairs.prompts import lab_prompts
+from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.pairs.shapes import random_model, shape_config
 from realrun.profiling.cost_grid import Axes, run_cost_grid
 from speckernels import Unsupported, use_backend
@@ -30,6 +32,7 @@ from speckernels.bench.cases import OPERATIONS
 from speckernels.bench.cases.base import SEED, Arguments, Operation
 from speckernels.bench.inputs import copied
 from speckernels.bench.machine import availability, measure_ceilings, versions
+from speckernels.runtime.dispatch import AUTO
 from specsim.cost.model import SPACE
 from specsim.policy.registry import make_policy
 
@@ -155,17 +158,27 @@ def copy_gb_s(device: torch.device) -> float:
 
 
 def drafter_agrees(job: Job, drafter: str) -> dict[str, Any]:
-    """Greedy tokens of the lab's pair here and on the CPU, both in float32."""
+    """Greedy tokens of the lab's pair over the static path here and over the lean one on the CPU, both in float32."""
     texts = []
-    for device in (str(job.device), "cpu"):
-        pair = load_pair(drafter=drafter, device=device, dtype="float32")
+    loaded: dict[str, Pair] = {}
+    for device, kernels in ((str(job.device), AUTO if job.full else "reference"), ("cpu", AUTO)):
+        if device not in loaded:
+            loaded[device] = load_pair(drafter=drafter, device=device, dtype="float32")
+        pair = loaded[device]
         policy = make_policy("space_k", {"k": K}) if pair.drafter.name == SPACE else make_policy("fixed_k", {"k": K})
-        decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
-        (prompt,) = lab_prompts(pair.tokenizer, 1)
-        decoded = decoder.decode(prompt.tokens, NEW_TOKENS, policy)
+        with use_kernels(kernels):
+            decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
+            decoded = decoder.decode(_lab_prompt().tokens, NEW_TOKENS, policy)
         texts.append((decoded.tokens, decoded.log()))
     (here, rounds), (there, expected) = texts
     if here == there:
         return {"text": "as on the CPU", "rounds": "as on the CPU" if rounds == expected else "others than on the CPU"}
     first = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(map(len, (here, there))))
     return {"text": f"differs from the CPU's at token {first}", "here": here, "there": there}
+
+
+@cache
+def _lab_prompt() -> Prompt:
+    """Of the lab's tokenizer, which all its drafters have; to read the corpus takes a second."""
+    (prompt,) = lab_prompts(AutoTokenizer.from_pretrained(LAB_WEIGHTS / "target"), 1)
+    return prompt

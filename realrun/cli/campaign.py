@@ -75,5 +75,6 @@ def _state(result: Mapping[str, Any]) -> str:
         return str(result["error"])
     if result.get("errors"):
         return "; ".join(f"{what}: {why}" for what, why in result["errors"].items())
-    left = f" ({left})" if (left := result.get("left")) and isinstance(left, str) else ""
-    return f"out of time{left}: run again to go on"
+    left = result.get("left") or ""
+    told = left if isinstance(left, str) else f"{', '.join(left)} left"
+    return f"out of time{f' ({told})' if told else ''}: run again to go on"

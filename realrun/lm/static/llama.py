@@ -61,7 +61,7 @@ class StaticLlama(LlamaLM):
     ):
         on_gpu = model.device.type == "cuda"
         self.batch = batch
-        self._sizes: dict[tuple[int, int], Size] = {}  # by rows and queries, of which there may be more
+        self._sizes: dict[tuple[int, int], Size] = {}  # by rows and masked slots
         if compiled is None:
             compiled = on_gpu and importlib.util.find_spec("triton") is not None
         self._pieces = compiled_pieces() if compiled else PLAIN
@@ -117,16 +117,16 @@ class StaticLlama(LlamaLM):
             return
         # The largest first: the smaller ones then fit into its memory.
         for n in sorted((n for n in set(sizes) if n <= MAX_STEP_TOKENS), reverse=True):
-            for queries in (*(size for size in reversed(windows) if size > n), n):
-                for variant in self._variants(n)[: None if queries == n else 1]:
-                    self._warm(n, queries, variant)
+            for masked in (*(size for size in reversed(windows) if size > n), n):
+                for variant in self._variants(n)[: None if masked == n else 1]:
+                    self._warm(n, masked, variant)
         if self.batch == 1:
             self.stack.move([[0]] * len(self.stack.layers), 0)  # loads or compiles the kernel
 
-    def _warm(self, n: int, queries: int, variant: Hashable) -> None:
-        if (n, queries, variant) not in self.recorded:
-            size = self._size(n, queries)
-            size.packed.put([0] * n + [queries - n])  # the window's slots then begin with the first
+    def _warm(self, n: int, masked: int, variant: Hashable) -> None:
+        if (n, masked, variant) not in self.recorded:
+            size = self._size(n, masked)
+            size.packed.put([0] * n + [masked - n])  # the window's slots then begin with the first
             self._run(size, variant)
 
     @torch.inference_mode()
@@ -236,7 +236,7 @@ class StaticLlama(LlamaLM):
 
     def _run(self, size: Size, variant: Hashable) -> tuple[torch.Tensor, ...]:
         """Logits [B, n, V] and states [B * n, d] of a step on what the size's inputs hold."""
-        key = size.n, size.queries, variant
+        key = size.n, size.window, variant
         return self.recorded.run(key, lambda: self._through(size.rows(), variant))
 
     def _run_description(self, size: Size, variant: Hashable, describe: Describe) -> tuple[torch.Tensor, ...]:
@@ -285,8 +285,8 @@ class StaticLlama(LlamaLM):
         return F.linear(self.hidden, self.head)
 
     @torch.inference_mode()
-    def _size(self, n: int, queries: int) -> Size:
-        """Of a step of n tokens whose attention has so many queries."""
-        if (n, queries) not in self._sizes:
-            self._sizes[n, queries] = Size(self.batch, n, queries, self.device)
-        return self._sizes[n, queries]
+    def _size(self, n: int, masked: int) -> Size:
+        """Of a step of n tokens in which so many slots at the end are masked."""
+        if (n, masked) not in self._sizes:
+            self._sizes[n, masked] = Size(self.batch, n, masked, self.device)
+        return self._sizes[n, masked]

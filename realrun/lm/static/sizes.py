@@ -2,9 +2,8 @@
 
 A draft tree is more data of the same launches: positions and mask bits, for which a chain is
 one of many trees. Where a tree grows level by level, a node also sees nodes of earlier
-passes. The attention kernel masks as many slots at the end of the cache as it has queries,
-so such a pass adds empty queries for a whole number of mask words, WINDOW slots each. These
-slots end with the newest node, and may begin among the cached tokens, all of which are seen.
+passes: masked then is a window of slots at the end of the cache, a whole number of mask words. It
+ends with the newest node, and may begin among the cached tokens, all of which are seen.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 import speckernels
 from specsim.arrays import Bools
 
-WINDOW = 32  # slots at the end of the cache, a mask word's bits
+WINDOW = 32  # slots, a mask word's bits
 
 # (query [B, Hq, n, D], keys and values [B, Hkv, capacity, D], scaling) -> [B, n, Hq, D]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -71,20 +69,21 @@ class Rows(NamedTuple):
 
 
 class Size:
-    """What the passes of n new rows read beside weights and caches. Their attention has r >= n queries.
+    """What the passes of n new rows read beside weights and caches. Masked are the last `window` slots, n or more.
 
     packed : int64 [B, n + 1], the tokens, then the slot of the first
-    tree : int32, mask bits [B, r, ceil(r / 32)], then slots, positions and sources [3, n] less the first slot
+    tree : int32, mask bits [B, n, ceil(window / 32)], then slots, positions and sources [3, n] less the first slot
     """
 
-    def __init__(self, batch: int, n: int, queries: int, device: torch.device):
-        self.n, self.queries = n, queries
-        bits = (batch, queries, -(-queries // WINDOW))
+    def __init__(self, batch: int, n: int, window: int, device: torch.device):
+        self.n, self.window = n, window
+        bits = (batch, n, -(-window // WINDOW))
         self.packed = Mirrored([batch, n + 1], torch.int64, device)
         self.tree = Mirrored([math.prod(bits) + 3 * n], torch.int32, device)
         self.mask_bits = self.tree.tensor[: -3 * n].view(bits)
         self.offsets = self.tree.tensor[-3 * n :].view(3, 1, n)
         self.sequences = torch.arange(batch, device=device).repeat_interleave(n)
+        self._tails = torch.full((batch,), window, dtype=torch.int32, device=device) if window > n else None
         self.is_chain = False
         self.be_chain()
 
@@ -100,12 +99,11 @@ class Size:
         offsets, sources : [n], positions, and slots to read from, less the first slot
         visible : [n, k], which of the last k slots each row sees; all see those before
         """
-        batch, queries, words = self.mask_bits.shape
-        n, k = visible.shape
-        seen = np.zeros((queries, words * WINDOW), np.bool_)
-        seen[:n, : queries - k] = True
-        seen[:n, queries - k : queries] = visible
-        seen[n:, 0] = True  # an empty query, whose result is dropped, must see something
+        batch, n, words = self.mask_bits.shape
+        k = visible.shape[1]
+        seen = np.zeros((n, words * WINDOW), np.bool_)
+        seen[:, : self.window - k] = True
+        seen[:, self.window - k : self.window] = visible
         bits = np.packbits(seen, axis=-1, bitorder="little").view(np.int32).ravel()
         sources = np.zeros(n, np.int64) if sources is None else sources
         self.tree.put(np.concatenate([*[bits] * batch, np.arange(n), offsets, sources]))
@@ -116,23 +114,20 @@ class Size:
         n = self.n if tail is None else tail
         tokens, first = self.packed.tensor[:, :-1], self.packed.tensor[:, -1]
         slots, positions, sources = (part[:, -n:].flatten() for part in self.offsets + first[:, None])
-        bits, empty = self.mask_bits, self.queries - self.n
+        bits, tails = self.mask_bits, self._tails
         if n < self.n:  # a chain of n is how a longer one begins
             bits, first = bits[:, :n, : -(-n // WINDOW)], first + (self.n - n)
-        context = (first - empty).int() if empty else first.int()
+        context = first.int() if tails is None else (first - (self.window - n)).int()
 
         def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-            if not empty:
-                return speckernels.tree_attention(query, keys, values, bits, context, scaling)
-            query = F.pad(query, (0, 0, 0, empty))
-            return speckernels.tree_attention(query, keys, values, bits, context, scaling)[:, :n]
+            return speckernels.tree_attention(query, keys, values, bits, context, scaling, tail_lens=tails)
 
         sequences = self.sequences.view(-1, self.n)[:, -n:].flatten()
         return Rows(tokens[:, -n:], slots, positions, sources, sequences, attend, self)
 
 
 def window(nodes: int, end: int) -> int:
-    """Queries of a pass behind `nodes` of a tree, its own included, whose cache ends at slot `end`.
+    """Slots masked in a pass behind `nodes` of a tree, its own included, whose cache ends at slot `end`.
 
     A cache shorter than the window is a window of its own.
     """

@@ -60,9 +60,9 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         if self.recorded.graphs is None:
             return
         for rows in (2**k for k in reversed(range(most.bit_length()))):
-            for queries in range(WINDOW, min(2 * most, MAX_STEP_TOKENS) + 1, WINDOW):
-                if queries > rows:
-                    self._warm(rows, queries, LOWER)
+            for masked in range(WINDOW, min(2 * most, MAX_STEP_TOKENS) + 1, WINDOW):
+                if masked > rows:
+                    self._warm(rows, masked, LOWER)
 
     def prompt_ahead(self, tokens: Sequence[int]) -> None:
         """The lower layers over the next tokens, any number, without a graph."""
