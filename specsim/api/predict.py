@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specsim.api.run import Run
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.fitting.fit import fit, is_fitted, needs_fitting
@@ -15,7 +16,6 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import NAMED, find_policies, find_policy
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import Replay
 from specsim.speedup.prediction import Prediction, oracle_seconds, predict_policy, summarise
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -110,7 +110,8 @@ def predict(
     -------
     PolicyPrediction
         `speedup` (ratio, with its 95 % interval over sequences), `v_d`, `r_d`, `hm`, `tau` (tokens per target
-        pass), counts in tokens and rounds, `seconds`, `ar_seconds`, and `oracle_regret`.
+        pass), counts in tokens and rounds, `seconds`, `ar_seconds`, and `oracle_regret`; `to_frame()` is a pandas
+        table of one row.
 
     Raises
     ------
@@ -182,7 +183,7 @@ def fitted_part(
     return priced, chosen, 0
 
 
-def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0, **settings: Any) -> Replay:
+def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0, **settings: Any) -> Run:
     """Replay a trace under one policy, round for round what a real run would do.
 
     Parameters
@@ -192,9 +193,9 @@ def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0
 
     Returns
     -------
-    Replay
-        Counts [S] and seconds [S, 4] (draft, policy, verify, other) per sequence; `rounds` holds every round,
-        and `rounds.to_frame()` is a pandas table of them.
+    Run
+        Counts [S] and seconds [S, 4] (draft, policy, verify, other) per sequence, as a pandas table by `to_frame()`;
+        `rounds` holds every round, and `rounds.to_frame()` is a table of them; `plot()` is a matplotlib figure.
 
     Raises
     ------
@@ -224,7 +225,7 @@ def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0
             f"policy {chosen.name} learns from data or costs and has not yet; use specsim.predict, or replay the "
             "`best` of specsim.tune"
         )
-    return priced.replay(chosen, seed=seed, log=True)
+    return Run(**vars(priced.replay(chosen, seed=seed, log=True)))
 
 
 def _policy(policy: str | Policy, settings: Mapping[str, Any], depth: int) -> tuple[Policy, dict[str, Any]]:

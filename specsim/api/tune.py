@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from specsim.api.tuned import CrossValidated, Tuned
 from specsim.cost.model import CostModel
 from specsim.policy.registry import find_policies, find_policy
 from specsim.progress import Counter
@@ -14,7 +15,6 @@ from specsim.ranking.leaderboard import leaderboard as boards_of
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.crossval import CrossValidation
 from specsim.tuning.crossval import cross_validate as run_cross_validate
 from specsim.tuning.search import TuneResult
 from specsim.tuning.search import tune as run_tune
@@ -34,7 +34,7 @@ def tune(
     storage: Path | None = None,
     progress: Counter | None = None,
     **fixed: Any,
-) -> TuneResult:
+) -> Tuned:
     """Find a policy's best settings on one part of the trace, report them on the other.
 
     Parameters
@@ -62,9 +62,10 @@ def tune(
 
     Returns
     -------
-    TuneResult
+    Tuned
         `best` (the policy), `train` and `holdout` (predictions on both parts), `references` (the runner-up, the
-        default settings, the best fixed K) and `warnings`.
+        default settings, the best fixed K) and `warnings`; `to_frame()` is a pandas table, `plot()` a matplotlib
+        figure.
 
     Raises
     ------
@@ -86,7 +87,8 @@ def tune(
     True
     """
     settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
-    return tune_with(PricedTrace(trace, cost), policy, settings, tuning_share=tuning_share, progress=progress)
+    found = tune_with(PricedTrace(trace, cost), policy, settings, tuning_share=tuning_share, progress=progress)
+    return Tuned(**vars(found))
 
 
 def tune_with(
@@ -115,7 +117,7 @@ def cross_validate(
     storage: Path | None = None,
     progress: Counter | None = None,
     **fixed: Any,
-) -> CrossValidation:
+) -> CrossValidated:
     """Estimate what tuning this policy gains, every sequence reported on once and never tuned on.
 
     Parameters
@@ -127,8 +129,9 @@ def cross_validate(
 
     Returns
     -------
-    CrossValidation
-        `estimate` (the prediction over all sequences), `folds`, `references` and `warnings`.
+    CrossValidated
+        `estimate` (the prediction over all sequences), `folds`, `references` and `warnings`; `to_frame()` is a pandas
+        table, `plot()` a matplotlib figure.
 
     Raises
     ------
@@ -150,7 +153,9 @@ def cross_validate(
     4
     """
     settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
-    return run_cross_validate(find_policy(policy), PricedTrace(trace, cost), settings, folds=folds, progress=progress)
+    priced = PricedTrace(trace, cost)
+    found = run_cross_validate(find_policy(policy), priced, settings, folds=folds, progress=progress)
+    return CrossValidated(**vars(found))
 
 
 def leaderboard(

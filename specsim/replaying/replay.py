@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.chain import bind_chain, chain_kernel
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.rounds import RoundLog
-from specsim.replaying.sums import Sums
+from specsim.replaying.sums import PARTS, Sums
 from specsim.replaying.switch import bind_switch, switch_kernel
 from specsim.replaying.tree import bind_tree, tree_kernel
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,14 @@ class Replay:
         """What there is per sequence, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row per sequence: counts, tokens, seconds of each part and of the baseline."""
+        import pandas as pd  # slow to import, and a replay does not need it
+
+        counts = {name: values for name, values in self.columns.items() if values.ndim == 1}
+        parts = {f"{part}_s": self.seconds[:, number] for number, part in enumerate(PARTS)}
+        return pd.DataFrame({**counts, **parts, "speedup": self.autoregressive_s / self.speculative_s})
 
     @property
     def speedup(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,21 @@ from specsim.speedup.tree_oracle import tree_oracle_seconds
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 STATIC_WIDTH = 10  # children of a node that searches of static trees go to
+
+
+COLUMNS = (  # of a prediction's table, beside policy and speedup
+    "v_d", "r_d", "hm", "tau", "rounds", "drafted", "accepted", "verified", "output_tokens", "seconds", "ar_seconds",
+    "oracle_regret",
+)  # fmt: skip
+
+
+def interval_columns(speedup: Estimate) -> dict[str, float]:
+    """A speedup as three columns of a table."""
+    return {"speedup": speedup.estimate, "speedup_low": speedup.low, "speedup_high": speedup.high}
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,6 +86,13 @@ class Prediction:
         rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, HM {self.hm:.3f}, tau {self.tau:.2f} tokens per target pass"
         title = "; ".join([str(self.policy), *self.notes])
         return f"{title}\nspeedup {self.speedup} (95 % interval), {rates}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table of one row: policy, speedup with its 95 % interval, rates, counts in tokens and rounds, seconds."""
+        import pandas as pd  # slow to import, and a prediction does not need it
+
+        named = {name: getattr(self, name) for name in COLUMNS}
+        return pd.DataFrame([{"policy": str(self.policy), **interval_columns(self.speedup), **named}])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: plain numbers, units as in the attribute names."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ import numpy.typing as npt
 from specsim.arrays import FloatArray, IntArray
 from specsim.errors import InputError
 from specsim.trace.tree_record import TreeRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_TOKEN = -1  # draft_token where the drafter proposes nothing
 MAX_DEPTH = 255  # match_len and draft_limit are uint8
@@ -102,6 +105,14 @@ class Trace:
     def position(self) -> IntArray:
         """t of every row [N], from 0 in each sequence."""
         return np.arange(self.offsets[-1]) - np.repeat(self.offsets[:-1], self.output_tokens)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row per position: its sequence, t, the target's token, and how many drafted ones match."""
+        import pandas as pd  # slow to import, and a replay does not need it
+
+        ids = np.repeat(self.sequence_id, self.output_tokens)
+        columns = {"sequence_id": ids, "t": self.position, "token": self.token, "match_len": self.match_len}
+        return pd.DataFrame(columns | {"draft_limit": self.draft_limit})
 
     @property
     def sequences(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,19 @@ from specsim.replaying.replay import Replay
 from specsim.speedup.prediction import Prediction, oracle_seconds, summarise
 from specsim.trace.split import groups
 from specsim.trace.trace import Trace
-from specsim.tuning.search import Reference, SearchResult, compared, find_best, reference_policies, warnings_of
+from specsim.tuning.search import (
+    Reference,
+    SearchResult,
+    compared,
+    find_best,
+    frame_of,
+    reference_policies,
+    warnings_of,
+)
 from specsim.tuning.settings import DEFAULT_SEARCH, SearchSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,10 @@ class CrossValidation:
     references: Mapping[str, Reference]
     warnings: tuple[str, ...]
     interrupted: bool
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table of predictions over all folds: the tuned policies', then those beside them; as of `TuneResult`."""
+        return frame_of({"tuned": self.estimate}, self.references)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from specsim.tuning.race import race
 from specsim.tuning.settings import DEFAULT_SEARCH, Search, SearchSettings
 from specsim.tuning.space import Settings, Space, depth_bounds, search_space
 from specsim.tuning.trials import SearchContext, SearchState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OPTUNA_TRIALS = 500
 RUNNER_UP, DEFAULT, BEST_FIXED_K = "runner_up", "default", "best_fixed_k"
@@ -68,6 +71,18 @@ class Reference:
         return {**self.prediction.as_dict(), "comparison": self.comparison.as_dict()}
 
 
+def frame_of(tuned: Mapping[str, Prediction], references: Mapping[str, Reference]) -> pd.DataFrame:
+    """A table of what was tuned and what stands beside it, a row each, named in its index."""
+    import pandas as pd  # slow to import, and a search does not need it
+
+    rows = {**tuned, **{CALLED[name].removeprefix("the "): one.prediction for name, one in references.items()}}
+    table = pd.concat([one.to_frame() for one in rows.values()], ignore_index=True).set_axis(list(rows))
+    gains = [one.comparison.difference for one in references.values()]
+    for column, key in (("tuned_gains", "estimate"), ("tuned_gains_low", "low"), ("tuned_gains_high", "high")):
+        table[column] = [*[float("nan")] * len(tuned), *(getattr(gain, key) for gain in gains)]
+    return table
+
+
 @dataclass(frozen=True, repr=False)
 class TuneResult:
     """The best settings found, with their prediction on both parts.
@@ -94,6 +109,13 @@ class TuneResult:
     def __repr__(self) -> str:
         tried = f"best of {self.trials} configurations ({self.search}), reported on sequences that did not tune:"
         return "\n".join([tried, repr(self.holdout), *(f"warning: {text}" for text in self.warnings)])
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table of predictions on sequences that did not tune: the tuned policy, then those beside it.
+
+        "tuned_gains" is the tuned policy's speedup less the row's, with the ends of its paired 95 % interval.
+        """
+        return frame_of({"tuned": self.holdout}, self.references)
 
     @property
     def runner_up(self) -> Policy | None:

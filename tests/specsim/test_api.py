@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib
 import inspect
 import itertools
 import json
@@ -38,7 +39,8 @@ def test_the_examples_run(name: str) -> None:
 def test_every_function_names_its_parameters_and_what_it_returns(name: str) -> None:
     function = getattr(specsim, name)
     doc = inspect.getdoc(function) or ""
-    for section in ("Parameters", "Examples"):
+    returns = inspect.signature(function).return_annotation not in ("None", None)
+    for section in ("Parameters", "Examples", *(["Returns"] if returns else [])):
         assert f"{section}\n{'-' * len(section)}\n" in doc
     for parameter in inspect.signature(function).parameters:
         assert parameter in doc
@@ -120,3 +122,71 @@ def test_the_notebook_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyt
     names: dict[str, object] = {}
     exec(block("howto/own_models.md", "specsim.read_trace"), names)  # the reader's notebook
     assert len(names["board"].to_frame()) > 5  # type: ignore[attr-defined]
+
+
+def shown_results() -> list[type]:
+    """The classes of what the public functions give."""
+    return [
+        importlib.import_module(f"specsim.{module}").__dict__[name]
+        for module, name in (
+            ("api.run", "Run"),
+            ("api.predict", "PolicyPrediction"),
+            ("api.tuned", "Tuned"),
+            ("api.tuned", "CrossValidated"),
+            ("ranking.leaderboard", "Board"),
+            ("trace.trace", "Trace"),
+            ("replaying.rounds", "RoundLog"),
+        )
+    ]
+
+
+def test_every_result_is_a_frame_and_what_it_shows_is_documented() -> None:
+    for kind in shown_results():
+        assert inspect.getdoc(kind.to_frame), kind
+        if plot := getattr(kind, "plot", None):
+            assert inspect.getdoc(plot), kind
+    assert [hasattr(kind, "plot") for kind in shown_results()] == [True, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["api.run.Run", "api.tuned.Tuned", "api.tuned.CrossValidated"])
+def test_the_examples_of_figures_run(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    documented = getattr(importlib.import_module(f"specsim.{module}"), kind).plot
+    (test,) = doctest.DocTestFinder(recurse=False).find(documented, name, globs={})
+    assert test.examples and doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+def test_frames_hold_the_numbers_of_their_results() -> None:
+    trace, cost = small_trace(), RampCost()
+    run = specsim.replay(trace, cost, "fixed_k", k=3)
+    table = run.to_frame()
+    assert len(table) == trace.sequences and table["num_rounds"].sum() == run.num_rounds.sum()
+    parts = table[["draft_s", "policy_s", "verify_s", "other_s"]].to_numpy()
+    assert np.array_equal(parts, run.seconds)
+    predicted = specsim.predict(trace, cost, "fixed_k", k=3)
+    (row,) = predicted.to_frame().to_dict("records")
+    assert (row["speedup"], row["speedup_high"]) == (predicted.speedup.estimate, predicted.speedup.high)
+    assert (row["tau"], row["accepted"]) == (predicted.tau, predicted.accepted)
+    tuned = specsim.tune(trace, cost, "fixed_k", trials=4)
+    table = tuned.to_frame()
+    assert table["speedup"]["tuned"] == tuned.holdout.speedup.estimate and np.isnan(table["tuned_gains"]["tuned"])
+    gain = tuned.references["default"].comparison.difference.estimate
+    assert table["tuned_gains"]["default settings"] == gain
+    folded = specsim.cross_validate(trace, cost, "fixed_k", folds=2, trials=4)
+    assert folded.to_frame()["speedup"]["tuned"] == folded.estimate.speedup.estimate
+    positions = trace.to_frame()
+    assert len(positions) == len(trace.token) and np.array_equal(positions["match_len"], trace.match_len)
+
+
+def test_figures_show_their_numbers() -> None:
+    trace, cost = small_trace(), RampCost()
+    run = specsim.replay(trace, cost, "fixed_k", k=3)
+    left, right = run.plot().axes
+    shares = [bar.get_height() for bar in left.patches]
+    assert sum(shares) == pytest.approx(100) and run.rounds is not None
+    assert shares[0] == pytest.approx(100 * float((run.rounds.accepted == 0).mean()))
+    widths = [bar.get_width() for bar in right.patches]
+    assert widths[-1] / sum(widths[:-1]) == pytest.approx(run.speedup)
+    tuned = specsim.tune(trace, cost, "fixed_k", trials=4)
+    (axes,) = tuned.plot().axes
+    assert len(axes.get_yticks()) == 1 + len(tuned.references)

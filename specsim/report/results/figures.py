@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from specsim.arrays import Floats, IntArray
+from specsim.replaying.sums import PARTS
 from specsim.report.drawing import (
     ADAPTIVE,
     DOT,
@@ -27,12 +30,19 @@ from specsim.report.drawing import (
 
 WIDE = 12.4  # inches
 COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#56b4e9", "#b8860b", INK, "#cc79a7")
+PART_COLORS = (PREDICTED, INK, "#9cc9e8", "#c9ced6")  # of PARTS
 MARKERS = "osD^vPX*"
 LONGEST_LABEL = 60  # characters
 
 
 @styled()
 def lines_of_estimates(labels: Sequence[str], values: Sequence[Mapping[str, float]], name: str, what: str) -> str:
+    """`estimates_figure` as SVG."""
+    return svg(estimates_figure(labels, values, what), name, what)
+
+
+@styled()
+def estimates_figure(labels: Sequence[str], values: Sequence[Mapping[str, float]], what: str) -> Figure:
     """A line per label with its estimate and interval; the first is drawn in green."""
     y = np.arange(len(labels))[::-1]
     mid, low, high = estimates(values)
@@ -52,7 +62,37 @@ def lines_of_estimates(labels: Sequence[str], values: Sequence[Mapping[str, floa
     axes.set_ylim(-0.6, len(labels) - 0.4)
     axes.margins(x=0.04)
     axes.set_xlabel(what)
-    return svg(figure, name, what)
+    return figure
+
+
+@styled()
+def run_figure(accepted: IntArray | None, token_s: Floats, baseline_s: float) -> Figure:
+    """A run: how many tokens rounds accept, where they are known, and what a token's time goes to.
+
+    accepted : [R]; token_s : seconds per output token by part; baseline_s : of autoregressive decoding
+    """
+    figure = Figure(figsize=(WIDE, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    if accepted is not None:
+        counts = np.bincount(accepted)
+        left.bar(np.arange(len(counts)), 100 * counts / counts.sum(), 0.8, color=PREDICTED)
+    left.set_title("Accepted tokens per round")
+    left.set_xlabel("accepted draft tokens")
+    left.set_ylabel("share of rounds (%)")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.grid(visible=False, axis="y")
+    right.grid(visible=True, axis="x")
+    at = 0.0
+    for name, seconds, color in zip(PARTS, 1e3 * token_s, PART_COLORS, strict=True):
+        right.barh(1, seconds, 0.5, at, color=color, label=name)
+        at += float(seconds)
+    right.barh(0, 1e3 * baseline_s, 0.5, color="#9cc9e8")
+    right.set_yticks([1, 0], ["with the policy", "autoregressive"], color=INK)
+    right.set_title("Time per output token")
+    right.set_xlabel("milliseconds")
+    right.spines["left"].set_visible(False)
+    right.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=4, handlelength=1.2)
+    return figure
 
 
 @styled()
