@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from threading import Event, Thread
@@ -12,6 +13,7 @@ Progress = Callable[[str, int, int], None]  # (what, done, total), in units of t
 Counter = Callable[[int, int], None]  # (done, total) of work that whoever asks for it has a name for
 
 LINE_EVERY_S = 30.0
+REPORT_EVERY_S = 1.0  # at most, of what a program reads
 
 
 def no_progress(done: int, total: int) -> None:
@@ -23,6 +25,41 @@ class Start(NamedTuple):
 
     at_s: float
     done: int
+
+
+def seconds_left(start: Start, now_s: float, done: int, total: int) -> float | None:
+    """How long it will still take if it goes on so; None where nothing has been done since it was first heard of."""
+    gained = done - start.done
+    return (now_s - start.at_s) * (total - done) / gained if gained else None
+
+
+class ProgressReports:
+    """A `Progress` for programs: one JSON object a line, at most every second, and one at the end of each part.
+
+    Of keys "progress" (what), "done", "total", "elapsed_s" and "left_s", which is null where nothing can be said yet.
+
+    Parameters
+    ----------
+    say : callable
+        Takes a line.
+    clock : callable
+        The time in seconds.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self.say, self.clock = say, clock
+        self.starts: dict[str, Start] = {}
+        self.said_s: dict[str, float] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now_s = self.clock()
+        start = self.starts.setdefault(what, Start(now_s, done))
+        if done < total and now_s - self.said_s.get(what, -REPORT_EVERY_S) < REPORT_EVERY_S:
+            return
+        self.said_s[what] = now_s
+        left_s = seconds_left(start, now_s, done, total)
+        times = {"elapsed_s": round(now_s - start.at_s, 3), "left_s": None if left_s is None else round(left_s, 3)}
+        self.say(json.dumps({"progress": what, "done": done, "total": total, **times}))
 
 
 class ProgressLines:
@@ -58,11 +95,11 @@ class ProgressLines:
         if self.latest is None:
             return None
         what, done, total = self.latest
-        start = self.starts[what]
-        spent_s, gained = self.clock() - start.at_s, done - start.done
+        start, now_s = self.starts[what], self.clock()
         if done >= total:
             return f"{what}: {done} of {total}, done"
-        left = f"about {duration(spent_s * (total - done) / gained)} left" if gained else f"{duration(spent_s)} so far"
+        left_s = seconds_left(start, now_s, done, total)
+        left = f"{duration(now_s - start.at_s)} so far" if left_s is None else f"about {duration(left_s)} left"
         return f"{what}: {done} of {total}, {left}"
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from realrun.cli.shapes import cost_grid, scripted, shapes
 from realrun.cli.train import train as train_group
 from realrun.cli.typical import typical
 from realrun.cli.validate import validate
-from specsim.cli.console import run, version_option
+from specsim.cli.console import options_of_all, run
 
 app = typer.Typer(
     help="Run speculative decoding for real: record traces, profile the machine, validate predictions.\n\n"
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.callback()(version_option)
+app.callback()(options_of_all)
 app.add_typer(engine, name="engine")
 app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")

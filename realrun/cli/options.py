@@ -79,9 +79,10 @@ ThreadsOption = Annotated[
 PromptsOption = Annotated[
     Path | None,
     typer.Option(
-        help='JSON Lines of {"text": ...}, {"prompt": ...} or {"messages": [...]} (a chat, put into words by the '
-        "tokenizer's template), each with a \"domain\" if you like. Models of your own need some; default: the lab's "
-        "held-out prompts.",
+        help='JSON Lines of {"text": ...}, {"prompt": ...}, {"messages": [...]} (a chat, put into words by the '
+        'tokenizer\'s template), each with a "domain" if you like, or lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K '
+        "or Alpaca, of which the first question is asked. Models of your own need some; default: the lab's held-out "
+        "prompts.",
         show_default=False,
     ),
 ]

@@ -19,7 +19,15 @@ from specsim.files import digest
 from specsim.json_files import checked, parse_json
 
 NAMED_PROMPTS = 5  # most that a message names
-FORMS = ("text", "prompt", "messages")  # of a prompt in a file
+TEXTS = ("text", "prompt")  # forms of a prompt in a file: a text to be continued,
+DATASETS = (
+    "turns",
+    "conversations",
+    "question",
+    "instruction",
+)  # a line of a data set, of which the user's first words
+FORMS = (*TEXTS, "messages", *DATASETS)
+USERS = ("human", "user")  # who ShareGPT calls so
 LAB_PROMPTS = "the lab's held-out prompts"
 
 
@@ -45,7 +53,10 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     path : Path
         One object per line: {"text": ...} or {"prompt": ...}, a text to be continued, or {"messages": [...]}, a chat of
         {"role": ..., "content": ...}, which the tokenizer's chat template puts into words and the assistant answers.
-        "domain" is optional.
+        Or a line of a common data set, whose first question is asked as a chat, or is a text to be continued where the
+        tokenizer has no template: {"turns": [...]} of MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT,
+        {"question": ...} of GSM8K, {"instruction": ..., "input": ...} of Alpaca. "domain" is optional; without it,
+        "category" is one.
     tokenizer
         That of the pair. A text that begins with its first special token does not get a second one.
     limit : int, optional
@@ -114,17 +125,39 @@ def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
     row = parse_json(line, where, invalid="mend the line")
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
-        raise InputError(f'{where} is no {{"text": ...}}, {{"prompt": ...}} or {{"messages": [...]}}; mend the line')
-    value = row[forms[0]]
-    text = _chat_text(value, where, tokenizer) if forms[0] == "messages" else value
+        raise InputError(
+            f"{where} is no prompt: it has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}, of which one makes a "
+            "prompt; mend the line"
+        )
+    form, value = forms[0], row[forms[0]]
+    if form in DATASETS:
+        value = _first_question(form, row, where)
+        if tokenizer.chat_template:
+            form, value = "messages", [{"role": "user", "content": value}]
+    text = _chat_text(value, where, tokenizer) if form == "messages" else value
     if not isinstance(text, str):
-        raise InputError(f"{where}: {forms[0]!r} is no text; mend the line")
-    begun = forms[0] == "messages" or bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
+        raise InputError(f"{where}: {form!r} is no text; mend the line")
+    begun = form == "messages" or bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
         raise InputError(f"{where}: the prompt is empty; give some text")
-    domain = checked(row.get("domain", "all"), f"{where}: domain", str, invalid="mend the line")
+    domain = checked(row.get("domain", row.get("category", "all")), f"{where}: domain", str, invalid="mend the line")
     return Prompt(domain, tokens, place=where)
+
+
+def _first_question(form: str, row: dict[str, Any], where: str) -> str:
+    """What the user of a data set's line says first; later turns answer what another model said."""
+    value = row[form]
+    if form == "turns" and isinstance(value, list):
+        value = next(iter(value), None)
+    elif form == "conversations" and isinstance(value, list):
+        turns = [turn for turn in value if isinstance(turn, dict)]
+        value = next((turn.get("value") for turn in turns if turn.get("from") in USERS), None)
+    elif form == "instruction" and row.get("input"):
+        value = f"{value}\n\n{row['input']}"
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{where}: {form!r} holds no question of the user; mend the line, or leave it out")
+    return value
 
 
 def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:

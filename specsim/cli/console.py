@@ -9,6 +9,8 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -17,7 +19,7 @@ import typer
 
 from specsim import __version__
 from specsim.errors import InputError, Interrupted
-from specsim.progress import Progress, ProgressLines
+from specsim.progress import Progress, ProgressLines, ProgressReports
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
@@ -92,11 +94,27 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def version_option(
+class ProgressForm(StrEnum):
+    AUTO = "auto"
+    JSON = "json"
+
+
+_progress_form = ContextVar("progress_form", default=ProgressForm.AUTO)
+
+
+def options_of_all(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
-) -> None: ...
+    progress: Annotated[
+        ProgressForm,
+        typer.Option(
+            help="How long commands say on standard error how far they are. auto: a bar on a terminal, else a line "
+            "every half minute; json: for programs, one object a line of progress, done, total, elapsed_s and left_s."
+        ),
+    ] = ProgressForm.AUTO,
+) -> None:
+    _progress_form.set(progress)
 
 
 OverwriteFileOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
@@ -122,8 +140,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Bars on standard error; where that is no terminal, a line every half a minute."""
-    prepare_compiler()
+    """Bars on standard error; where that is no terminal, a line every half a minute; with --progress json, objects."""
+    as_json = _progress_form.get() is ProgressForm.JSON
+    prepare_compiler(announced=not as_json)
+    if as_json:
+        yield ProgressReports(lambda line: print(line, file=sys.stderr, flush=True))
+        return
     if not sys.stderr.isatty():
         with ProgressLines(lambda line: print(line, file=sys.stderr, flush=True)) as lines:
             yield lines
@@ -146,11 +168,12 @@ def progress_bar() -> Iterator[Progress]:
         yield report
 
 
-def prepare_compiler() -> None:
-    """Get numba ready, if it is used at all, and say once, on standard error, when it begins to compile."""
+def prepare_compiler(*, announced: bool = True) -> None:
+    """Get numba ready, if it is used at all, and have it say once, on standard error, when it begins to compile."""
     if "numba" in sys.modules:
         _load_compiler()
-        _listen_for_compiling()
+        if announced:
+            _listen_for_compiling()
 
 
 @cache

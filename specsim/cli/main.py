@@ -8,7 +8,7 @@ import typer
 
 from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
-from specsim.cli.console import run, version_option
+from specsim.cli.console import options_of_all, run
 from specsim.cli.cost import cost
 from specsim.cli.engines.advise import advise
 from specsim.cli.engines.diagnose import diagnose
@@ -38,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.callback()(version_option)
+app.callback()(options_of_all)
 app.add_typer(data, name="data")
 app.add_typer(acceptance, name="acceptance")
 app.add_typer(claims, name="claims")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from threading import Event
 
 import pytest
 
-from specsim.progress import ProgressLines, duration
+from specsim.progress import ProgressLines, ProgressReports, duration
+from tests.support.commands import call
 
 
 class Clock:
@@ -78,3 +80,28 @@ def test_lines_come_while_nothing_is_reported_and_end_with_the_work() -> None:
 )
 def test_a_duration_is_read_at_a_glance(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_programs_are_told_at_most_every_second_and_at_the_end() -> None:
+    clock, said = Clock(), []
+    reports = ProgressReports(said.append, clock=clock)
+    for step in range(1, 9):
+        clock.now += 0.25
+        reports("tune", step, 8)
+    clock.now += 2
+    reports("rank", 0, 4)
+    first, second, last, other = map(json.loads, said)
+    assert first == {"progress": "tune", "done": 1, "total": 8, "elapsed_s": 0.0, "left_s": None}
+    assert second == {"progress": "tune", "done": 5, "total": 8, "elapsed_s": 1.0, "left_s": 0.75}
+    assert (last["done"], last["left_s"]) == (8, 0.0)
+    assert other["progress"] == "rank"
+
+
+def test_a_command_reports_to_programs() -> None:
+    arguments = ["tune", "example:lab-lookup", "--cost", "edd-llama2-chat-7b-a6000", "--policy", "fixed_k", "--json"]
+    told = call("specsim", "--progress", "json", *arguments)
+    assert told.code == 0
+    reports = [json.loads(line) for line in told.err.splitlines()]
+    assert reports[-1]["progress"] == "tune" and reports[-1]["done"] == reports[-1]["total"]
+    plain = call("specsim", *arguments)
+    assert plain.err == "" and json.loads(plain.out) == json.loads(told.out)

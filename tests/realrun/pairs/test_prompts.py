@@ -69,6 +69,44 @@ def test_no_text_gets_a_second_first_token(tmp_path: Path) -> None:
     assert first.tokens == second.tokens and len(first.tokens) == 3
 
 
+ASKED = "why?"
+DATA_SETS = {
+    "MT-Bench": {"question_id": 81, "category": "writing", "turns": [ASKED, "and now?"]},
+    "Spec-Bench": {"question_id": 1, "category": "math", "turns": [ASKED]},
+    "ShareGPT": {
+        "id": "a",
+        "conversations": [
+            {"from": "gpt", "value": "hi"},
+            {"from": "human", "value": ASKED},
+            {"from": "gpt", "value": "so"},
+        ],
+    },
+    "GSM8K": {"question": ASKED, "answer": "#### 3"},
+    "Alpaca": {"instruction": ASKED, "input": "", "output": "so"},
+}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_first_question_of_a_data_sets_line_is_asked(name: str, tmp_path: Path) -> None:
+    row = DATA_SETS[name]
+    path = written(tmp_path / "p.jsonl", row)
+    tokenizer = chat_tokenizer()
+    (asked,) = read_prompts(path, tokenizer)
+    (as_messages,) = read_prompts(
+        written(tmp_path / "m.jsonl", {"messages": [{"role": "user", "content": ASKED}]}), tokenizer
+    )
+    assert asked.tokens == as_messages.tokens and asked.domain == row.get("category", "all")
+    plain = chat_tokenizer(None)
+    (continued,) = read_prompts(path, plain)
+    assert plain.decode(continued.tokens).replace(" ", "") == "^why?"
+
+
+def test_an_instruction_keeps_its_input(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.jsonl", {"instruction": "ab", "input": "cd"}, {"text": "ab\n\ncd"})
+    instruction, text = read_prompts(path, chat_tokenizer(None))
+    assert instruction.tokens == text.tokens
+
+
 GOOD = '{"text": "ab"}\n'
 
 
@@ -78,7 +116,12 @@ GOOD = '{"text": "ab"}\n'
         (GOOD + "{", ":2 "),
         (GOOD + "\n" + '"text"', ":3 "),
         (GOOD + '["text"]', ":2 "),
-        (GOOD + '{"question": "a"}', ":2 is no "),
+        (GOOD + '{"turns": []}', ":2: 'turns'"),
+        (GOOD + '{"turns": [3]}', ":2: 'turns'"),
+        (GOOD + '{"conversations": [{"from": "gpt", "value": "hi"}]}', ":2: 'conversations'"),
+        (GOOD + '{"question": 3}', ":2: 'question'"),
+        (GOOD + '{"turns": ["a"], "text": "b"}', ":2 is no prompt: it has text and turns"),
+        (GOOD + '{"answer": "a"}', ":2 is no "),
         (GOOD + '{"text": "a", "prompt": "a"}', ":2 is no "),
         (GOOD + "[" * 100_000, ":2 is no "),
         (GOOD + '{"text": ""}', ":2: the prompt is empty"),
