@@ -57,7 +57,7 @@ def draw_rounds(axes: Axes) -> None:
     axes.set_ylim(0.6 - len(POLICIES), 0.7)
     axes.set_xlim(-0.8, SHOWN - 0.2)
     axes.grid(visible=False)
-    axes.set_title("2  Many policies: drafted tokens accepted (full) or rejected (empty), the target's own (triangles)")
+    axes.set_title("2  Many policies: accepted (full), rejected (empty), the target's own (triangles)")
     axes.set_xlabel("position in the target's output, in tokens")
 
 
