@@ -106,7 +106,7 @@ def _is_drawn(row: Row) -> bool:
     """Whether the figures of tree attention can show it."""
     whole = all(row.shape.get(name, 0) > 0 for name in ("batch", "context", "nodes", "q_heads", "head"))
     timed = None not in (row.p20_us, row.p80_us, row.floor_us)
-    return whole and timed and row.shape.get("kv_heads") == KV_HEADS
+    return whole and timed and row.shape.get("kv_heads") == KV_HEADS and "page" not in row.shape
 
 
 def _ratios(rows: Sequence[Row]) -> Figure | None:

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def device_name(device: torch.device) -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def nvtx_range(name: str) -> AbstractContextManager[None]:
+    """A name that NVIDIA's profilers show for what happens inside; nothing without a GPU."""
+    return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
 
 
 CONDITIONS = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 
@@ -41,7 +40,7 @@ def run_case(op: str, words: Sequence[str], backend: str) -> Case:
     with torch.no_grad(), use_backend(backend):
         for each in buffers[:WARM_UPS]:
             operation.run(*each)
-        with torch.cuda.nvtx.range(RANGE) if machine.is_gpu(device) else nullcontext():
+        with machine.nvtx_range(RANGE):
             for each in buffers[WARM_UPS:]:
                 operation.run(*each)
     if machine.is_gpu(device):

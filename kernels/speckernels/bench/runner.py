@@ -354,7 +354,7 @@ class _Session:
                     if clock.mode == "graph":
                         estimate_us = self._clocks[0].stopwatch(calls)()  # the gate has warmed it up
                         calls = graph_calls(calls, max(estimate_us, 1.0))
-                    stopwatches[name] = _with_backend(contender.backend, clock.stopwatch(calls))
+                    stopwatches[name] = _named(f"{case}, {name}", contender.backend, clock.stopwatch(calls))
                 used[name] = min(len(calls), len(buffers))
             except Exception as error:
                 yield self._row(case, name, clock.mode, self._recovered(error))
@@ -383,9 +383,9 @@ class _Session:
         return one_line(error)
 
 
-def _with_backend(backend: str, stopwatch: Stopwatch) -> Stopwatch:
+def _named(name: str, backend: str, stopwatch: Stopwatch) -> Stopwatch:
     def read() -> float:
-        with use_backend(backend):
+        with use_backend(backend), machine.nvtx_range(name):
             return stopwatch()
 
     return read

@@ -22,7 +22,10 @@ def arguments_of(case: Case) -> Arguments:
     return OPERATION.inputs(case, torch.Generator().manual_seed(SEED))
 
 
-@pytest.mark.parametrize("case", OPERATION.small, ids=str)
+IN_ONE_PIECE, PAGED = OPERATION.small[:2], OPERATION.small[2]
+
+
+@pytest.mark.parametrize("case", IN_ONE_PIECE, ids=str)
 @pytest.mark.parametrize("name", ["sdpa", "sdpa_packed", "sdpa_expanded", "prefix_merge"])
 def test_it_gives_what_the_reference_gives(name: str, case: Case) -> None:
     args = arguments_of(case)
@@ -67,6 +70,14 @@ def test_flex_is_measured_with_and_without_autotuning(monkeypatch: pytest.Monkey
     for name in ("flex", "flex_tuned"):
         RIVALS[name].prepare(case, arguments_of(case))
     assert modes == [None, "max-autotune-no-cudagraphs"]
+
+
+def test_a_cache_in_pages_is_the_same_cache() -> None:
+    args = arguments_of(PAGED)
+    shape = {name: size for name, size in PAGED.shape.items() if name != "page"}
+    whole = arguments_of(Case(PAGED.op, shape, PAGED.dtype))
+    assert torch.equal(OPERATION.run(*args), OPERATION.run(*whole)) and args[1].shape[2] == 16
+    assert not any(rival.applies(PAGED) for rival in OPERATION.rivals.values())
 
 
 def test_every_backend_has_a_mark_of_its_own() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+import runpy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from speckernels.bench.timing import (
     summary,
 )
 from speckernels.runtime import dispatch
+from tests.support import ROOT
 
 CEILINGS = Ceilings(copy_gb_s=4000.0, matmul_tflop_s=800.0, matmul_dtype="bfloat16", launch_us=4.0, graph_node_us=1.5)
 VERSIONS = {"torch": "2.0", "triton": "3.0", "cuda": "13.0", "speckernels": "0+abc", "python": "3.12"}
@@ -292,7 +294,7 @@ def test_the_headline_is_a_few_cases_of_two_operations() -> None:
 def test_cases_are_chosen_by_their_sizes_and_type() -> None:
     gpu, attention = torch.device("cuda"), tree_attention.OPERATION
     chosen = runner._cases(attention, gpu, False, False, ("nodes=64 batch=1", "bfloat16"))
-    assert {(case.shape["nodes"], case.shape["batch"]) for case in chosen} == {(64, 1)} and len(chosen) == 6
+    assert {(case.shape["nodes"], case.shape["batch"]) for case in chosen} == {(64, 1)} and len(chosen) == 8
     assert runner._cases(attention, gpu, False, False, ("nodes=6",)) == ()
     with pytest.raises(BenchError, match="no case of tree_metadata has nodes=7; leave that out"):
         run_bench(ops=["tree_metadata"], device="cpu", case=["nodes=7"])
@@ -551,6 +553,25 @@ def test_gpu_run_gives_launch_and_graph_rows(
         assert "not permitted" in (found["sdpa", "graph", f"n={size}"].error or "")
 
 
+def test_readings_have_a_name_for_profilers(
+    monkeypatch: pytest.MonkeyPatch, install: Callable[..., None], pretended_gpu: FakeCuda
+) -> None:
+    names: set[str] = set()
+
+    def noted(name: str) -> contextlib.AbstractContextManager[None]:
+        names.add(name)
+        return contextlib.nullcontext()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        pretended_gpu.kernel(5.0)
+        return 2 * x
+
+    monkeypatch.setattr(machine, "nvtx_range", noted)
+    install(plain(run, cases=(Case("toy", {"n": 10}, torch.float32),)))
+    run_bench(None, 1, [], ["sdpa"], "cpu")
+    assert names == {"toy, n=10, float32, sdpa"}
+
+
 def test_compiled_reference_is_measured_where_the_case_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, install: Callable[..., None], pretended_gpu: FakeCuda
 ) -> None:
@@ -677,10 +698,20 @@ def test_table_names_ratios_winners_and_failures() -> None:
     table = [dict(zip(HEADER, cells, strict=True)) for cells in ratio_table(whole)]
     assert [line["operation"] for line in table[:2]] == ["draft_statistics"] * 2
     attention = next(line for line in table if (line["operation"], line["mode"]) == ("tree_attention", "graph"))
-    assert attention["fastest"] == "cuda 72/72"
+    assert attention["fastest"] == "cuda 76/76"
     assert attention["cuda"].startswith("1.4")
     assert next(line for line in table if line["flashinfer"])["flashinfer"] == "failed"
     assert failures(whole) == ["tree_metadata, flashinfer: ModuleNotFoundError: No module named 'flashinfer' (1 rows)"]
+
+
+def test_pytest_benchmark_has_real_shapes_on_a_gpu() -> None:
+    """Those of the headline, else the most telling; small ones on a CPU."""
+    benchmarks = runpy.run_path(str(ROOT / "kernels" / "benchmarks" / "test_bench_ops.py"))
+    for operation in OPERATIONS:
+        real, small = (benchmarks["cases_of"](operation, torch.device(kind)) for kind in ("cuda", "cpu"))
+        assert real and set(map(str, real)) <= set(map(str, operation.cases))
+        assert small == operation.small[:1]
+    assert len(benchmarks["cases_of"](tree_attention.OPERATION, torch.device("cuda"))) == 12
 
 
 def test_the_table_gives_the_hosts_time_of_a_call() -> None:

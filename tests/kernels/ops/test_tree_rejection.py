@@ -54,8 +54,12 @@ MUTANTS = [
            "the draft is not renormalised without the token drawn"),
     Mutant("ops/tree_rejection/triton.py", "& (token >= 0) & (token < vocabulary)", "& (token < vocabulary)",
            "a negative token is verified"),
-    Mutant("ops/tree_rejection/triton.py", "                total -= remaining\n", "",
+    Mutant("ops/tree_rejection/triton.py", "total -= remaining", "total -= 0",
            "the target is not renormalised without the token removed"),
+    Mutant("ops/tree_rejection/triton.py", "if is_parent &", "if (node == 0) &", "sums of the root's draft alone"),
+    Mutant("ops/tree_rejection/triton.py", "start = tl.program_id(1) * part", "start = 0", "parts overlap"),
+    Mutant("ops/tree_rejection/triton.py", "tl.store(rest + all_tokens, tl.full([NODES], 0, tl.int64), mask=child)",
+           "pass", "a removed token is drawn"),
     Mutant("ops/tree_rejection/triton.py", "(index >= depth)", "(index > depth)",
            "the last token is not written"),
 ]  # fmt: skip

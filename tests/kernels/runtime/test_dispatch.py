@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import speckernels
-from speckernels.runtime import dispatch, errors
+from speckernels.runtime import build, dispatch, errors, launch
 
 PARENTS = torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32)
 CONTEXT = torch.tensor([7], dtype=torch.int32)
@@ -79,3 +79,13 @@ def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypat
     assert len(told) == 1
     with speckernels.use_backend("cuda"), pytest.raises(errors.Unavailable, match="does not compile"):
         speckernels.tree_metadata(PARENTS, CONTEXT)
+
+
+def test_a_signature_is_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call of the same types works out nothing about them."""
+    with speckernels.use_backend("cuda"):
+        first = speckernels.tree_metadata(PARENTS, CONTEXT)
+        monkeypatch.setattr(launch, "_c_type", None)
+        monkeypatch.setattr(build, "load", None)
+        second = speckernels.tree_metadata(PARENTS, CONTEXT)
+    assert all(map(torch.equal, first, second))

@@ -1,4 +1,4 @@
-"""Tree rejection in Triton: one program per tree."""
+"""Tree rejection in Triton: the sums of all rows, a program per part of a row, then a walk on them, one per tree."""
 
 from __future__ import annotations
 
@@ -9,36 +9,52 @@ from speckernels.ops.results import empty_results
 from speckernels.ops.tree_rejection import SiblingKind
 from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
+PARTS = 4  # of a row, each summed by a program
 IID = tl.constexpr(int(SiblingKind.iid))
 WITHOUT_REPLACEMENT = tl.constexpr(int(SiblingKind.without_replacement))
 TOP_K = tl.constexpr(int(SiblingKind.top_k))
 
 
 @triton.jit
-def _enter(target, rest, vocabulary, BLOCK: tl.constexpr):
-    """Set rest to a row's weights; returns their sum."""
-    tl.debug_barrier()
+def _row_sums_kernel(
+    parents, draft_probs, target_probs, row_sums, nodes, vocabulary, part,
+    KIND: tl.constexpr, PARTS: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums of a part of a row of target and draft, but for rows of padding and drafts without a child: nobody asks."""
+    row = tl.program_id(0).to(tl.int64)
+    node = (row % nodes).to(tl.int32)
+    parents += row - node
+    index = tl.arange(0, NODES)
+    all_parents = tl.load(parents + index, mask=index < nodes, other=-1)
+    is_padding = (node > 0) & (tl.load(parents + node) < 0)
+    is_parent = tl.sum((all_parents == node).to(tl.int32)) > 0
+    start = tl.program_id(1) * part
+    end = tl.minimum(start + part, vocabulary)
+    to = row_sums + row * 2 * PARTS + tl.program_id(1)
+    if not is_padding:
+        tl.store(to, _sum(target_probs + row * vocabulary, start, end, BLOCK))
+    if is_parent & (KIND != TOP_K):
+        tl.store(to + PARTS, _sum(draft_probs + row * vocabulary, start, end, BLOCK))
+
+
+@triton.jit
+def _sum(probs, start, end, BLOCK: tl.constexpr):
     total = tl.full((), 0, tl.int64)
-    for start in range(0, vocabulary, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        these = weights(tl.load(target + token, mask=token < vocabulary, other=0.0))
-        tl.store(rest + token, these, mask=token < vocabulary)
-        total += tl.sum(these)
-    tl.debug_barrier()
+    for at in range(start, end, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        total += tl.sum(weights(tl.load(probs + token, mask=token < end, other=0.0)))
     return total
 
 
 @triton.jit
-def _sum(probs, vocabulary, BLOCK: tl.constexpr):
-    total = tl.full((), 0, tl.int64)
-    for start in range(0, vocabulary, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        total += tl.sum(weights(tl.load(probs + token, mask=token < vocabulary, other=0.0)))
-    return total
+def _remaining(target, rest, subtracted, token, inside):
+    """What remains of tokens at the current node: of its row, or after a rejection in `rest`."""
+    of_row = weights(tl.load(target + token, mask=inside & (subtracted == 0), other=0.0))
+    return tl.where(subtracted != 0, tl.load(rest + token, mask=inside & (subtracted != 0), other=0), of_row)
 
 
 @triton.jit
-def _subtract(rest, per_target, draft, per_draft, vocabulary, BLOCK: tl.constexpr):
+def _subtract(target, rest, subtracted, per_target, draft, per_draft, vocabulary, BLOCK: tl.constexpr):
     """Take the draft's share of each token from what remains; returns the new sum.
 
     Nothing remains of tokens rejected before, so their draft weights no longer matter here.
@@ -48,7 +64,7 @@ def _subtract(rest, per_target, draft, per_draft, vocabulary, BLOCK: tl.constexp
     for start in range(0, vocabulary, BLOCK):
         token = start + tl.arange(0, BLOCK)
         inside = token < vocabulary
-        wanted = tl.load(rest + token, mask=inside, other=0).to(tl.float64) * per_target
+        wanted = _remaining(target, rest, subtracted, token, inside).to(tl.float64) * per_target
         offered = weights(tl.load(draft + token, mask=inside, other=0.0)).to(tl.float64) * per_draft
         these = tl.where(wanted > offered, wanted - offered, 0.0).to(tl.int64)
         tl.store(rest + token, these, mask=inside)
@@ -65,8 +81,8 @@ def _units(total):
 
 @triton.jit
 def _kernel(
-    tokens, parents, draft_probs, target_probs, uniforms, rest, path, accepted, emitted, nodes, vocabulary,
-    KIND: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, parents, draft_probs, target_probs, uniforms, row_sums, rest, path, accepted, emitted, nodes, vocabulary,
+    KIND: tl.constexpr, PARTS: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0).to(tl.int64)
     first = tree * nodes
@@ -78,16 +94,19 @@ def _kernel(
 
     current = tl.full((), 0, tl.int32)
     depth = tl.full((), 0, tl.int32)
+    subtracted = tl.full((), 0, tl.int32)  # whether `rest` holds what remains
     draft_total = tl.full((), 0, tl.int64)
-    total = _enter(target_probs + first * vocabulary, rest, vocabulary, BLOCK)
+    row_sums += first * 2 * PARTS + tl.arange(0, PARTS)
+    total = tl.sum(tl.load(row_sums))
     if KIND != TOP_K:
-        draft_total = _sum(draft_probs + first * vocabulary, vocabulary, BLOCK)
+        draft_total = tl.sum(tl.load(row_sums + PARTS))
 
     # Children follow their parent, so one pass meets those of each accepted node in order.
     for node in range(1, nodes):
         token = tl.load(tokens + first + node)
         verified = (tl.load(parents + first + node) == current) & (token >= 0) & (token < vocabulary)
         draft = draft_probs + (first + current) * vocabulary
+        target = target_probs + (first + current) * vocabulary
         drafted = tl.full((), 0, tl.int64)
         if KIND != IID:
             same = (all_parents == current) & (all_tokens == token) & (index > current) & (index < node)
@@ -96,7 +115,7 @@ def _kernel(
             drafted = weights(tl.load(draft + token, mask=verified, other=0.0))
             verified = verified & (drafted > 0)
         if verified:
-            remaining = tl.load(rest + token)
+            remaining = _remaining(target, rest, subtracted, token, True)
             if KIND == TOP_K:
                 wanted = remaining.to(tl.float64)
                 offered = total.to(tl.float64)
@@ -108,27 +127,39 @@ def _kernel(
                 depth += 1
                 tl.store(path + first + depth, node)
                 tl.store(emitted + first + depth - 1, token)
-                total = _enter(target_probs + (first + node) * vocabulary, rest, vocabulary, BLOCK)
+                subtracted = tl.full((), 0, tl.int32)
+                total = tl.sum(tl.load(row_sums + node * 2 * PARTS))
                 if KIND != TOP_K:
-                    draft_total = _sum(draft_probs + (first + node) * vocabulary, vocabulary, BLOCK)
+                    draft_total = tl.sum(tl.load(row_sums + node * 2 * PARTS + PARTS))
             elif KIND == TOP_K:
-                tl.debug_barrier()
-                tl.store(rest + token, 0)
-                tl.debug_barrier()
                 total -= remaining
             else:
-                total = _subtract(rest, _units(total), draft, _units(draft_total), vocabulary, BLOCK)
+                per_target, per_draft = _units(total), _units(draft_total)
+                total = _subtract(target, rest, subtracted, per_target, draft, per_draft, vocabulary, BLOCK)
+                subtracted = tl.full((), 1, tl.int32)
                 if KIND == WITHOUT_REPLACEMENT:
                     draft_total -= drafted
 
-    if total == 0:
-        total = _enter(target_probs + (first + current) * vocabulary, rest, vocabulary, BLOCK)
+    target = target_probs + (first + current) * vocabulary
+    if total == 0:  # nothing is left: draw from the target's row
+        subtracted = tl.full((), 0, tl.int32)
+        total = tl.sum(tl.load(row_sums + current * 2 * PARTS))
+    elif KIND == TOP_K:  # less the tokens of all children
+        for start in range(0, vocabulary, BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            inside = token < vocabulary
+            tl.store(rest + token, weights(tl.load(target + token, mask=inside, other=0.0)), mask=inside)
+        tl.debug_barrier()
+        child = (all_parents == current) & (index > current) & (all_tokens >= 0) & (all_tokens < vocabulary)
+        tl.store(rest + all_tokens, tl.full([NODES], 0, tl.int64), mask=child)
+        tl.debug_barrier()
+        subtracted = tl.full((), 1, tl.int32)
     drawn_at = (in_unit_interval(tl.load(uniforms + nodes)) * total.to(tl.float64)).to(tl.int64)
     last = tl.full((), 0, tl.int64)
     before = tl.full((), 0, tl.int64)
     for start in range(0, vocabulary, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        these = tl.load(rest + token, mask=token < vocabulary, other=0)
+        these = _remaining(target, rest, subtracted, token, token < vocabulary)
         passed = (token < vocabulary) & (before + tl.cumsum(these, 0) <= drawn_at)
         last += tl.sum(passed.to(tl.int64))
         before += tl.sum(these)
@@ -152,19 +183,39 @@ def tree_rejection(
     trees, nodes, vocabulary = target_probs.shape
     if trees == 0:
         return tuple(results)
-    rest = tokens.new_empty(trees, vocabulary)
+    rest, row_sums = tokens.new_empty(trees, vocabulary), tokens.new_empty(trees, nodes, 2, PARTS)
     draft = target_probs if draft_probs is None else draft_probs  # top-k reads none
+    shape = {
+        "KIND": kind,
+        "PARTS": PARTS,
+        "NODES": max(32, triton.next_power_of_2(nodes)),
+        "BLOCK": block_of(vocabulary),
+    }
+    launch(
+        _row_sums_kernel, (trees * nodes, PARTS),
+        parents, draft, target_probs, row_sums, nodes, vocabulary, triton.cdiv(vocabulary, PARTS), **shape,
+    )  # fmt: skip
     launch(
         _kernel, (trees,),
-        tokens, parents, draft, target_probs, uniforms, rest, *results, nodes, vocabulary,
-        KIND=kind, NODES=max(32, triton.next_power_of_2(nodes)), BLOCK=block_of(vocabulary),
+        tokens, parents, draft, target_probs, uniforms, row_sums, rest, *results, nodes, vocabulary, **shape,
     )  # fmt: skip
     return tuple(results)
 
 
 def compiled_variants() -> list[Variant]:
-    signature = {"tokens": "*i64", "parents": "*i32", "draft_probs": "*fp32", "target_probs": "*fp32"}
-    signature |= {"uniforms": "*fp64", "rest": "*i64", "path": "*i32", "accepted": "*i32", "emitted": "*i64"}
-    signature |= {"nodes": "i32", "vocabulary": "i32"}
-    sizes = {"NODES": 64, "BLOCK": TOKENS_PER_STEP}
-    return [Variant(_kernel, signature, {"KIND": int(kind), **sizes}) for kind in SiblingKind]
+    inputs = {"parents": "*i32", "draft_probs": "*fp32", "target_probs": "*fp32", "row_sums": "*i64"}
+    inputs |= {"nodes": "i32", "vocabulary": "i32"}
+    walk = {
+        "tokens": "*i64",
+        "uniforms": "*fp64",
+        "rest": "*i64",
+        "path": "*i32",
+        "accepted": "*i32",
+        "emitted": "*i64",
+    }
+    sizes = {"PARTS": PARTS, "NODES": 64, "BLOCK": TOKENS_PER_STEP}
+    return [
+        Variant(kernel, inputs | others, {"KIND": int(kind), **sizes})
+        for kind in SiblingKind
+        for kernel, others in ((_kernel, walk), (_row_sums_kernel, {"part": "i32"}))
+    ]
