@@ -41,13 +41,15 @@ def run_campaign(
     overwrite: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
+    begun: float | None = None,
 ) -> list[dict[str, Any]]:
     """Run stages into `out`; their result documents, in order.
 
     A stage whose result is complete is not run again unless told to overwrite; one that
     ran out of time goes on where it stopped. A stage that fails leaves its error in its
     result, and the next one runs: time on a GPU is too rare to lose. work : scratch folder,
-    by default beside `out`. device : default "cuda" where there is one.
+    by default beside `out`. device : default "cuda" where there is one. begun : time.monotonic() when the
+    minutes began, now by default.
 
     Raises InputError for an unknown stage or no time.
     """
@@ -61,7 +63,7 @@ def run_campaign(
     out.mkdir(parents=True, exist_ok=True)
     work = work or out.with_name(f"{out.name}-work")
     work.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * minutes
+    end = (time.monotonic() if begun is None else begun) + 60 * minutes
     results = []
     for index, name in enumerate(names):
         path = out / f"{name}.json"

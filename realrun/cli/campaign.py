@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,8 @@ def campaign(
     Without a GPU the same stages run at reduced sizes. `specsim data list --folder OUT` reads
     the results.
     """
+    begun = time.monotonic()  # on a busy machine what follows takes many seconds
+
     from transformers.utils import logging
 
     from realrun.campaign.run import ALL, run_campaign
@@ -55,6 +58,7 @@ def campaign(
             overwrite=overwrite,
             seed=seed,
             progress=report,
+            begun=begun,
         )
     if json:
         print_json({"out": str(out), "stages": results})

@@ -81,7 +81,8 @@ class Prober:
     def warm(self, length: int) -> None:
         """Get both models ready for texts of `length` tokens."""
         room = length + self.longest + 2
-        self.drafter.prepare(room, self.decoder.sampler, 0, self.longest + 1)
+        for features in (("score",), ()) if self.pair.predictor is not None else ((),):
+            self.drafter.prepare(room, self.decoder.sampler, 0, self.longest + 1, features)
         warm_trees(self.decoder, self.sizes, range(1, self.depth + 2), room)
 
     @torch.inference_mode()

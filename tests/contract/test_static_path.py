@@ -16,10 +16,12 @@ from realrun.drafters.registry import DRAFTERS
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.pair import Pair
+from realrun.profiling.probes import Prober
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from tests.support.drafting import Case, case_pair, prompts_of
 from tests.support.emulated_graphs import emulated
+from tests.support.tiny import POSITIONS
 
 K = 4
 LIMIT = {"max_draft_tokens": K}
@@ -195,3 +197,34 @@ def test_prompt_lookup_asks_for_the_targets_pass_alone() -> None:
     asked = Asked("prompt-lookup", FIXED)
     assert any(one["drafted"] for one in asked.rounds) and asked.captured == 0
     assert all((one["graphs"], one["launches"], one["waits"]) == (1, 1, 1) for one in asked.rounds)
+
+
+@pytest.mark.parametrize("kind", ["model", "eesd", "edd", "eagle", "medusa", "self-sd", "space"])
+def test_probes_of_costs_record_nothing_on_their_clock(kind: str) -> None:
+    """After each size of draft once, for warmth; scores are made once only."""
+    pair = pair_of(kind, torch.float32)
+    with use_kernels("reference"), emulated() as device:
+        prober = Prober(pair, depth=3, tree_tokens=3, sampler=Sampler(), seed=0)
+        prober.warm(40)
+        prober.begin([5, 6, 7, 8, 9, 10])
+        prober.baseline(None, 1)
+        for probe in prober.chains:
+            prober.run(probe, None)
+        before = device.captured
+        for probe in prober.chains:
+            prober.run(probe, None)
+        prober.scores(None)
+        prober.baseline(None, 2)
+        assert device.captured == before
+
+
+@pytest.mark.parametrize("kind", ["eesd", "edd", "eagle", "self-sd"])
+def test_drafts_reach_the_end_of_the_models_positions(kind: str) -> None:
+    """Rows that fill up a size, and stand beyond it, read nothing that there is not."""
+    pair = pair_of(kind, torch.float64)
+    prompt, runs = [1 + i % 90 for i in range(POSITIONS - 12)], []
+    for kernels in ("auto", "reference"):
+        with use_kernels(kernels):
+            decoder = Decoder(*pair.make_drafter(), (), Sampler())
+            runs += [[(one.tokens, one.tree_log()) for one in (decoder.decode(prompt, 12, p) for p in (FIXED, *TREES))]]
+    assert runs[0] == runs[1]

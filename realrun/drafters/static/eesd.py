@@ -30,9 +30,10 @@ class StaticEarlyExit(InsideTarget):
         super().reserve(length)
 
     def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
-        super().warm(sizes, length, tree_nodes)
         if tree_nodes:
+            self.reserve(length)
             self.target.warm_lower(tree_nodes)
+        super().warm(sizes, length, tree_nodes)
 
     def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
         target = self.target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,14 @@ class InsideTarget(StaticLlama):
     """A pass that reads what lies at the target's addresses: recorded as the target's are, and anew when those move."""
 
     def __init__(self, target: StaticLlama, model: Any):
+        self.target: Any = target
         super().__init__(model, graphs=False, compiled=target._pieces is not PLAIN)
         self.recorded.graphs = target.recorded.graphs
         target.stack.readers.append(self.recorded)
+
+    def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
+        super().warm(sizes, length, tree_nodes)
+        self.target.warm_again()
 
 
 def with_layers(model: Any, layers: Sequence[Any]) -> Any:

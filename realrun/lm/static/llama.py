@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,8 @@ class StaticLlama(LlamaLM):
     ):
         on_gpu = model.device.type == "cuda"
         self.batch = batch
+        self._warmed: list[tuple[int, int, Hashable]] = []
+        self._described: WeakKeyDictionary[Describe, list[tuple[int, Hashable]]] = WeakKeyDictionary()
         self._sizes: dict[tuple[int, int], Size] = {}  # by rows and masked slots
         if compiled is None:
             compiled = on_gpu and importlib.util.find_spec("triton") is not None
@@ -113,15 +116,32 @@ class StaticLlama(LlamaLM):
         self.reset()
         windows = range(WINDOW, min(tree_nodes + WINDOW, MAX_STEP_TOKENS + 1, self.max_positions + 1), WINDOW)
         self.reserve(max(length, *windows, 0))
+        # The largest first: the smaller ones then fit into its memory.
+        self._warmed = [
+            (n, masked, variant)
+            for n in sorted((n for n in set(sizes) if n <= MAX_STEP_TOKENS), reverse=True)
+            for masked in (*(size for size in reversed(windows) if size > n), n)
+            for variant in self._variants(n)[: None if masked == n else 1]
+        ]
         if self.recorded.graphs is None:
             return
-        # The largest first: the smaller ones then fit into its memory.
-        for n in sorted((n for n in set(sizes) if n <= MAX_STEP_TOKENS), reverse=True):
-            for masked in (*(size for size in reversed(windows) if size > n), n):
-                for variant in self._variants(n)[: None if masked == n else 1]:
-                    self._warm(n, masked, variant)
+        self.warm_again()
         if self.batch == 1:
             self.stack.move([[0]] * len(self.stack.layers), 0)  # loads or compiles the kernel
+
+    @torch.inference_mode()
+    def warm_again(self) -> None:
+        """Record all that was asked for last and is not recorded, or was dropped since, as buffers grew."""
+        if self.recorded.graphs is None:
+            return
+        for key in self._warmed:
+            self._warm(*key)
+        for describe, passes in self._described.items():
+            for n, variant in passes:
+                if (n, variant, describe) not in self.recorded:
+                    size = self._chain(n)
+                    size.packed.put([0] * (n + 1))
+                    self._run_description(size, variant, describe)
 
     def _warm(self, n: int, masked: int, variant: Hashable) -> None:
         if (n, masked, variant) not in self.recorded:
@@ -131,14 +151,10 @@ class StaticLlama(LlamaLM):
 
     @torch.inference_mode()
     def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
-        if self.recorded.graphs is None:
-            return
-        for n in sorted(set(sizes), reverse=True):
-            for variant in self._variants(n):
-                if (n, variant, describe) not in self.recorded:
-                    size = self._chain(n)
-                    size.packed.put([0] * (n + 1))
-                    self._run_description(size, variant, describe)
+        self._described[describe] = [
+            (n, variant) for n in sorted(set(sizes), reverse=True) for variant in self._variants(n)
+        ]
+        self.warm_again()
 
     @torch.inference_mode()
     def step(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

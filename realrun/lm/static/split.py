@@ -57,12 +57,13 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         """After `warm`, record the passes over nodes of such trees that are verified and were not fed."""
         most = min(power_of_2(nodes), MAX_STEP_TOKENS)
         self.reserve(2 * most + WINDOW)
-        if self.recorded.graphs is None:
-            return
-        for rows in (2**k for k in reversed(range(most.bit_length()))):
-            for masked in range(WINDOW, min(2 * most, MAX_STEP_TOKENS) + 1, WINDOW):
-                if masked > rows:
-                    self._warm(rows, masked, LOWER)
+        self._warmed += [
+            (rows, masked, LOWER)
+            for rows in (2**k for k in reversed(range(most.bit_length())))
+            for masked in range(WINDOW, min(2 * most, MAX_STEP_TOKENS, self.max_positions) + 1, WINDOW)
+            if masked > rows
+        ]
+        self.warm_again()
 
     def prompt_ahead(self, tokens: Sequence[int]) -> None:
         """The lower layers over the next tokens, any number, without a graph."""
@@ -98,7 +99,7 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         if missing:
             behind = np.eye(rows, used + rows, used, np.bool_)
             behind[: len(missing), place] = seen[missing]
-            fed, at = np.zeros((2, rows), np.int64)
+            fed, at = np.zeros(rows, np.int64), np.full(rows, -used)  # a position that there is
             fed[: len(missing)], at[: len(missing)] = np.array(tokens)[missing], np.array(depths)[missing] - used
             self._nodes_step(fed.tolist(), start + used, at, behind, np.zeros(rows, np.int64), LOWER)
         return self._nodes_step(tokens, start, depths, seen, place, UPPER)

@@ -72,6 +72,8 @@ def test_time_is_shared_by_weight(tmp_path: Path, stages: dict[str, Any], monkey
     run_campaign(tmp_path, minutes=4)
     first, broken, last = (s.jobs[0].deadline - 1000 for s in stages.values())
     assert (first, broken, last) == (60, 80, 240)  # a quarter of 240 s; what the first one left is shared again
+    run_campaign(tmp_path, minutes=4, overwrite=True, begun=880.0)
+    assert [s.jobs[1].deadline - 1000 for s in stages.values()] == [30, 40, 120]  # the minutes began before
 
 
 def test_a_stage_that_cannot_be_imported_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
