@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 
 import nox
@@ -16,6 +17,8 @@ DEMO = shlex.split(
     "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 64 --max-draft-tokens 8 --repeats 2 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
 )
+LIGHT = ("example:lab-eagle", "--cost", "example:llama-3.1-8b-eagle-h100", "--policy", "fixed_k", "--policy", "adaedl")
+LIGHT_S = 60
 IMAGE = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy==2.5.2")
 
 
@@ -55,6 +58,21 @@ def image(session: nox.Session) -> None:
     session.run("python", "-c", "import specsim, realrun.campaign.smoke, speckernels")
     session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ONE_THREAD)
     session.run("realrun", "campaign", "--out", "results/image", "--minutes", "5", "--overwrite", env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=False)
+def light(session: nox.Session) -> None:
+    """`pip install .` without extras and a leaderboard of an example: in a minute once packages are there, no torch."""
+    wheels = Path(session.create_tmp(), "wheels").resolve()
+    session.run("pip", "download", "-q", "-c", "constraints.txt", "-d", str(wheels), ".", "hatchling")
+    start_s = time.monotonic()
+    session.install("--no-index", "--find-links", str(wheels), "-c", "constraints.txt", ".")
+    session.run("specsim", "leaderboard", *LIGHT, *session.posargs)
+    spent_s = time.monotonic() - start_s
+    session.log(f"installed and ranked in {spent_s:.0f} s")
+    session.run("python", "-c", "import importlib.util as i; assert i.find_spec('torch') is None, 'torch is there'")
+    if spent_s > LIGHT_S:
+        session.error(f"that took more than {LIGHT_S} s")
 
 
 @nox.session

@@ -62,7 +62,7 @@ def run(app: typer.Typer) -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer's, too, for Ctrl-C in a command that keeps nothing
-        print("interrupted", file=sys.stderr)
+        print("interrupted: nothing is kept, the same command starts anew", file=sys.stderr)
     raise SystemExit(code or 0)
 
 

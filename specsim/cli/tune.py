@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from specsim.cli.options import (
     TraceArgument,
     read_costs,
 )
+from specsim.errors import Interrupted
 
 if TYPE_CHECKING:
     from specsim.policy.base import Policy
@@ -102,16 +104,27 @@ def tune(
     whole = PricedTrace(read_trace(trace), read_costs(cost, draft_cost, batch))
     settings = SearchSettings(search.value if search else None, trials, seed, jobs, storage, parse_settings(set_))
     if folds is None:
-        with progress_bar() as report:
+        with _kept_in(storage), progress_bar() as report:
             result = tune_with(whole, policy, settings, tuning_share=tuning_share, progress=partial(report, "tune"))
         show_tuned(result, json=json)
         return
     kind = find_policy(policy)
     fold_sequences(whole.trace, folds, seed=seed)  # names a bad number before any work
-    with progress_bar() as report:
+    with _kept_in(storage), progress_bar() as report:
         final = run_tune(kind, whole, whole, settings, compare=False, progress=partial(report, "all sequences"))
         folded = cross_validate(kind, whole, settings, folds=folds, progress=partial(report, "folds"))
     show_folded(final, folded, json=json)
+
+
+@contextmanager
+def _kept_in(storage: Path | None) -> Iterator[None]:
+    """Say, where Ctrl-C leaves nothing to show, what the journal keeps."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if storage is None:
+            raise
+        raise Interrupted(f"what was tried is kept in {storage}; the same command goes on") from None
 
 
 def show_tuned(result: TuneResult, *, json: bool) -> None:

@@ -144,4 +144,4 @@ def test_ctrl_c_in_a_command_that_keeps_nothing(
     monkeypatch.setattr(sys, "argv", ["specsim"])
     with pytest.raises(SystemExit, match="130"):
         run(app)
-    assert capsys.readouterr().err.strip() == "interrupted"
+    assert capsys.readouterr().err.strip() == "interrupted: nothing is kept, the same command starts anew"

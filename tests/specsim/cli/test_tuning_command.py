@@ -111,6 +111,20 @@ def test_a_journal_is_kept_and_another_searches_is_refused(call: Call, tmp_path:
     assert sorted(path.name for path in tmp_path.glob("folds*")) == ["folds", "folds.1", "folds.2"]
 
 
+def test_ctrl_c_before_any_result_says_what_the_journal_keeps(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specsim.api.tune.run_tune", interrupted)
+    storage = tmp_path / "journal"
+    code, _, err = call("--policy", "adaedl", "--storage", storage)
+    assert (code, err) == (130, f"interrupted: what was tried is kept in {storage}; the same command goes on\n")
+    code, _, err = call("--policy", "adaedl")
+    assert (code, err) == (130, "interrupted: nothing is kept, the same command starts anew\n")
+
+
 @pytest.mark.parametrize("name", CHAIN_POLICIES)
 def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
     trace = stretchy_trace(6, 40)
