@@ -202,6 +202,10 @@ def duration(seconds: float) -> str:
 
 def rewrite(page: Path, slow: bool = True) -> None:
     """Run a page and write what its blocks print, the processor time of all, and the figures that it shows."""
+    import matplotlib  # pages are read without it
+
+    matplotlib.rcParams["svg.hashsalt"] = page.stem  # figures of the same bytes every time
+    os.environ["SOURCE_DATE_EPOCH"] = "0"
     text = page.read_text()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
