@@ -76,7 +76,7 @@ DEFINITIONS = {
     "tau": "Output tokens per target pass, the target's own included: a round that accepts a drafted tokens "
     "emits a + 1, and without drafting tau is 1.",
     "Overhead": "Mean measured time of a round over that of an autoregressive step. Tau over overhead is the measured "
-    "speedup (Cai et al. 2024, section 4), but for taking means of repeats and not medians.",
+    "speedup (Cai et al. 2024, section 4), but where outputs are longer or shorter than the baseline's.",
     "Regret": "Predicted time beyond that of the oracle, the fastest any policy could be that knows what will be "
     "accepted.",
     "Ladder": "One policy predicted with fewer simplifications from rung to rung. Eq. 14 knows v_d, r_d and "
