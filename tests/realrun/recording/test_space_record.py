@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, with_mask
+from realrun.lm.llama import FusedLlama
 from realrun.pairs.pair import Pair
 from realrun.profiling.profile import profile
 from realrun.recording.record import RecordSettings, record
@@ -30,6 +33,7 @@ from specsim.errors import InputError
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
+from tests.support.clock import SetClock
 from tests.support.pairs.scores import random_predictor
 from tests.support.pairs.space import CHOICES, FEW, MASKS, space_pair, word_prompts, words
 from tests.support.sampling_distribution import (
@@ -208,12 +212,26 @@ def logits_after(pair: Pair, tokens: list[int]) -> torch.Tensor:
 # Costs and the main job
 
 
-def test_a_profile_prices_every_pass_with_its_masks() -> None:
-    """Sizes (m + 1)(k + 1) of full drafts of every k, and of shorter ones of the largest."""
+def test_a_profile_prices_every_pass_with_its_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes (m + 1)(k + 1) of full drafts of every k, and of shorter ones of the largest; rows take a time each."""
+    clock, forward, nodes = SetClock(monkeypatch), FusedLlama.forward, FusedLlama.forward_nodes
+
+    def timed_forward(lm: FusedLlama, tokens: Sequence[int]) -> torch.Tensor:
+        clock.take(1e-3 * len(tokens))
+        return forward(lm, tokens)
+
+    def timed_nodes(lm: FusedLlama, tokens: Sequence[int], *shape: Any) -> torch.Tensor:
+        clock.take(1e-3 * len(tokens))
+        return nodes(lm, tokens, *shape)
+
+    monkeypatch.setattr(FusedLlama, "forward", timed_forward)
+    monkeypatch.setattr(FusedLlama, "forward_nodes", timed_nodes)
     document = profile(scoring(), contexts=[8, 40], depth=16, repeats=2)
     tree = document["mean_s"]["tree"]
     assert tree["sizes"] == [1, 4, 6, 9, 12, 16, 18, 24, 25, 30, 36]
-    assert (np.array(tree["verify"]) > 0).all() and not np.any(tree["wider"])
+    assert not np.any(tree["wider"])
+    for size, at in zip(tree["sizes"], tree["verify"], strict=True):
+        np.testing.assert_allclose(at, 1e-3 * size, rtol=0.1)
     assert len(document["median_s"]["draft_step"]) == MASKS and len(document["median_s"]["verify"]) == MASKS + 1
     assert document["median_s"]["catch_up"] == [0.0, 0.0]
     cost = profile_from_json(document, "just measured")
