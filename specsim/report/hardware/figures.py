@@ -97,7 +97,9 @@ def tornadoes(rows: Sequence[Row], share: float) -> str:
         y = np.arange(len(swings))[::-1]
         for key, color, text in (("less", LESS, "less"), ("more", MORE, "more")):
             widths = [swing[key] - middle for swing in swings]
-            axes.barh(y, widths, 0.6, middle, color=color, label=f"{100 * share:.0f} % {text}")
+            boxes = axes.barh(y, widths, 0.6, middle, color=color, label=f"{100 * share:.0f} % {text}")
+            for box, swing in zip(boxes, swings, strict=True):
+                told(box, [f"{swing['constant']}, {100 * share:.0f} % {text}: {swing[key]:.3f}"])
         axes.axvline(middle, color=INK, linewidth=1)
         axes.set_yticks(y, [swing["constant"] for swing in swings], color=INK)
         axes.set_ylim(-0.6, bars - 0.4 - (bars - len(swings)))
