@@ -18,6 +18,7 @@ from specsim.examples import FOLDER, example_files, located
 from specsim.trace.remote import depth_at
 from tests.support.commands import call, json_of
 
+ROOT = Path(__file__).parents[2]
 TRACE, COST = "example:lab-eagle", "example:llama-3.1-8b-eagle-h100"
 
 
@@ -77,3 +78,8 @@ def test_the_list_names_every_example_with_its_size_and_source() -> None:
     assert sum(row["bytes"] for row in rows) == sum(path.stat().st_size for path in FOLDER.iterdir())
     assert all(row["holds"] and row["source"] for row in rows)
     assert TRACE in call("specsim", "example", "--list").out
+
+
+def test_the_profile_of_eagle_is_the_one_that_a_study_recorded() -> None:
+    recorded = Path("studies/roofline/recorded/lab-deep-40-eagle/profile.json")
+    assert example_files("cost")["example:lab-deep-eagle"].read_bytes() == (ROOT / recorded).read_bytes()
