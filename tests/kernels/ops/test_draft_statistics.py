@@ -309,7 +309,7 @@ def test_slots_follow_the_registers() -> None:
     assert found == {(1, 0): 528, (1, 1): 264, (2, 0): 528, (2, 1): 264, (3, 0): 264, (3, 1): 132}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.integers(1, 2500),
     st.integers(1, 32),
