@@ -63,11 +63,19 @@ def run(job: Job) -> dict[str, Any]:
     except ElsewhereError:  # rows of other sources, versions or another device
         file.replace(file.with_suffix(".old.json"))
         bench = measure()
+    left = [f"{len(bench.unfinished)} cases of the benchmark"] if bench.unfinished else []
+    errors = {}
+    if tests.get("exit_code", 0) is None:
+        left.append("tests")
+    elif tests.get("exit_code"):
+        errors["tests"] = tests["outcome"]
     return {
         "tests": tests,
         "sanitizer": sanitizer,
         "bench": "kernel-bench.json",
-        "complete": not bench.unfinished and tests.get("exit_code", 0) == 0,
+        "left": left,
+        "errors": errors,
+        "complete": not left and not errors,
     }
 
 

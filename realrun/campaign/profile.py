@@ -62,12 +62,14 @@ def run(job: Job) -> dict[str, Any]:
         except Exception as error:  # the other shapes' times are worth having
             errors[name] = f"{type(error).__name__}: {error}"
         gc.collect()
+    left = [name for name in names if name not in grids or _short_of_time(grids[name])]
     return {
         "grids": grids,
         "copy_gb_s": copy_gb_s,
+        "left": left,
         "autoregressive": {name: against_floor(name, grid, copy_gb_s, job) for name, grid in grids.items()},
         "errors": errors,
-        "complete": all(name in grids and not _short_of_time(grids[name]) for name in names),
+        "complete": not left,
     }
 
 

@@ -65,13 +65,13 @@ def campaign(
     else:
         rows = []
         for result in results:
-            rows.append([result["stage"], f"{result['seconds']:.0f}", _state(result)])
+            rows.append([result["stage"], f"{result['seconds']:.0f}", state_in_words(result)])
         print_table(f"campaign in {out}", ["stage", "seconds", "state"], rows)
     if any(result.get("error") or result.get("errors") for result in results):
         raise typer.Exit(1)
 
 
-def _state(result: Mapping[str, Any]) -> str:
+def state_in_words(result: Mapping[str, Any]) -> str:
     """How a stage ended, in words."""
     if result["complete"]:
         return "complete"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from realrun.campaign import job as job_module
+from realrun.campaign import profile as profile_stage
 from realrun.campaign import run as campaign
 from realrun.campaign.job import Job, read_result
 from realrun.campaign.run import run_campaign
+from realrun.cli.campaign import state_in_words
 from realrun.cli.main import app
 from specsim.cost.grid import grid_from_json
 from specsim.errors import InputError
@@ -145,6 +148,13 @@ def test_a_reduced_profile_is_complete_and_read(tmp_path: Path) -> None:
     assert {r.file for r in list_results(tmp_path / "out")} == {"profile.json"}
     for name, document in profile["grids"].items():
         assert grid_from_json(document, name).pass_s(1, 4, 64) > 0
+
+
+def test_a_stage_without_time_says_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_stage, "measure_ceilings", lambda device: SimpleNamespace(copy_gb_s=1.0))
+    (result,) = run_campaign(tmp_path, minutes=1, stages=["profile"], device="cpu", begun=time.monotonic() - 60)
+    assert not result["complete"] and result["left"] == list(profile_stage.REDUCED_SHAPES)
+    assert state_in_words(result) == "out of time (llama-3.1-8b, qwen3-0.6b left): run again to go on"
 
 
 @pytest.mark.slow
