@@ -143,7 +143,7 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
     from specsim.report.documents import drafters_columns, drafters_rows
-    from specsim.report.page import best_text, floor_text, load_text, prompts_text
+    from specsim.report.page import best_text, floor_text, load_text, prompts_text, truncated_text
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
@@ -154,6 +154,8 @@ def print_board(document: Mapping[str, Any]) -> None:
         f"{document['output_tokens']} tokens, 95 % intervals"
     )
     print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)), labels=2)
+    for line in truncated_text(document["rows"]):
+        print(line)
     if measured:
         print(f"machine: {load_text(document['load'])}")
         print(floor_text(document))

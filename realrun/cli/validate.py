@@ -247,7 +247,7 @@ def _print_joined(document: dict[str, Any], out: Path) -> None:
 
 def _print_validation(document: dict[str, Any], out: Path) -> None:
     from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
-    from specsim.report.page import best_text, floor_text, load_text, prompts_text
+    from specsim.report.page import best_text, floor_text, load_text, prompts_text, truncated_text
     from specsim.report.table import as_text
 
     print(f"machine: {load_text(document['load'])}")
@@ -255,6 +255,8 @@ def _print_validation(document: dict[str, Any], out: Path) -> None:
     print(f"prompts: {prompts_text(document['prompts'])}")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
     print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
+    for line in truncated_text(document["rows"]):
+        print(line)
     departures = [row["divergences"]["first"] for row in document["rows"] if "divergences" in row]
     if departures:
         counts = ", ".join(f"{sum(one[cause] for one in departures)} {cause}" for cause in departures[0])

@@ -118,6 +118,7 @@ def rows(
                 "without_loops": _over(flows, against, ranked_by[at]),
                 "train_speedup": entry.train_speedup,
                 **{key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm")},
+                "truncated_share": predicted.truncated_share,
                 "token_seconds": dict(zip(PARTS, spent.tolist(), strict=True)),
                 "sequence_seconds": seconds[at].tolist(),
                 **_measured(seconds[at], baseline_s, measured, at),

@@ -97,6 +97,7 @@ def row_document(row: Row) -> dict[str, Any]:
         "predicted": predicted.speedup.as_dict(),
         "measured": row.measured.as_dict(),
         "error_percent": row.error_percent,
+        "truncated_share": row.predicted.truncated_share,
         "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
         "output_identical_percent": None if row.output_identical is None else 100 * row.output_identical,
         **({"divergences": summary(row.divergences)} if row.divergences else {}),

@@ -12,6 +12,7 @@ from specsim.cli.console import parse_numbers, print_json, print_table, progress
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
 from specsim.ranking.document import RESULT, as_document, trace_names, write_results
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
+from specsim.report.page import truncated_text
 from specsim.report.table import as_text
 
 
@@ -144,9 +145,8 @@ def print_board(board: Mapping[str, Any]) -> None:
     if board["approximate"]:
         title += " (approximate: rejection sampling)"
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
-    cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in board["rows"] if row["truncated_share"]]
-    if cut:
-        print(f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}")
+    for line in truncated_text(board["rows"]):
+        print(line)
     for warning in board["warnings"]:
         print(f"warning: {warning}")
     if board["skipped"]:

@@ -55,7 +55,8 @@ DEFINITIONS = {
     "significantly (95 %) from the leader, "
     "which was picked on them, so that its own figure is a little flattered.",
     "Error": f"Predicted / measured {MINUS} 1.",
-    "Rounds identical": "Share of replayed rounds that the real run repeated exactly.",
+    "Rounds identical": "Share of replayed rounds that the real run repeated exactly; a round that asked for "
+    "more nodes than were recorded may not be.",
     "tau": "Output tokens per target pass, the target's own included.",
     "v_d": "Accepted over drafted tokens.",
     "r_d": "Accepted over output tokens.",

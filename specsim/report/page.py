@@ -133,6 +133,12 @@ def floor_text(document: Mapping[str, Any]) -> str:
     return f"noise floor: {floor:.2f} %{busy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})"
 
 
+def truncated_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line of the rows that asked for more nodes than a trace holds, and in how many rounds; none if none did."""
+    cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in rows if row["truncated_share"]]
+    return [f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}"] if cut else []
+
+
 def best_text(best: Mapping[str, Any]) -> str:
     """The predicted best beside the measured best, in words."""
     if best["predicted"] == best["measured"]:

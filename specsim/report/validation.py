@@ -68,7 +68,7 @@ DEFINITIONS = {
     "Without own rounds": "The error of a prediction from costs that leave out the policy's own rounds: as if it had "
     "not been run.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
-    "drafted and same accepted length.",
+    "drafted and same accepted length. A round that asked for more nodes than were recorded may not be.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",
     "v_d": "Accepted over drafted tokens: how much of the drafting was of use.",
     "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",

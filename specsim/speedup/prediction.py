@@ -78,6 +78,11 @@ class Prediction:
     cost_notes: tuple[str, ...] = ()
 
     @property
+    def truncated_share(self) -> float:
+        """Share of rounds that asked for nodes that the trace does not hold; 0 of a chain."""
+        return (self.truncated_rounds or 0) / self.rounds
+
+    @property
     def notes(self) -> list[str]:
         """What a reader must know of these numbers, in words."""
         return [*(["approximate: rejection sampling"] if self.approximate else []), *self.cost_notes]

@@ -16,6 +16,7 @@ import pytest
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import validation_figures as figures
+from specsim.report.page import truncated_text
 from specsim.report.validation import KEYS, render_validation
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -284,3 +285,9 @@ def test_the_verdict_comes_first(document: dict[str, Any]) -> None:
     text = render_validation({**document, "noise_floor_percent": 7.0})
     first = text.index('<p class="verdict">')
     assert text[first:].startswith('<p class="verdict">The machine was too busy') and first < text.index('class="lead"')
+
+
+def test_rows_that_asked_for_more_than_was_recorded_are_named() -> None:
+    rows = [{"label": "eagle2", "truncated_share": 1 / 23}, {"label": "fixed_k", "truncated_share": 0.0}]
+    assert truncated_text(rows) == ["rounds that asked for more than the recorded trees hold: eagle2: 4.35 %"]
+    assert truncated_text(rows[1:]) == []
