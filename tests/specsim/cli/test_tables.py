@@ -108,7 +108,7 @@ def interval(estimate: float) -> dict[str, float]:
 
 VALIDATED = {
     "label": "max_confidence, tuned", "role": "tuned", "predicted": interval(1.5), "measured": interval(1.4),
-    "error_percent": 7.1, "rounds_identical_percent": 100.0, "tau": 2.5, "oracle_regret": 0.2,
+    "error_percent": 7.1, "rounds_identical_percent": 100.0, "truncated_share": 0.0, "tau": 2.5, "oracle_regret": 0.2,
 }  # fmt: skip
 VALIDATION: dict[str, Any] = {
     "rows": [VALIDATED], "sequences": {"holdout": 6}, "output_tokens": 768, "null_arm": interval(1.0),
@@ -120,7 +120,8 @@ VALIDATION: dict[str, Any] = {
 }  # fmt: skip
 DRAFTED = {
     "drafter": "prompt-lookup", "form": "adaptive", "settings": POLICY, "speedup": interval(1.2), "tau": 1.5,
-    "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "v_d": 0.5, "hm": 0.6,
+    "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "truncated_share": 0.0,
+    "v_d": 0.5, "hm": 0.6,
     "best_of_drafter": True, "tied_with_leader": False, "leader_minus_this": None, "without_loops": interval(1.1),
 }  # fmt: skip
 DRAFTERS: dict[str, Any] = {
