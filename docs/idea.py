@@ -7,6 +7,7 @@ same policies took; all as the study of chain policies recorded it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 
 import specsim
 from docs.pages import HOME, ROOT
+from docs.tables import best_forms
 from specsim.report.drawing import ADAPTIVE, DOT, INK, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
 
 RECORDED = ROOT / "studies" / "chain_policies" / "recorded" / "greedy"
@@ -71,7 +73,7 @@ def draw_costs(axes: Axes) -> None:
     axes.set_ylabel("ms, measured")
 
 
-def draw_speedups(axes: Axes, rows: list[dict[str, Any]]) -> None:
+def draw_speedups(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     predicted, low, high = estimates([row["predicted"] for row in rows])
     measured, *_ = estimates([row["measured"] for row in rows])
     y = -np.arange(len(rows), dtype=float)
@@ -90,15 +92,13 @@ def idea() -> str:
     """The picture as an <svg>."""
     trace = specsim.read_trace(RECORDED / "trace")
     rows = json.loads((RECORDED / "replayed.json").read_text())["rows"]
-    first = {row["policy"]: row for row in reversed(rows)}  # of each policy, the row that stands first
-    best = [row for row in rows if row is first[row["policy"]]]
     figure = Figure(figsize=(9, 7.2), layout="constrained")
     grid = figure.add_gridspec(3, 2, height_ratios=(1, 1, 1.9), width_ratios=(1, 1.4))
     begin, end = trace.offsets[SEQUENCE : SEQUENCE + 2]
     draw_trace(figure.add_subplot(grid[0, :]), trace.match_len[begin:end])
     draw_rounds(figure.add_subplot(grid[1, :]))
     draw_costs(figure.add_subplot(grid[2, 0]))
-    draw_speedups(figure.add_subplot(grid[2, 1]), best)
+    draw_speedups(figure.add_subplot(grid[2, 1]), best_forms(rows, "policy"))
     for axes in figure.axes[:2]:
         axes.set_xlim(-0.8, SHOWN - 0.2)
     text = svg(figure, "idea", "One trace, many policies, one cost table, predicted beside measured")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from docs.pages import HOME, ROOT
+from studies.words import first_best
 
 STUDIES = ROOT / "studies"
 PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
@@ -28,19 +29,18 @@ def _table(head: str, rows: list[str]) -> str:
     return "\n".join([f"| {head} |", "|" + "---|" * columns, *(f"| {row} |" for row in rows)])
 
 
-def _first(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Of each key the row that stands first."""
-    firsts = {row[key]: row for row in reversed(rows)}
-    return [row for row in rows if row is firsts[row[key]]]
+def best_forms(rows: list[dict[str, Any]], key: str) -> list[Mapping[str, Any]]:
+    """Of each key the row that was best on the tuning prompts, by what was measured on the others."""
+    found = [first_best(row for row in rows if row[key] == name) for name in {row[key] for row in rows}]
+    return sorted(filter(None, found), key=lambda row: -row["measured"]["estimate"])
 
 
 def chain_policies() -> str:
     """The best form of every policy, of those that the study of chain policies really decoded, greedily."""
     document = _read("chain_policies/recorded/greedy/replayed.json")
-    rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
     best = [
         f"`{row['policy']}` | {_interval(row['predicted'])} | {_interval(row['measured'])}"
-        for row in _first(rows, "policy")
+        for row in best_forms(document["rows"], "policy")
     ]
     return _table("policy | predicted speedup | measured", best)
 
@@ -48,10 +48,9 @@ def chain_policies() -> str:
 def drafters() -> str:
     """The best policy of every drafter on the board, greedily."""
     document = _read("board/recorded/greedy/board.json")
-    rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
     best = [
         f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['speedup'])} | {_interval(row['measured'])}"
-        for row in _first(rows, "drafter")
+        for row in best_forms(document["rows"], "drafter")
     ]
     return _table("drafter | its best policy | predicted speedup | measured", best)
 

@@ -23,45 +23,19 @@ from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants.over_target import OverTarget
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.proposals.recorder import Recorder
 from realrun.proposals.target_cache import target_cache_recorder
 
 
-class SkippingLM(CachedLM):
-    """The target's layers less the skipped sublayers, over its cache.
-
-    `length` follows the target's: whatever was verified is there, so that a round always starts with the
-    pending token alone.
-
-    ahead : tokens fed since the target's last pass
-    """
+class SkippingLM(OverTarget, CachedLM):
+    """The target's layers less the skipped sublayers, over its cache."""
 
     def __init__(self, target: SplitTarget, skips: SkippedSublayers):
         assert target.split == 0
         self.target, self.skips = target, skips
         super().__init__(target.model)
-
-    @property
-    def length(self) -> int:
-        return self.target.length + self.ahead
-
-    @length.setter
-    def length(self, length: int) -> None:
-        self.ahead = length - self.target.length
-
-    def reset(self) -> None:
-        self.ahead = self.nodes = 0
-        self.hidden = None
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """The target has fed them."""
-
-    def truncate(self, length: int) -> None:
-        self.ahead = self.nodes = 0
-
-    def keep_nodes(self, path: Sequence[int]) -> None:
-        self.truncate(0)
 
     def append_rows(
         self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, keep: int = 0

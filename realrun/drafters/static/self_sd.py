@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from realrun.drafters.static.inside import InsideTarget
 from realrun.lm.static.llama import StaticLlama
+from realrun.lm.variants.over_target import OverTarget
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 
 
-class StaticSkipping(InsideTarget):
-    """The target's layers less the skipped sublayers, in its own slots behind its tokens.
-
-    ahead : tokens fed since the target's last pass
-    """
+class StaticSkipping(OverTarget, InsideTarget):
+    """The target's layers less the skipped sublayers, in its own slots behind its tokens."""
 
     def __init__(self, target: StaticLlama, skips: SkippedSublayers):
         self.target, self.skips = target, skips
@@ -27,24 +23,3 @@ class StaticSkipping(InsideTarget):
     @torch.inference_mode()
     def reserve(self, length: int) -> None:
         self.target.reserve(length)
-
-    @property
-    def length(self) -> int:
-        return self.target.length + self.ahead
-
-    @length.setter
-    def length(self, length: int) -> None:
-        self.ahead = length - self.target.length
-
-    def reset(self) -> None:
-        self.ahead = self.nodes = 0
-        self.hidden = None
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """The target has fed them."""
-
-    def truncate(self, length: int) -> None:
-        self.ahead = self.nodes = 0
-
-    def keep_nodes(self, path: Sequence[int]) -> None:
-        self.truncate(0)
