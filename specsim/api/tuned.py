@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specsim.tuning.crossval import CrossValidation
-from specsim.tuning.search import CALLED, TuneResult
+from specsim.tuning.search import CALLED, Reference, TuneResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from specsim.speedup.intervals import Estimate
 
 WHAT = "speedup on sequences that did not tune, with 95 % intervals"
 
@@ -33,12 +36,7 @@ class Tuned(TuneResult):
         >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
         ['tuned', 'runner-up', 'default settings', 'best fixed K']
         """
-        from specsim.report.results.figures import estimates_figure
-
-        others = {
-            CALLED[name].removeprefix("the "): one.prediction.speedup.as_dict() for name, one in self.references.items()
-        }
-        return estimates_figure(["tuned", *others], [self.holdout.speedup.as_dict(), *others.values()], WHAT)
+        return _beside_others(self.holdout.speedup, self.references)
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,11 @@ class CrossValidated(CrossValidation):
         >>> figure.axes[0].get_yticklabels()[0].get_text()
         'tuned'
         """
-        from specsim.report.results.figures import estimates_figure
+        return _beside_others(self.estimate.speedup, self.references)
 
-        others = {
-            CALLED[name].removeprefix("the "): one.prediction.speedup.as_dict() for name, one in self.references.items()
-        }
-        return estimates_figure(["tuned", *others], [self.estimate.speedup.as_dict(), *others.values()], WHAT)
+
+def _beside_others(tuned: Estimate, references: Mapping[str, Reference]) -> Figure:
+    from specsim.report.results.figures import estimates_figure
+
+    found = {CALLED[name].removeprefix("the "): one.prediction.speedup.as_dict() for name, one in references.items()}
+    return estimates_figure(["tuned", *found], [tuned.as_dict(), *found.values()], WHAT)
