@@ -136,7 +136,6 @@ def svg(figure: Figure, name: str, title: str) -> str:
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     _, _, svg = buffer.getvalue().partition("<svg ")  # leaves the XML prolog out
     svg = re.sub(rf'<g id="{TOLD}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
-    svg = re.sub(rf'<g id="{TOLD}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
     svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     size_free = re.sub(r'^width="[^"]*" height="[^"]*" ', "", svg)
     return f'<svg role="img" aria-label="{html.escape(title)}" {size_free}'

@@ -108,7 +108,7 @@ def interval(estimate: float) -> dict[str, float]:
 
 VALIDATED = {
     "label": "max_confidence, tuned", "role": "tuned", "predicted": interval(1.5), "measured": interval(1.4),
-    "error_percent": 7.1, "rounds_identical_percent": 100.0, "truncated_share": 0.0, "tau": 2.5, "oracle_regret": 0.2,
+    "error_percent": 7.1, "rounds_identical_percent": 100.0, "truncated_share": 0.02, "tau": 2.5, "oracle_regret": 0.2,
 }  # fmt: skip
 VALIDATION: dict[str, Any] = {
     "rows": [VALIDATED], "sequences": {"holdout": 6}, "output_tokens": 768, "null_arm": interval(1.0),
@@ -118,9 +118,11 @@ VALIDATION: dict[str, Any] = {
     "median_abs_error_percent": 1.0, "p90_abs_error_percent": 2.0, "median_abs_unseen_error_percent": 1.5,
     "best": {"predicted": "max_confidence, tuned", "measured": "max_confidence, tuned"},
 }  # fmt: skip
+ASKED_FOR_MORE = "rounds that asked for more than the recorded trees hold: max_confidence, tuned: 2.00 %"
 DRAFTED = {
+    "label": "max_confidence, tuned",
     "drafter": "prompt-lookup", "form": "adaptive", "settings": POLICY, "speedup": interval(1.2), "tau": 1.5,
-    "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "truncated_share": 0.0,
+    "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "truncated_share": 0.02,
     "v_d": 0.5, "hm": 0.6,
     "best_of_drafter": True, "tied_with_leader": False, "leader_minus_this": None, "without_loops": interval(1.1),
 }  # fmt: skip
@@ -139,11 +141,12 @@ def test_validation_and_leaderboard_of_drafters_fit(
     _print_validation(VALIDATION, Path("out"))
     text = capsys.readouterr().out
     assert_tables_fit(text, width)
-    assert "1.400 [1.300, 1.500]" in text and "1.500 [1.400, 1.600]" in text
+    assert "1.400 [1.300, 1.500]" in text and "1.500 [1.400, 1.600]" in text and ASKED_FOR_MORE in text
     print_drafters(DRAFTERS)
     text = capsys.readouterr().out
     assert_tables_fit(text, width)
     assert text.count("fixed K") == text.count("autoregressive") and "1.100 [1.000, 1.200]" in text
+    assert ASKED_FOR_MORE in text
 
 
 def table_lines(text: str) -> list[str]:
