@@ -6,6 +6,7 @@ name. What a block prints stands in a block of `output` right behind it. A comme
     <!-- slow -->            run by the slow tests alone, and by hand
     <!-- measured -->        what it prints differs from run to run; headings of tables are compared, or words
     <!-- quiet -->           what it prints is not shown
+    <!-- may end with 1 -->  its one command checks something, and may well find that it fails
     <!-- not run: why -->    nothing here can run it; the tests see to it that its options exist
     <!-- before: command --> a command that readers need not see
 
@@ -31,7 +32,7 @@ ROOT = HOME.parent
 COLUMNS = "100"  # of the terminal that commands write to
 RUNNABLE = ("sh", "python")
 BLOCK = re.compile(
-    r"(?P<notes>(?:^<!-- (?:slow|measured|quiet|not run: [^\n]*|before: [^\n]*) -->\n+)*)"
+    r"(?P<notes>(?:^<!-- (?:slow|measured|quiet|may end with 1|not run: [^\n]*|before: [^\n]*) -->\n+)*)"
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"\n]+)")?\n(?P<code>.*?)^```\n'
     r"(?P<output>\n```output\n.*?^```\n)?",
     re.MULTILINE | re.DOTALL,
@@ -72,6 +73,11 @@ class Block:
     @property
     def runs(self) -> bool:
         return self.language in RUNNABLE and not any(note.startswith("not run") for note in self.notes)
+
+    @property
+    def exit_codes(self) -> tuple[int, ...]:
+        """With which its commands may end."""
+        return (0, 1) if "may end with 1" in self.notes else (0,)
 
     @property
     def before(self) -> list[str]:
@@ -123,13 +129,13 @@ def _inside(folder: Path) -> Iterator[None]:
             os.environ["COLUMNS"] = columns
 
 
-def _shell(code: str, folder: Path) -> str:
+def _shell(code: str, folder: Path, exit_codes: tuple[int, ...] = (0,)) -> str:
     paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     told = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": COLUMNS}
     told["LAB"] = str(ROOT / "realrun" / "lab" / "weights")
     script = f"set -euo pipefail\n{COMMANDS}{code}"
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=told, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode not in exit_codes:
         raise PageError(f"{code.strip()}\nends with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
@@ -163,7 +169,7 @@ def run(text: str, folder: Path, slow: bool = False) -> list[str | None]:
         if one.title is not None or not one.runs or (one.slow and not slow):
             printed.append(None)
         elif one.language == "sh":
-            printed.append(_shown(one, _shell(one.code, folder)))
+            printed.append(_shown(one, _shell(one.code, folder, one.exit_codes)))
         else:
             printed.append(_shown(one, _python(one.code, folder, names)))
     return printed

@@ -1,4 +1,7 @@
-"""Tables of the documentation that are read off recorded runs: `python -m docs.tables` writes them where they stand."""
+"""Tables of the documentation that are read off recorded runs: `python -m docs.tables` writes them where they stand.
+
+So it does the numbers in sentences, which docs/values.py has.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.pages import HOME, ROOT
+from docs import pages, values
+from docs.pages import ROOT
 from studies.words import first_best
 
 STUDIES = ROOT / "studies"
@@ -59,17 +63,19 @@ TABLES: dict[str, Callable[[], str]] = {"chain policies": chain_policies, "draft
 
 
 def written(text: str) -> str:
-    """A page with its tables as the recorded runs have them."""
-    return PLACE.sub(
+    """A page with its tables and values as the recorded runs have them."""
+    text = PLACE.sub(
         lambda found: f"<!-- table: {found['name']} -->\n\n{TABLES[found['name']]()}\n\n<!-- end of table -->", text
     )
+    return values.written(text)
 
 
-def pages() -> list[Path]:
-    """The pages with such tables."""
-    return [path for path in [ROOT / "README.md", *sorted(HOME.rglob("*.md"))] if PLACE.search(path.read_text())]
+def written_pages() -> list[Path]:
+    """The pages with such tables and values."""
+    found = [(path, path.read_text()) for path in pages.written()]
+    return [path for path, text in found if PLACE.search(text) or values.PLACE.search(text)]
 
 
 if __name__ == "__main__":
-    for page in pages():
+    for page in written_pages():
         page.write_text(written(page.read_text()))

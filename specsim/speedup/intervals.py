@@ -15,6 +15,7 @@ from specsim.errors import InputError
 
 LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a measurement says so first
 LARGEST_EXPONENT = 300.0  # of an interval that says nothing; beyond it numbers overflow
+REPEATS = 2000  # resamples of an interval
 FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
 
@@ -75,7 +76,7 @@ class Comparison:
         return {**asdict(self), "separated": self.separated}
 
 
-def resample(sequences: int, *, repeats: int = 2000, seed: int = 0) -> Ints:
+def resample(sequences: int, *, repeats: int = REPEATS, seed: int = 0) -> Ints:
     """Sequence indices [repeats, sequences], drawn with replacement."""
     return np.random.default_rng(seed).integers(0, sequences, size=(repeats, sequences))
 
@@ -84,7 +85,7 @@ def ratio_interval(
     numerator: npt.ArrayLike,
     denominator: npt.ArrayLike,
     *,
-    repeats: int = 2000,
+    repeats: int = REPEATS,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate:
@@ -112,7 +113,7 @@ def paired_difference(
     a_s: npt.ArrayLike,
     b_s: npt.ArrayLike,
     *,
-    repeats: int = 2000,
+    repeats: int = REPEATS,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
@@ -130,7 +131,7 @@ def ratio_difference(
     b_top: npt.ArrayLike,
     b_bottom: npt.ArrayLike,
     *,
-    repeats: int = 2000,
+    repeats: int = REPEATS,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:

@@ -20,6 +20,7 @@ from specsim.errors import InputError
 from tests.support.commands import assert_refused, call, json_of
 
 COST = ConstantCost(s_d=0.001, s_t=0.010)
+NEAR_PERCENT, RIGHT_PERCENT, FEWEST_ROUNDS = 1, 95, 200  # so near the best K, on so many, from so many rounds on
 
 
 def true_speedups(rates: Floats, cost: ConstantCost) -> Floats:
@@ -61,9 +62,9 @@ def test_where_no_draft_pays_none_is_recommended() -> None:
     assert found.k == 0 and found.sure and found.lengths[0].speedup.estimate == 1.0
 
 
-@pytest.mark.parametrize("rounds", [200, 2_000, 100_000])
+@pytest.mark.parametrize("rounds", [FEWEST_ROUNDS, 2_000, 100_000])
 def test_it_is_right_about_servers_of_known_truth(rounds: int) -> None:
-    """Within 1 % of the best in at least 95 of 100, intervals that cover in at least 92, and sure only if right."""
+    """Near the best K on nearly all, with intervals that cover on at least 92 of 100, and sure only if right."""
     rng = np.random.default_rng(1)
     near = covered = sure = sure_and_wrong = 0
     servers = 200
@@ -73,14 +74,14 @@ def test_it_is_right_about_servers_of_known_truth(rounds: int) -> None:
         cost = ConstantCost(float(10 ** rng.uniform(-4, -2.3)), 0.010)
         truth = true_speedups(rates, cost)
         found = advise(counted(rates, rounds, rng), cost, context=100, seed=seed)
-        good = truth[found.k] >= 0.99 * truth.max()
+        good = truth[found.k] >= (1 - NEAR_PERCENT / 100) * truth.max()
         interval = found.lengths[found.k].speedup
         near += good
         covered += interval.low <= truth[found.k] <= interval.high
         sure += found.sure
         sure_and_wrong += found.sure and not good
-    assert near >= 0.95 * servers and covered >= 0.92 * servers and sure_and_wrong <= 0.05 * servers
-    assert sure >= (0.7 if rounds == 200 else 0.95) * servers
+    assert 100 * near >= RIGHT_PERCENT * servers and covered >= 0.92 * servers and sure_and_wrong <= 0.05 * servers
+    assert sure >= (0.7 if rounds == FEWEST_ROUNDS else 0.95) * servers
 
 
 def test_few_rounds_cannot_tell_and_say_how_many_would() -> None:

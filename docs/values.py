@@ -1,0 +1,94 @@
+"""Numbers that sentences of the documentation say: `python -m docs.tables` writes them where they stand.
+
+    <!-- value: between runs -->1.7<!-- -->
+
+Every one has its owner: what a run recorded, a constant of the code, or a bound that a test asserts. Names with a dot
+are figures of the papers' audit with their format, as in studies/papers/sentences.toml:
+
+    <!-- value: eesd.eq14_one_ratio_error:.2f -->1.75<!-- -->
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from docs.pages import ROOT
+from realrun.campaign.run import MOST_S
+from realrun.pairs.pair import LAB_DEEP_LAYERS
+from realrun.profiling.turns import TURN_ROUNDS
+from specsim.claims.diff import BETWEEN_RUNS_PERCENT
+from specsim.engines.conventions import CONVENTIONS
+from specsim.papers import findings
+from specsim.papers.adaedl import DRAWS
+from specsim.speedup.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
+from studies.papers.run import filled
+from tests.contract.test_house import MOST_FILES, MOST_LINES
+from tests.specsim.claims.test_diff import FOUND_PERCENT
+from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
+
+PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
+RUNS = "measurement/recorded/runs.json"
+BOARD = "board/recorded/greedy/board.json"
+
+
+def _recorded(path: str) -> Any:
+    return json.loads((ROOT / "studies" / path).read_text())
+
+
+def runs_of_one_commit() -> int:
+    """Validations that the deviation between runs was measured on."""
+    return sum(map(len, _recorded(RUNS)["sets"].values()))
+
+
+def _range(series: str, part: str, digits: int) -> str:
+    """From the least to the largest of some figures of the audit: those of a series whose names end so."""
+    found = [one.value for one in findings() if one.series == series and one.name.endswith(part)]
+    return f"{min(found):.{digits}f} to {max(found):.{digits}f}"
+
+
+def _alphas() -> str:
+    """Rows of EDD's tables whose alpha is tau over depth, of all."""
+    verdicts = [one.verdict for one in findings() if one.series == "edd.alpha"]
+    return f"{verdicts.count('supports')} of {len(verdicts)} rows"
+
+
+VALUES: dict[str, Callable[[], object]] = {
+    "layers of lab-deep": lambda: LAB_DEEP_LAYERS,
+    "rounds of a turn": lambda: TURN_ROUNDS,
+    "resamples": lambda: f"{REPEATS:,}",
+    "few sequences": lambda: FEW,
+    "largest noise floor": lambda: f"{LARGEST_FLOOR_PERCENT:g}",
+    "runs of one commit": runs_of_one_commit,
+    "between runs": lambda: BETWEEN_RUNS_PERCENT,
+    "change found by one run": lambda: FOUND_PERCENT[1],
+    "change found by three runs": lambda: FOUND_PERCENT[3],
+    "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],
+    "prompts of the board": lambda: _recorded(BOARD)["sequences"]["holdout"],
+    "advised K is near": lambda: NEAR_PERCENT,
+    "advised K is right": lambda: RIGHT_PERCENT,
+    "fewest rounds": lambda: FEWEST_ROUNDS,
+    "version of vllm": lambda: CONVENTIONS["vllm"].version,
+    "version of llamacpp": lambda: CONVENTIONS["llamacpp"].version,
+    "seconds of smoke": lambda: f"{MOST_S['smoke']:g}",
+    "EESD table 8: verification": lambda: _range("eesd.breakdown", ".verify_ratio", 2),
+    "EESD table 8: others": lambda: _range("eesd.breakdown", ".others", 0),
+    "EESD table 8: T_d / T_t": lambda: _range("eesd.breakdown", ".measured_ratio", 3),
+    "EESD by Eq. 14: T_d / T_t": lambda: _range("eesd.cost_ratio", "_ts", 3),
+    "EDD: rows whose alpha is tau over depth": _alphas,
+    "AdaEDL: random pairs": lambda: f"{DRAWS:,}",
+    "files of a folder": lambda: MOST_FILES,
+    "lines of a file": lambda: MOST_LINES,
+}
+
+
+def value(name: str) -> str:
+    """What a page says where it names this value."""
+    return str(VALUES[name]()) if name in VALUES else filled(f"{{{name}}}", findings())
+
+
+def written(text: str) -> str:
+    """A page with its values as their owners have them."""
+    return PLACE.sub(lambda found: f"<!-- value: {found['name']} -->{value(found['name'])}<!-- -->", text)
