@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 
-def provenance(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """A small JSON-able record to store beside every measurement."""
+def provenance(device: torch.device, number_type: str) -> dict[str, Any]:
+    """A small JSON-able record to store beside every measurement of models in this number type."""
     versions = {name: _installed(name) for name in ("torch", "transformers", "numpy", "numba")}
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(device),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": number_type,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

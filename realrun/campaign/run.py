@@ -98,7 +98,7 @@ def run_campaign(
             save,
             GRACE * 60 * minutes,
         )
-        header["provenance"] = provenance(job.device, job.dtype)
+        header["provenance"] = provenance(job.device, job.dtype_name)
         results.append(_run_stage(job, header))
     return results
 

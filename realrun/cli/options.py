@@ -72,7 +72,11 @@ DrafterOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+DTYPE_HELP = (
+    "Number type of the models: float32, float64, bfloat16 or float16; bfloat16-float32-logits and "
+    "float16-float32-logits are those with logits in float32, of which fewer are equal."
+)
+DtypeOption = Annotated[str, typer.Option(help=DTYPE_HELP)]
 ThreadsOption = Annotated[
     int, typer.Option(help="CPU threads; 1 is steadiest for small models, 0 leaves torch's choice.", min=0)
 ]

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from realrun.cli.options import JsonOption, SeedOption, SmokeTestOption, TrialsOption
+from realrun.cli.options import DtypeOption, JsonOption, SeedOption, SmokeTestOption, TrialsOption
 from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
-DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")]
 MinutesOption = Annotated[float | None, typer.Option(help="Stop in good order after this time.", min=0.01)]
 
 

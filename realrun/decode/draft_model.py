@@ -143,6 +143,8 @@ class DraftModel:
         key = sampler, self.scoring, self.weighing_top10
         found = self._descriptions.get(key)
         if found is None or found.room < positions:
+            if found is not None:
+                self.lm.forget_description(found)
             room = -(-positions // BLOCK) * BLOCK
             found = StepDescription(
                 self.lm, sampler, room, self.predictor if self.scoring else None, self.weighing_top10

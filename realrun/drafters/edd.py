@@ -28,6 +28,7 @@ from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.drafters.static.edd import StaticDraftDecoder
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
+from realrun.lm.number_type import in_number_type, number_type
 from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.split import StaticSplitTarget
@@ -53,7 +54,7 @@ def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model: Any = type(target)(config)
-    model = model.to(target.device, target.dtype)
+    model = in_number_type(model.to(target.device, target.dtype), number_type(target))
     own = model.state_dict()
     with torch.no_grad():
         for name, value in target.state_dict().items():

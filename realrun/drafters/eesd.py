@@ -54,9 +54,7 @@ class EarlyExit(torch.nn.Module):
         for number, layer in enumerate(self.layers):
             layer.self_attn.layer_idx = layers + number
         self.norm = copy.deepcopy(target.model.norm)
-        embedding = target.get_output_embeddings()
-        self.head = torch.nn.Linear(embedding.in_features, embedding.out_features, bias=embedding.bias is not None)
-        self.head.to(embedding.weight).load_state_dict(copy.deepcopy(embedding.state_dict()))
+        self.head = copy.deepcopy(target.get_output_embeddings())
 
 
 def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:

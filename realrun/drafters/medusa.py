@@ -24,6 +24,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.static.rows import RoundRows
 from realrun.lm.cached import CachedLM, Describe
+from realrun.lm.head import float32_product, gives_float32
 from realrun.lm.open import make_lm
 from realrun.lm.static.graphs import Results
 from realrun.lm.static.llama import StaticLlama
@@ -46,6 +47,7 @@ class MedusaHeads(torch.nn.Module):
         if not 1 <= heads <= 16:
             raise InputError(f"{heads} MEDUSA heads; choose 1 to 16")
         head = target.get_output_embeddings().weight.detach()
+        self.float32_logits = gives_float32(target)
         self.config = copy.deepcopy(target.config)
         self.residual = torch.nn.Parameter(head.new_zeros(heads, head.shape[1], head.shape[1]))
         self.vocabulary = torch.nn.Parameter(head.expand(heads, *head.shape).clone())
@@ -59,7 +61,11 @@ class MedusaHeads(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [K, n, V] of target states [n, d]."""
-        return torch.matmul(self.states(hidden), self.vocabulary.transpose(1, 2))
+        return self.all_logits(self.states(hidden))
+
+    def all_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits [K, n, V] of all heads' states [K, n, d]."""
+        return self._product(states, self.vocabulary.transpose(1, 2))
 
     def state(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
         """`states` of one head, from 0: [n, d]."""
@@ -67,7 +73,10 @@ class MedusaHeads(torch.nn.Module):
 
     def logits(self, head: int, states: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of one head's states [n, d]."""
-        return states @ self.vocabulary[head].T
+        return self._product(states, self.vocabulary[head].T)
+
+    def _product(self, states: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:
+        return (float32_product if self.float32_logits else torch.matmul)(states, vocabulary)
 
 
 class MedusaLM(CachedLM):
@@ -104,6 +113,9 @@ class MedusaLM(CachedLM):
         if tree_nodes and self.describes:
             self._said.recorded.run("all heads", self._say_all)
 
+    def forget_description(self, describe: Describe) -> None:
+        self._said.recorded.forget(describe)
+
     def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
         self._check_step()
         said = self._said.describe(self.step, self.target.length, describe, None if self.step else self._say_all)
@@ -114,7 +126,7 @@ class MedusaLM(CachedLM):
     def _say_all(self) -> Results:
         states = self.heads.states(self._from)  # [K, 1, d]
         self._said.states.copy_(states[:, 0])
-        self._said.logits.copy_(torch.matmul(states, self.heads.vocabulary.transpose(1, 2))[:, 0])
+        self._said.logits.copy_(self.heads.all_logits(states)[:, 0])
         return self._said.states, self._said.logits
 
     def _check_step(self) -> None:
@@ -152,7 +164,7 @@ class MedusaLM(CachedLM):
             if source is None:
                 source = self.heads.residual.new_zeros(self.heads.residual.shape[1])
             self._states = self.heads.states(source[None])
-            self._rows = torch.matmul(self._states, self.heads.vocabulary.transpose(1, 2))[:, 0]
+            self._rows = self.heads.all_logits(self._states)[:, 0]
         if self.keep_hidden:
             self.hidden = self._states[self.step]
         self.step += 1

@@ -204,6 +204,9 @@ class SpaceLM(CachedLM):
         for step in range(self.target.most):
             self._said.describe(step, 0, describe)
 
+    def forget_description(self, describe: Describe) -> None:
+        self._said.recorded.forget(describe)
+
     def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
         step = self._next_step(len(self.target.proposals()[0]))
         self.hidden = self._said.states[step : step + 1]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from realrun.lm.cached import CachedLM
+from realrun.lm.head import logits_type
 from realrun.lm.layer_stack import LayerStack, ModelParts
 from realrun.lm.split_target import SplitTarget
 
@@ -78,4 +79,4 @@ class StateDrafterLM(CachedLM):
 
     def _nothing(self) -> torch.Tensor:
         """Logits of no row."""
-        return torch.empty(0, int(self.model.config.vocab_size), dtype=self.model.dtype, device=self.device)
+        return torch.empty(0, int(self.model.config.vocab_size), dtype=logits_type(self.model), device=self.device)

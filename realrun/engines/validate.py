@@ -157,7 +157,7 @@ def validate(
         },
         **compared(plan, by_arm, rounds, costs),
         "load": busy._asdict(),
-        "environment": provenance(pair.device, pair.dtype),
+        "environment": provenance(pair.device, pair.number_type),
     }
 
 

@@ -136,7 +136,7 @@ def validate_joined(
         "target": pair.target_name,
         "drafters": [one.draft_name for one in pairs],
         "decoding": settings.record.sampler.as_dict(),
-        "environment": {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)},
+        "environment": {**provenance(pair.device, pair.number_type), "kernels": backend_for(pair.device)},
         "sequences": {"tuning": train.trace.sequences, "holdout": holdout.sequences},
         "output_tokens": int(holdout.output_tokens.sum()),
         **result,

@@ -190,7 +190,7 @@ def about(
         "device": plain.device.type,
         "dtype": str(plain.dtype).removeprefix("torch."),
         "decoding": first.meta["decoding"],
-        "environment": {**provenance(plain.device, plain.dtype), "kernels": backend_for(plain.device)},
+        "environment": {**provenance(plain.device, plain.number_type), "kernels": backend_for(plain.device)},
         "output_tokens": int(first.output_tokens.sum()),
         "autoregressive_token_seconds": float(table.autoregressive_s.mean()),
         "drafters": [

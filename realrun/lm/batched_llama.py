@@ -103,7 +103,7 @@ class BatchedLlama:
             x = x + F.linear(mixed.permute(0, 3, 1, 2, 4).flatten(2), layer.out)
             gate, up = F.linear(rms_norm(x, layer.norm_mlp, lm.eps), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down)
-        return lm._of_known(F.linear(rms_norm(x, lm.norm_out, lm.eps), lm.head)) if head else x[:, :0]
+        return lm._of_known(lm.logits_of(rms_norm(x, lm.norm_out, lm.eps))) if head else x[:, :0]
 
     def _project(
         self,

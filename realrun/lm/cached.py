@@ -109,6 +109,9 @@ class CachedLM:
     def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
         """After `warm`, the same for `describe` with so many tokens."""
 
+    def forget_description(self, describe: Describe) -> None:
+        """Drop what was recorded to say this, as it will not be asked again."""
+
     def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
         raise NotImplementedError("only passes over static caches describe")
 

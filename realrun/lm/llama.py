@@ -2,7 +2,7 @@
 
 At batch 1 a small model spends most of a pass between its operations, not in them. This
 pass joins the projections that share an input, keeps keys and values in one buffer that is
-written in place, and calls no module. Results differ from the library's by rounding only.
+written in place, and calls no module but the head. Results differ from the library's by rounding only.
 Baseline and speculative decoding use it alike.
 """
 
@@ -65,7 +65,7 @@ class LlamaLM(CachedLM):
         self.eps = config.rms_norm_eps
         self.embedding = model.model.embed_tokens.weight
         self.norm_out = model.model.norm.weight
-        self.head = model.lm_head.weight
+        self.head = model.lm_head
         self.layers = [_join(layer) for layer in model.model.layers]
         positions = torch.arange(config.max_position_embeddings, device=model.device)[None]
         cos, sin = model.model.rotary_emb(self.embedding[:1, :1], positions)
@@ -74,6 +74,11 @@ class LlamaLM(CachedLM):
         sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
         self.cos, self.sin = cos[0, :, None], (sin[0] * sign)[:, None]  # [positions, 1, D]
         super().__init__(model)
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of states [..., d] after the final norm."""
+        logits: torch.Tensor = self.head(hidden)
+        return logits
 
     def _check_trees(self) -> None:
         """All models with these weights can do it."""
@@ -242,7 +247,7 @@ class FusedLlama(LlamaLM):
         x = rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps)
         if self.keep_hidden:
             self.hidden = x
-        return F.linear(x, self.head)
+        return self.logits_of(x)
 
 
 class FusedParts:
@@ -261,7 +266,8 @@ class FusedParts:
         return rms_norm(x, norm.weight, self.lm.eps)
 
     def logits(self, hidden: torch.Tensor, head: Any) -> torch.Tensor:
-        return F.linear(hidden, head.weight, head.bias)
+        logits: torch.Tensor = head(hidden)
+        return logits
 
     def causal_mask(self, n: int, end: int) -> torch.Tensor | None:
         return self.lm._causal_mask(n, end) if n > 1 else None

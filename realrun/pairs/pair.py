@@ -19,6 +19,7 @@ from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, weights_digest
@@ -35,12 +36,6 @@ LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
 LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
 LOOKUP = "prompt-lookup"  # the drafter that any target has
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,11 @@ class Pair:
     @property
     def dtype(self) -> torch.dtype:
         return self.target.dtype
+
+    @property
+    def number_type(self) -> str:
+        """Its name, as `load_pair` takes it."""
+        return number_type(self.target)
 
     @property
     def draft_config(self) -> Any:
@@ -115,8 +115,9 @@ def load_pair(
         says what the lab's says and takes as long as a model so deep.
     device : str
         cpu, cuda, cuda:1, ...
-    dtype : {"float32", "float64", "bfloat16", "float16"}
-        Number type of both models.
+    dtype : {"float32", "float64", "bfloat16", "float16", "bfloat16-float32-logits", "float16-float32-logits"}
+        Number type of both models; the last two give float32 logits from 16-bit weights, so that fewer logits are equal
+        and fewer tokens hang on how a pass rounds.
     threads : int, optional
         CPU threads of torch; its own choice unless given.
     predictor : str, optional
@@ -155,7 +156,7 @@ def load_pair(
     kind = DRAFTERS.get(drafter)
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
-    number_type = find_dtype(dtype)
+    find_dtype(dtype)
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -165,10 +166,10 @@ def load_pair(
     check_tokenizers(tokenizers, [target, draft_model], allow_difference=allow_tokenizer_difference)
     _check_cache(paths[1])
     if beside is None:
-        main = _deepened(_load_model(paths[0], tokenizers[0], device, number_type), deep_layers)
+        main = _deepened(_load_model(paths[0], tokenizers[0], device, dtype), deep_layers)
     else:
         main = beside.target
-    draft = _load_model(paths[1], tokenizers[1], device, number_type, int(main.config.vocab_size))
+    draft = _load_model(paths[1], tokenizers[1], device, dtype, int(main.config.vocab_size))
     pair = Pair(
         target=main,
         drafter=IndependentKind(draft),
@@ -190,13 +191,13 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
 
     Raises InputError as `load_pair` does.
     """
-    number_type = find_dtype(dtype)
+    find_dtype(dtype)
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     folder, deep_layers = _find_target(target)
     tokenizer = _load(AutoTokenizer, folder)
-    model = _deepened(_load_model(folder, tokenizer, device, number_type), deep_layers)
+    model = _deepened(_load_model(folder, tokenizer, device, dtype), deep_layers)
     name = _public_name(target, "target")
     return Pair(model, SelfSDKind(), tokenizer, name, name, _eos_token_ids(model))
 
@@ -264,13 +265,6 @@ def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:
     return replace(pair, predictor=predictor)
 
 
-def find_dtype(name: str) -> torch.dtype:
-    """The number type of that name; InputError names the known ones."""
-    if name not in DTYPES:
-        raise InputError(f"dtype {name!r} is unknown; known: {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
 def find_device(name: str | torch.device) -> torch.device:
     """The device of that name; InputError where it does not exist or is not here."""
     try:
@@ -320,16 +314,17 @@ def _check_cache(path: str) -> None:
 
 
 def _load_model(
-    path: str, tokenizer: PreTrainedTokenizerBase, device: str, number_type: torch.dtype, size: int | None = None
+    path: str, tokenizer: PreTrainedTokenizerBase, device: str, dtype: str, size: int | None = None
 ) -> PreTrainedModel:
     """A model without padding in its vocabulary, of this size or its tokenizer's."""
     _check_cache(path)
     known = tokens_of(tokenizer)
     try:
         # Experts' joint products, the library's default, know no float64.
-        experts = {"experts_implementation": "eager"} if number_type == torch.float64 else {}
-        model = _load(AutoModelForCausalLM, path, dtype=number_type, **experts).to(device).eval()
-        return fit_vocabulary(model, known, min(known, int(model.config.vocab_size)) if size is None else size)
+        experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
+        model = _load(AutoModelForCausalLM, path, dtype=find_dtype(dtype), **experts).to(device).eval()
+        fit_vocabulary(model, known, min(known, int(model.config.vocab_size)) if size is None else size)
+        return in_number_type(model, dtype)
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
 

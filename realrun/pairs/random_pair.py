@@ -7,7 +7,8 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from realrun.drafters.independent import IndependentKind
-from realrun.pairs.pair import Pair, find_dtype
+from realrun.lm.number_type import find_dtype, in_number_type
+from realrun.pairs.pair import Pair
 from realrun.pairs.shapes import random_model, shape_config
 from specsim.errors import InputError
 
@@ -48,7 +49,8 @@ def random_pair(
     whole = [shape_config(name).vocab_size for name in (target, draft)]
     if whole[0] != whole[1]:  # reduced vocabularies are all alike
         raise InputError(f"{target} and {draft} have vocabularies of {whole[0]} and {whole[1]} tokens; choose a pair")
-    models = [random_model(c, device, find_dtype(dtype), seed + number) for number, c in enumerate(configs)]
+    weights = find_dtype(dtype)
+    models = [in_number_type(random_model(c, device, weights, seed + i), dtype) for i, c in enumerate(configs)]
     tokenizer = cast(PreTrainedTokenizerBase, _Vocabulary(configs[0].vocab_size))
     suffix = " (reduced)" if smoke else ""
     return Pair(models[0], IndependentKind(models[1]), tokenizer, target + suffix, draft + suffix, ())

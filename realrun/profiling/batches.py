@@ -91,7 +91,7 @@ def profile_batches(
         "drafter": pair.draft_name,
         "repeats": repeats,
         "seed": seed,
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from realrun.lm.clock import device_clock
+from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.static.llama import StaticLlama
-from realrun.pairs.pair import find_dtype
 from realrun.pairs.shapes import describe, free_bytes, kv_bytes_per_token, random_model, shape_config
 from realrun.provenance import provenance
 from specsim.arrays import Floats, Ints
@@ -188,7 +188,7 @@ def measure_grid(
         "seed": seed,
         "minutes": None if minutes is None else float(minutes),
         "spent_minutes": (time.monotonic() - begun) / 60,
-        "provenance": provenance(model.device, model.dtype),
+        "provenance": provenance(model.device, number_type(model)),
     }
 
 
@@ -257,7 +257,7 @@ def run_cost_grid(
     torch.compiler.reset()  # what was compiled for other shapes counts against a limit
     axes = axes or Axes()
     config = shape_config(shape_name, positions=axes.positions, smoke=smoke)
-    model = random_model(config, device, find_dtype(dtype), seed)
+    model = in_number_type(random_model(config, device, find_dtype(dtype), seed), dtype)
     name = f"{shape_name} (reduced)" if smoke else shape_name
     return measure_grid(
         model, name, axes=axes, repeats=repeats, seed=seed, minutes=minutes, begun=begun, progress=progress

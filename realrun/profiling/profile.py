@@ -144,5 +144,5 @@ def profile_document(stream: Stream, contexts: list[int], prober: Prober, repeat
         "repeats": repeats,
         "seed": seed,
         **stream.tables(contexts, prober.depth, [1] if masks else prober.sizes, masks=masks),
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }

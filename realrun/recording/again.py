@@ -48,7 +48,7 @@ def prompts_of(trace: Trace, name: str) -> list[Prompt]:
 def check_pair(trace: Trace, pair: Pair, name: str) -> None:
     """InputError unless this pair's rounds are those of the trace; of a synthetic one any pair's may be."""
     meta = trace.meta
-    wanted = {"drafter_kind": pair.drafter.name, "dtype": str(pair.dtype).removeprefix("torch.")}
+    wanted = {"drafter_kind": pair.drafter.name, "dtype": pair.number_type}
     wanted["weights"] = pair.fingerprint
     for key, value in wanted.items():
         if meta.get("weights") is not None and meta.get(key) != value:

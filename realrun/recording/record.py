@@ -182,7 +182,7 @@ def record(
         "prompts": prompt_facts(prompts, settings.prompts_source),
         "eos_token_id": list(pair.eos_token_ids),
         "max_new_tokens": settings.max_new_tokens,
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": pair.number_type,
         "device": pair.device.type,
         "kernels": backend_for(pair.device),
         "distinct_trigram_share": distinct_trigrams(outputs),
@@ -191,7 +191,7 @@ def record(
             "generate": sum(one.generate_s for one in found),
             "dense": sum(one.dense_s for one in found),
         },
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }
     return Trace(
         meta=meta,

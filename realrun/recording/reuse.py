@@ -52,7 +52,7 @@ def recorded_trace(
         "depth": min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens),
         "tree": None if settings.tree is None else settings.tree._asdict(),
         "max_new_tokens": settings.max_new_tokens,
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": pair.number_type,
         "prompts": prompt_digest(prompts),
         "predictor": None if pair.predictor is None else pair.predictor.digest,
     }

@@ -172,7 +172,11 @@ class _Again:
                 sampler.seed, self.number, position, 1, len(logits), logits.device, torch.float64
             ).flatten()
             gap += sampler.temperature * float(noise[token] - noise[other])
-        return abs(gap) / ulp(float(pair.abs().max()), logits.dtype)
+        return abs(gap) / self._ulp(pair)
+
+    def _ulp(self, logits: torch.Tensor) -> float:
+        """Of the largest of these, in the models' type: what is behind float32 logits is rounded to that, too."""
+        return ulp(float(logits.abs().max()), self.decoder.target.model.dtype)
 
     def _signal_gap(self, steps: Sequence[Step], row: int, of_draft: Sequence[torch.Tensor]) -> float | None:
         """The largest difference, in nats, of a signal that the policy read, in ulps of the largest logit behind it."""
@@ -184,7 +188,7 @@ class _Again:
                 here, there = getattr(step, name), float(getattr(self.trace, name)[row, depth])
                 if name in LOGARITHMIC:
                     here, there = (math.log(max(value, torch.finfo(torch.float32).tiny)) for value in (here, there))
-                gaps.append(abs(here - there) / ulp(float(logits[-1].abs().max()), logits.dtype))
+                gaps.append(abs(here - there) / self._ulp(logits[-1]))
         return max(gaps)
 
 

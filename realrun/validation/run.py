@@ -186,7 +186,7 @@ def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[s
         "trace": file_digest(trace / META),  # which has the digests of its other files
         "device": device_name(pair.device),
         "threads": torch.get_num_threads(),
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": pair.number_type,
         "kernels": backend_for(pair.device),
         "policies": {kind.name: source_digest(kind) for kind in kinds},
         "tuned": tuned and digest(json.dumps([[one.policy.name, one.policy.settings] for one in tuned.candidates])),

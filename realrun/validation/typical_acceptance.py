@@ -128,7 +128,7 @@ def compare_typical(
         "seed": settings.seed,
         "max_new_tokens": settings.max_new_tokens,
         "arms": rows,
-        "environment": provenance(pair.device, pair.dtype),
+        "environment": provenance(pair.device, pair.number_type),
     }
 
 

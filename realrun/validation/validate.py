@@ -316,7 +316,7 @@ def predict_and_measure(
                 divergences=first_departures(number, replayed),
             )
         )
-    environment = {**provenance(pair.device, pair.dtype), "kernels": backend_for(pair.device)}
+    environment = {**provenance(pair.device, pair.number_type), "kernels": backend_for(pair.device)}
     null_arm = ratio_interval(baseline_s, null_s)
     return Validation(rows, train, holdout, document, cost, baseline_s, null_arm, load, environment, seed, skipped)
 

@@ -82,7 +82,7 @@ def measure(out: Path, pair: Pair, config: Config, seed: int, report: Progress) 
     for batch in config["batches"]:
         files = [out / f"{batch}-{repeat}.json" for repeat in range(config["repeats"])]
         batches[str(batch)] = gathered([json.loads(file.read_text()) for file in files])
-    document = {"batches": batches, "provenance": provenance(pair.device, pair.dtype)}
+    document = {"batches": batches, "provenance": provenance(pair.device, pair.number_type)}
     write_text(out / MEASURED, json.dumps(document, separators=(",", ":")))
 
 

@@ -122,7 +122,7 @@ def measure(config: Config, report: Progress) -> Document:
         "places": places,
         "arms": ["baseline", "null", *(f"K = {k}" for k in config["draft_lengths"])],
         "output_tokens": int(trace.output_tokens.sum()),
-        "environment": provenance(pair.device, pair.dtype),
+        "environment": provenance(pair.device, pair.number_type),
         "device": pair.device.type,
         "dtype": config["dtype"],
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.gumbel import BLOCK
 from realrun.decode.sampling import Sampler
 from realrun.drafters.registry import DRAFTERS
 from realrun.lm.kernels import use_kernels
@@ -183,6 +186,20 @@ def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
         assert one["graphs"] - drafting in ((1, 2) if kind == "eesd" else (1,))
         assert one["waits"] == 2
     assert any(one["passes"] == K for one in asked.rounds)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
+def test_a_longer_output_leaves_nothing_of_the_shorter_ones_noise(kind: str) -> None:
+    """It lies on the device, V numbers for every position."""
+    pair, sampler = pair_of(kind, torch.float32), MODES["gumbel"]
+    with use_kernels("reference"), emulated():
+        drafter = pair.make_drafter()[1]
+        drafter.prepare(40, sampler, 0, BLOCK)
+        recorded = getattr(drafter.lm, "_said", drafter.lm).recorded
+        before, (short,) = len(recorded.replays), map(weakref.ref, drafter._descriptions.values())
+        drafter.prepare(40, sampler, 0, BLOCK + 1)
+        gc.collect()
+        assert short() is None and 0 < before == len(recorded.replays)
 
 
 @kinds

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from realrun.drafters.static.inside import InsideTarget, with_layers
 from realrun.lm.static.sizes import Rows
@@ -65,4 +64,4 @@ class StaticEarlyExit(InsideTarget):
             target.prompt_ahead(tokens[known:])
         _, hidden = self.stack.prompt(target.states[start:end], start, self.norm_out)
         self.hidden = hidden[-keep:].clone() if keep else hidden
-        return F.linear(self.hidden, self.head)
+        return self.logits_of(self.hidden)

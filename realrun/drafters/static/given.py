@@ -68,7 +68,7 @@ class StaticStateDrafter(InsideTarget):
         assert isinstance(variant, Given)
         if variant.rows:
             self.recorded.run(variant, lambda: (self._fill_given(variant),))
-        return self.head.new_empty(0, len(self.head))
+        return self.embedding.new_empty(0, self.head.out_features)
 
     @abstractmethod
     def _given_input(self, rows: Rows) -> torch.Tensor:

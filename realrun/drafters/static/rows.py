@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from realrun.lm.cached import CachedLM, Describe
+from realrun.lm.head import logits_type
 from realrun.lm.static.graphs import Graphs, Recorded, Results
 from realrun.lm.static.sizes import Mirrored
 
@@ -15,8 +16,8 @@ class RoundRows:
     """Logits [rows, V] of a round and the states behind them [rows, d]."""
 
     def __init__(self, lm: CachedLM, graphs: Graphs | None, rows: int, vocabulary: int, size: int):
-        made = (torch.zeros(rows, width, dtype=lm.model.dtype, device=lm.device) for width in (vocabulary, size))
-        self.logits, self.states = made
+        self.logits = torch.zeros(rows, vocabulary, dtype=logits_type(lm.model), device=lm.device)
+        self.states = torch.zeros(rows, size, dtype=lm.model.dtype, device=lm.device)
         self._position = Mirrored([1], torch.int64, lm.device)  # of the pending token in the text
         self._known: int | None = None
         self.recorded = Recorded(graphs)

@@ -72,6 +72,12 @@ class Recorded:
             self.replays[key] = self.graphs.capture(function, changed)
         return self.replays[key]()
 
+    def forget(self, part: object) -> None:
+        """Forget the passes whose keys have this part."""
+        self.replays = {
+            key: replay for key, replay in self.replays.items() if not (isinstance(key, tuple) and part in key)
+        }
+
     def drop(self) -> None:
         """Forget all passes, as what they read has moved."""
         self.replays.clear()

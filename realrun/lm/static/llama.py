@@ -156,6 +156,10 @@ class StaticLlama(LlamaLM):
         ]
         self.warm_again()
 
+    def forget_description(self, describe: Describe) -> None:
+        self._described.pop(describe, None)
+        self.recorded.forget(describe)
+
     @torch.inference_mode()
     def step(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Logits [B, n, V] after each new token; their keys and values enter the cache.
@@ -287,7 +291,7 @@ class StaticLlama(LlamaLM):
         return self._of_states(hidden, rows), hidden
 
     def _of_states(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return F.linear(hidden, self.head).view(*rows.tokens.shape, -1)
+        return self.logits_of(hidden).view(*rows.tokens.shape, -1)
 
     def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
         """What the rows begin with, [B * n, d]."""
@@ -298,7 +302,7 @@ class StaticLlama(LlamaLM):
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
         _, hidden = self.stack.prompt(x, self.length, self.norm_out)
         self.hidden = hidden[-keep:].clone() if keep else hidden
-        return F.linear(self.hidden, self.head)
+        return self.logits_of(self.hidden)
 
     @torch.inference_mode()
     def _size(self, n: int, masked: int) -> Size:

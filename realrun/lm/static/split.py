@@ -114,7 +114,7 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         _, hidden = self.stack.prompt(self.states[start : start + n], start, self.norm_out, self.own_layers)
         self.forget_ahead()
         self.hidden = hidden[-keep:].clone() if keep else hidden
-        return F.linear(self.hidden, self.head)
+        return self.logits_of(self.hidden)
 
     def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
         known = self.take_ahead(tokens)

@@ -132,7 +132,7 @@ def written_text(
             f"a text of {len(corpus.train)} tokens gives no prompts of {settings.prompt_tokens}; give more text"
         )
     check_length(pair.target, settings.prompt_tokens + settings.new_tokens, "prompt and new text")
-    decisive = [weights_digest(pair.target), str(pair.dtype), text_digest(corpus.train), asdict(settings)]
+    decisive = [weights_digest(pair.target), pair.number_type, text_digest(corpus.train), asdict(settings)]
     folder = cache / f"generated-{digest(repr(decisive))}"
     parts: list[Tokens] = []
     written = 0

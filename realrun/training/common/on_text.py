@@ -119,7 +119,7 @@ def train_on_text(
         "parameters": sum(parameter.numel() for parameter in trained),
         "text": text.facts,
         **run_facts(run.loop, history, run.out),
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }
     path = save_drafter(run.out, kind, tensors, facts)
     return {"drafter": str(path), "kind": kind, **facts, "history": history}

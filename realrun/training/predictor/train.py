@@ -265,7 +265,7 @@ def train_predictor(
         "positions": len(samples.target_hidden),
         "epochs": len(trainer.history),
         "best_epoch": 1 + int(np.argmin([row["validation_nats"] for row in trainer.history])),
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }
     facts["held_out"] = compare(samples, trainer.folded(facts))
     save_predictor(trainer.folded(facts), out / FILE)
@@ -277,7 +277,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) ->
     return {
         "weights": pair.fingerprint,
         "drafter_kind": pair.drafter.name,
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": pair.number_type,
         "device": pair.device.type,
         "prompts": prompt_digest(prompts),
         **asdict(settings),

@@ -153,7 +153,7 @@ def train_self_sd(
         "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in texts)},
         "costs": search.cost_facts(skips),
         "warnings": search.warnings(),
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }
     path = save_drafter(out, "self-sd", {}, facts)
     document = {**facts, "best": best, "trials": trials, "drafter": str(path)}
@@ -310,7 +310,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Ma
     return {
         "search": "self-sd",
         "target": without_name(describe_target(pair.target, pair.target_name)),
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": pair.number_type,
         "device": pair.device.type,
         "eos_token_ids": list(pair.eos_token_ids),
         "prompts": prompt_digest(prompts),

@@ -153,7 +153,7 @@ def scripted_validation(
         "median_abs_error_percent": float(np.median([abs(row.error_percent) for row in rows])),
         "best": _best(rows),
         "profile": slices.document,
-        "provenance": provenance(pair.device, pair.dtype),
+        "provenance": provenance(pair.device, pair.number_type),
     }
 
 

@@ -7,6 +7,7 @@ import json
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,8 +19,9 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.drafters import lookup
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.lookup import RULE, LookupDrafter, LookupKind
+from realrun.drafters.lookup import RULE, LookupDrafter, LookupKind, step_of
 from realrun.pairs.pair import LOOKUP, Pair, load_pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.profile import profile
@@ -28,6 +30,7 @@ from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
 from specsim.fitting.chain_calibration import verified_tokens
+from specsim.policy.chain.base import Step
 from specsim.policy.registry import make_policy
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.replay import replay
@@ -40,6 +43,7 @@ from specsim.trace.trace import NO_TOKEN, Trace
 from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.cli.test_drafter_commands import home as home
 from tests.specsim.trace.test_ngram import foretold
+from tests.support.clock import SetClock
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
 
 DEPTH, TOKENS = 6, 48
@@ -195,13 +199,20 @@ def test_the_expectation_of_a_policy_that_draws_counts_silent_rounds() -> None:
         assert abs(found.mean() - getattr(expected, name).sum()) < 4 * error + 1e-9
 
 
-def test_a_profile_prices_the_look_and_no_trees() -> None:
-    pair = lookup_pair()
+def test_a_profile_prices_the_look_and_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, clock, look_s = lookup_pair(), SetClock(monkeypatch), 2e-3
+
+    def slow_step(*asked: Any) -> Step:
+        clock.take(look_s)
+        return step_of(*asked)
+
+    monkeypatch.setattr(lookup, "step_of", slow_step)
     document = profile(pair, contexts=[2, 40], depth=DEPTH, repeats=4, tree_tokens=9)
     median = document["median_s"]
     assert "tree" not in median and document["drafter_facts"] == {"longest_ngram": RULE.max_ngram}
     assert np.shape(median["draft_step"]) == (DEPTH, 2) and median["catch_up"] == [0.0, 0.0]
-    assert np.max(median["draft_step"]) < 0.2 * np.min(median["autoregressive"])
+    np.testing.assert_allclose(median["draft_step"], look_s, rtol=0.01)
+    assert np.max(median["autoregressive"]) < look_s
     assert profile_from_json(document, "here").max_tree_tokens == 0
 
 

@@ -1,0 +1,50 @@
+"""A head that gives its logits in float32, whatever the type of its weights.
+
+A head with 16-bit weights rounds its logits to 16 bits: those near 20 lie 1/8 apart in bfloat16. Many then are equal,
+or change places between passes of other sizes, whose sums round differently. Products of 16-bit numbers are summed in
+float32 anyway; here that sum is the logit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Float32Head(torch.nn.Linear):
+    """A model's head: float32 logits [..., V] of states [..., d]. Its weights are of 16 bits."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = float32_product(hidden.flatten(0, -2), self.weight.T).unflatten(0, hidden.shape[:-1])
+        return logits if self.bias is None else logits + self.bias.float()
+
+
+def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in float32 of 16-bit matrices, [n, d] and [d, m], or of batches of them.
+
+    Where there is no such product, on the CPU and where gradients are wanted, both are copied to float32 first.
+    """
+    if a.device.type == "cuda" and not torch.is_grad_enabled():
+        product = torch.mm if a.dim() == 2 else torch.bmm
+        return product(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def gives_float32(model: Any) -> bool:
+    """Whether a model's head is a `Float32Head`."""
+    return isinstance(model.get_output_embeddings(), Float32Head)
+
+
+def logits_type(model: Any) -> torch.dtype:
+    """The number type of a model's logits."""
+    return torch.float32 if gives_float32(model) else model.dtype
+
+
+def with_float32_logits(model: Any) -> Any:
+    """The model itself, its head now a `Float32Head` on the same weights, which may be the embedding's."""
+    old = model.get_output_embeddings()
+    head = Float32Head(old.in_features, old.out_features, bias=old.bias is not None, device="meta")
+    head.weight, head.bias = old.weight, old.bias
+    model.set_output_embeddings(head)
+    return model
