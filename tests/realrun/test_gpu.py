@@ -45,9 +45,9 @@ def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, sampler: Samp
     assert output_identical(trace, runs) == 1.0
 
 
-@pytest.fixture(scope="module")
-def low_pair() -> Pair:
-    return load_pair(device="cuda", dtype="bfloat16")
+@pytest.fixture(scope="module", params=["bfloat16", "bfloat16-float32-logits"])
+def low_pair(request: pytest.FixtureRequest) -> Pair:
+    return load_pair(device="cuda", dtype=request.param)
 
 
 @pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"])

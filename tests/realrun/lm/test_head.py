@@ -11,7 +11,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, Describe
-from realrun.lm.head import Float32Head, gives_float32, with_float32_logits
+from realrun.lm.head import Float32Head, float32_product, gives_float32, with_float32_logits
 from realrun.lm.kernels import use_kernels
 from realrun.lm.number_type import NUMBER_TYPES
 from realrun.lm.open import make_lm
@@ -32,12 +32,16 @@ def have_more_digits(logits: torch.Tensor) -> bool:
     return logits.dtype == torch.float32 and not torch.equal(logits, logits.bfloat16().float())
 
 
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
 @torch.inference_mode()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-def test_logits_are_the_exact_products_rounded_once(dtype: torch.dtype, bias: bool) -> None:
+def test_logits_are_the_exact_products_rounded_once(dtype: torch.dtype, bias: bool, device: str) -> None:
     torch.manual_seed(0)
-    head, x = Float32Head(48, 200, bias=bias).to(dtype), torch.randn(2, 5, 48).to(dtype)
+    head, x = Float32Head(48, 200, bias=bias).to(device, dtype), torch.randn(2, 5, 48).to(device, dtype)
     exact = x.double() @ head.weight.double().T + (head.bias.double() if bias else 0.0)
     made = head(x)
     assert have_more_digits(made)
@@ -45,6 +49,9 @@ def test_logits_are_the_exact_products_rounded_once(dtype: torch.dtype, bias: bo
     rounded = torch.nn.functional.linear(x, head.weight, head.bias)
     assert float((rounded.double() - exact).abs().max()) > 1e-4
     assert len(made.unique()) > len(rounded.unique())  # fewer are equal
+    heads = head.weight.view(4, 50, 48)
+    batched = float32_product(x[:1, :1].expand(4, 1, 48), heads.transpose(1, 2))
+    torch.testing.assert_close(batched.double(), x[0, :1].double() @ heads.double().transpose(1, 2), rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
