@@ -105,7 +105,7 @@ inline const char* cudaGetErrorString(cudaError_t code);
 namespace emulation {
 
 constexpr int WARP = 32;
-constexpr size_t STACK_BYTES = 256 * 1024, SLOT_BYTES = 64;
+constexpr size_t STACK_BYTES = 256 * 1024, SLOT_BYTES = 64, SHARED_ALIGNMENT = 1024;
 
 struct AsyncCopy {
   void* to;
@@ -138,6 +138,8 @@ struct State {
   std::vector<unsigned char> shared;
   int alive = 0, arrived = 0;
   unsigned generation = 0, seed = 0;
+  unsigned blocks = 0;  // that have run, this one included
+  unsigned events = 0;  // for which threads wait elsewhere than at barriers and collectives, see hopper_emulation.h
   int votes[2] = {0, 0};
   const char* error = nullptr;
   std::vector<std::unique_ptr<unsigned char[]>> stacks;
@@ -146,6 +148,15 @@ struct State {
 inline State& state() {
   static State s;
   return s;
+}
+
+// Where dynamic shared memory begins: aligned as asked for, and not better.
+template <size_t alignment = SHARED_ALIGNMENT>
+inline unsigned char* shared_memory() {
+  static_assert(SHARED_ALIGNMENT % alignment == 0);
+  unsigned char* memory = state().shared.data();
+  memory += SHARED_ALIGNMENT - uintptr_t(memory) % SHARED_ALIGNMENT;
+  return alignment < SHARED_ALIGNMENT ? memory + alignment : memory;
 }
 
 inline void yield() {
@@ -218,6 +229,7 @@ inline std::vector<int> order(int count, unsigned seed) {
 
 inline void run_block(int threads) {
   State& s = state();
+  ++s.blocks;
   std::fill(s.shared.begin(), s.shared.end(), 0xff);
   s.fibers.clear();
   s.fibers.resize(threads);
@@ -239,7 +251,7 @@ inline void run_block(int threads) {
   const std::vector<int> indices = order(threads, s.seed);
   int idle_rounds = 0;
   while (s.alive > 0 && !s.error) {
-    const unsigned before = s.generation;
+    const unsigned before = s.generation, events_before = s.events;
     const int alive_before = s.alive;
     unsigned warps_before = 0, warps_after = 0;
     for (const Warp& w : s.warps) warps_before += w.generation;
@@ -249,7 +261,8 @@ inline void run_block(int threads) {
       swapcontext(&s.scheduler, &s.fibers[i].context);
     }
     for (const Warp& w : s.warps) warps_after += w.generation;
-    const bool progress = s.generation != before || s.alive != alive_before || warps_after != warps_before;
+    const bool progress = s.generation != before || s.events != events_before || s.alive != alive_before ||
+                          warps_after != warps_before;
     idle_rounds = progress ? 0 : idle_rounds + 1;
     if (idle_rounds > 2) s.error = "deadlock: threads of a block wait at different barriers";
   }
@@ -265,7 +278,7 @@ cudaError_t launch(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, Ar
   s.error = nullptr;
   s.grid = grid;
   s.block_size = block;
-  s.shared.resize(shared_bytes + 16);
+  s.shared.resize(shared_bytes + 2 * SHARED_ALIGNMENT);
   s.body = [&] { kernel(args...); };
   for (int b : order(int(grid.x * grid.y * grid.z), s.seed)) {
     s.block = dim3(b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y));
@@ -289,8 +302,7 @@ extern "C" __attribute__((visibility("default"))) void speckernels_host_order(un
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
   ((void)(stream), emulation::launch((kernel), (grid), (block), (shared_bytes), __VA_ARGS__))
 #define ALLOW_SHARED_MEMORY(kernel, bytes) cudaSuccess
-#define SHARED_MEMORY(name) \
-  unsigned char* name = emulation::state().shared.data() + (16 - uintptr_t(emulation::state().shared.data()) % 16) % 16
+#define SHARED_MEMORY(name, alignment) unsigned char* name = emulation::shared_memory<(alignment)>()
 
 #define threadIdx (emulation::state().current->thread)
 #define blockIdx (emulation::state().block)

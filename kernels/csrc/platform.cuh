@@ -21,7 +21,7 @@
 #define ALLOW_SHARED_MEMORY(kernel, bytes) \
   cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (bytes))
 
-#define SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
+#define SHARED_MEMORY(name, alignment) extern __shared__ __align__(alignment) unsigned char name[]
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

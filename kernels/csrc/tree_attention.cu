@@ -1,45 +1,5 @@
 // Tree attention over a long cache: each block takes a tile of rows and a part of the cache.
-//
-// A row is a pair (node, query head of the group), so a group shares its keys and values. The
-// parts (splits) of one tile of rows are merged in the same launch: splits form a tree of
-// RADIX children; the last child to finish reads its siblings' results and goes on upwards.
-//
-// A sequence's cache is the context, which all its nodes see, and the tail, of which each node sees the
-// slots that its mask names. The cache lies in one piece, or in pages that a block table names.
-#include "tensor_core.cuh"
-
-constexpr int MIN_TILES = 2;  // per split, as in splits.py
-constexpr float MINUS_INFINITY = -__builtin_huge_valf(), LN_2 = 0.693147181f;
-
-struct Arguments {
-  const void *query, *keys, *values;
-  const int *mask_bits, *context_lens;
-  const int *tail_lens, *node_lens;  // or null: all of a sequence's nodes
-  const int* block_table;            // [sequence, page], or null: the cache is in one piece
-  void* out;
-  void* lse;           // or null; [sequence, node, head], float or, of double, double
-  float4* part_sums;   // [tile of rows and head and sequence, split, fragment, thread]
-  float2* part_stats;  // [tile of rows and head and sequence, split, row]: maximum, total weight
-  unsigned* arrived;   // [tile of rows and head and sequence, split], 0 before and after
-  int nodes, words, group, dim, capacity, pages, page_bits, splits, row_tiles;
-  float scale;
-  int64_t query_batch, query_head, query_node;
-  int64_t key_batch, key_head, key_slot;  // with pages, "batch" is the page
-  int64_t value_batch, value_head, value_slot;
-};
-
-// What a block needs to know of its sequence.
-struct Sequence {
-  int context, end;  // the tail lies between
-  int nodes;         // in use
-  const int* pages;  // of this sequence, or null
-};
-
-__device__ __forceinline__ Sequence sequence_of(const Arguments& a, int64_t batch) {
-  const int context = a.context_lens[batch], tail = a.tail_lens ? a.tail_lens[batch] : a.nodes;
-  const int nodes = a.node_lens ? max(0, min(a.node_lens[batch], a.nodes)) : a.nodes;
-  return {context, min(context + tail, a.capacity), nodes, a.block_table ? a.block_table + batch * a.pages : nullptr};
-}
+#include "tree_attention.cuh"
 
 // D head size, or the next larger one there is a shape for; warps by rows and by keys; 16-row tiles per warp; keys per tile; tiles in
 // flight, plus one; children that are merged at once.
@@ -54,7 +14,7 @@ struct Shape {
   // An odd number of 16-byte chunks per row: eight rows of a matrix fall into different banks.
   static constexpr int ROW_BYTES = 2 * D + 16;
   static constexpr int QUERY_BYTES = ROWS * ROW_BYTES, TILE_BYTES = KEYS * ROW_BYTES;
-  static constexpr int FRAGMENTS = ROW_TILES * D / 8, KEPT = FRAGMENTS / KEY_WARPS;
+  static constexpr int FRAGMENTS = ROW_TILES * D / 8, KEPT_COLUMNS = D / 8 / KEY_WARPS;
   static constexpr int LOAD_BYTES = QUERY_BYTES + 2 * STAGES * TILE_BYTES;
   static constexpr int MERGE_BYTES = THREADS * FRAGMENTS * 16 + WARPS * WARP_ROWS * 8;
   static constexpr int SHARED_BYTES = LOAD_BYTES > MERGE_BYTES ? LOAD_BYTES : MERGE_BYTES;
@@ -65,18 +25,6 @@ struct Shape {
   static_assert(D % 16 == 0 && D / 8 % KEY_WARPS == 0 && WARP_KEYS % 16 == 0 && WARP_KEYS <= 32);
   static_assert(KEYS * CHUNKS % THREADS == 0 && STAGES >= 2 && SHARED_BYTES < 163 * 1024);
 };
-
-// Which of the 32 slots whose first is `node` slots behind the context a row sees, lowest bit first.
-__device__ __forceinline__ unsigned seen_slots(const int* bits, int words, int node, int used) {
-  const int index = node >> 5;
-  const auto word = [&](int i) { return i < 0 ? ~0u : i < words ? unsigned(bits[i]) : 0u; };
-  const unsigned long long both = (unsigned long long)(word(index + 1)) << 32 | word(index);
-  const unsigned seen = unsigned(both >> (node & 31));
-  return used >= 32 ? seen : used > 0 ? seen & ((1u << used) - 1) : 0;
-}
-
-// Maximum to subtract before exp2: any finite number where nothing has been seen.
-__device__ __forceinline__ float finite_shift(float maximum) { return maximum == MINUS_INFINITY ? 0.f : maximum; }
 
 // Where the cache of one sequence and head begins; with pages, that head in page 0.
 struct Cache {
@@ -109,43 +57,27 @@ __device__ __forceinline__ void load_tile(const Arguments& a, const Cache& cache
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid_constant__ Arguments a) {
-  SHARED_MEMORY(shared);
-  __shared__ int is_last;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row_warp = warp / S::KEY_WARPS, key_warp = warp % S::KEY_WARPS;
-  const int quad_row = lane / 4, quad_lane = lane % 4;
-  const int row_tile = blockIdx.x % a.row_tiles, split = blockIdx.x / a.row_tiles;
-  const int kv_head = blockIdx.y;
-  const int64_t batch = blockIdx.z;
+  SHARED_MEMORY(shared, 16);
+  const Place<S> place;
+  const Work w = work_of<S>(a);
+  if (w.split >= w.used_splits) return;
+  const int lane = place.lane, row_warp = place.row_warp, key_warp = place.key_warp;
 
-  const Sequence of = sequence_of(a, batch);
-  const int rows = of.nodes * a.group, first_row = row_tile * S::ROWS;
-  // Rows of nodes that are not in use see nothing; their result is 0.
-  const int tiles = first_row < rows ? (of.end + S::KEYS - 1) / S::KEYS : 0;
-  const int per_split = max((tiles + a.splits - 1) / a.splits, MIN_TILES);
-  const int used_splits = max((tiles + per_split - 1) / per_split, 1);
-  if (split >= used_splits) return;
-  const int first = split * per_split, last = min(first + per_split, tiles);
-
-  const int64_t whole = of.pages ? 0 : batch;
+  const int64_t whole = w.of.pages ? 0 : w.batch;
   const Cache cache = {
-      static_cast<const char*>(a.keys) + (whole * a.key_batch + kv_head * a.key_head) * 2,
-      static_cast<const char*>(a.values) + (whole * a.value_batch + kv_head * a.value_head) * 2};
+      static_cast<const char*>(a.keys) + (whole * a.key_batch + w.kv_head * a.key_head) * 2,
+      static_cast<const char*>(a.values) + (whole * a.value_batch + w.kv_head * a.value_head) * 2};
   unsigned char* stages = shared + S::QUERY_BYTES;
 
   for (int index = threadIdx.x; index < S::ROWS * S::CHUNKS; index += S::THREADS) {
     const int local = index / S::CHUNKS, chunk = index % S::CHUNKS;
-    const int row = max(min(first_row + local, rows - 1), 0);
-    const int64_t at = batch * a.query_batch + (kv_head * a.group + row % a.group) * a.query_head +
-                       (row / a.group) * a.query_node;
-    copy_async_16(shared + local * S::ROW_BYTES + chunk * 16,
-                  static_cast<const char*>(a.query) + 2 * at + chunk * 16, chunk * 8 < a.dim ? 16 : 0);
+    load_query(a, w, shared + local * S::ROW_BYTES + chunk * 16, local, chunk);
   }
   copy_async_commit();
 #pragma unroll
   for (int stage = 0; stage < S::STAGES - 1; ++stage) {
-    if (first + stage < last)
-      load_tile<S>(a, cache, of, stages + stage * 2 * S::TILE_BYTES, (first + stage) * S::KEYS);
+    if (w.first + stage < w.last)
+      load_tile<S>(a, cache, w.of, stages + stage * 2 * S::TILE_BYTES, (w.first + stage) * S::KEYS);
     copy_async_commit();
   }
 
@@ -168,22 +100,17 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   }
 
   float sums[S::ROW_TILES][S::D / 8][4] = {};
-  float row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2];  // maxima in units of log 2
-#pragma unroll
-  for (int m = 0; m < S::ROW_TILES; ++m) {
-    row_max[m][0] = row_max[m][1] = MINUS_INFINITY;
-    row_sum[m][0] = row_sum[m][1] = 0;
-  }
+  Softmax<S> softmax;
 
-  for (int tile = first; tile < last; ++tile) {
+  for (int tile = w.first; tile < w.last; ++tile) {
     copy_async_wait<S::STAGES - 2>();
     __syncthreads();  // this tile is here, and all have finished with the one before
-    if (tile + S::STAGES - 1 < last) {
+    if (tile + S::STAGES - 1 < w.last) {
       const int next = tile + S::STAGES - 1;
-      load_tile<S>(a, cache, of, stages + (next - first) % S::STAGES * 2 * S::TILE_BYTES, next * S::KEYS);
+      load_tile<S>(a, cache, w.of, stages + (next - w.first) % S::STAGES * 2 * S::TILE_BYTES, next * S::KEYS);
     }
     copy_async_commit();
-    const unsigned char* key_tile = stages + (tile - first) % S::STAGES * 2 * S::TILE_BYTES;
+    const unsigned char* key_tile = stages + (tile - w.first) % S::STAGES * 2 * S::TILE_BYTES;
     const unsigned char* value_tile = key_tile + S::TILE_BYTES;
 
     float scores[S::ROW_TILES][S::WARP_KEYS / 8][4] = {};
@@ -206,73 +133,16 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
       }
     }
 
-    if ((tile + 1) * S::KEYS > of.context) {  // tiles within the context need no mask
-      const int slot = tile * S::KEYS + key_warp * S::WARP_KEYS;
-#pragma unroll
-      for (int m = 0; m < S::ROW_TILES; ++m) {
-#pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-          const int row = first_row + row_warp * S::WARP_ROWS + m * 16 + upper * 8 + quad_row;
-          const int node = min(row, rows - 1) / a.group;  // there is one, as there is a tile
-          const int* bits = a.mask_bits + (batch * a.nodes + node) * a.words;
-          const unsigned seen = seen_slots(bits, a.words, slot - of.context, of.end - slot) >> (2 * quad_lane);
-#pragma unroll
-          for (int n = 0; n < S::WARP_KEYS / 8; ++n) {
-            if (!(seen >> (8 * n) & 1)) scores[m][n][2 * upper] = MINUS_INFINITY;
-            if (!(seen >> (8 * n) & 2)) scores[m][n][2 * upper + 1] = MINUS_INFINITY;
-          }
-        }
-      }
-    }
-
+    if ((tile + 1) * S::KEYS > w.of.context)  // tiles within the context need no mask
+      hide_unseen<S>(a, w, place, tile * S::KEYS + key_warp * S::WARP_KEYS, scores);
     float rescale[S::ROW_TILES][2];
-    int moved = 0;
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; ++m) {
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        float highest = MINUS_INFINITY;
-#pragma unroll
-        for (int n = 0; n < S::WARP_KEYS / 8; ++n)
-          highest = fmaxf(highest, fmaxf(scores[m][n][2 * upper], scores[m][n][2 * upper + 1]));
-        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-        const float before = row_max[m][upper], now = fmaxf(before, highest * a.scale);
-        const float shift = finite_shift(now);
-        rescale[m][upper] = fast_exp2(before - shift);
-        moved |= now != before;
-        row_max[m][upper] = now;
-        float total = 0;
-#pragma unroll
-        for (int n = 0; n < S::WARP_KEYS / 8; ++n) {
-#pragma unroll
-          for (int i = 2 * upper; i < 2 * upper + 2; ++i) {
-            scores[m][n][i] = fast_exp2(scores[m][n][i] * a.scale - shift);
-            total += scores[m][n][i];
-          }
-        }
-        row_sum[m][upper] = row_sum[m][upper] * rescale[m][upper] + total;
-      }
-    }
-    if (__any_sync(0xffffffffu, moved)) {  // late in a long context maxima rarely move
-#pragma unroll
-      for (int m = 0; m < S::ROW_TILES; ++m)
-#pragma unroll
-        for (int n = 0; n < S::D / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sums[m][n][i] *= rescale[m][i / 2];
-    }
+    if (softmax.add(a.scale, scores, rescale)) multiply_rows<S>(sums, rescale);
 
 #pragma unroll
     for (int step = 0; step < S::WARP_KEYS / 16; ++step) {
       uint32_t weights[S::ROW_TILES][4];
 #pragma unroll
-      for (int m = 0; m < S::ROW_TILES; ++m)
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const float* two = &scores[m][2 * step + r / 2][2 * (r % 2)];
-          weights[m][r] = pack<T>(two[0], two[1]);
-        }
+      for (int m = 0; m < S::ROW_TILES; ++m) pack_operand<T>(weights[m], scores[m], step);
 #pragma unroll
       for (int pair = 0; pair < S::D / 16; ++pair) {
         uint32_t value[4];
@@ -285,18 +155,10 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
       }
     }
   }
-
-#pragma unroll
-  for (int m = 0; m < S::ROW_TILES; ++m)
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      row_sum[m][upper] += __shfl_xor_sync(0xffffffffu, row_sum[m][upper], 1);
-      row_sum[m][upper] += __shfl_xor_sync(0xffffffffu, row_sum[m][upper], 2);
-    }
+  softmax.finish();
 
   // From here on a warp keeps the columns of its share of the head only, for all keys.
-  constexpr int KEPT_COLUMNS = S::D / 8 / S::KEY_WARPS;
-  float4 kept[S::ROW_TILES][KEPT_COLUMNS];
+  float4 kept[S::ROW_TILES][S::KEPT_COLUMNS];
   float4* all_sums = reinterpret_cast<float4*>(shared);  // [warp, fragment, lane]
   float2* all_stats = reinterpret_cast<float2*>(all_sums + S::THREADS * S::FRAGMENTS);  // [warp, row]
   __syncthreads();  // all have finished with the tiles
@@ -304,12 +166,12 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   for (int m = 0; m < S::ROW_TILES; ++m) {
 #pragma unroll
     for (int n = 0; n < S::D / 8; ++n)
-      all_sums[(warp * S::FRAGMENTS + m * (S::D / 8) + n) * 32 + lane] =
+      all_sums[(place.warp * S::FRAGMENTS + m * (S::D / 8) + n) * 32 + lane] =
           float4{sums[m][n][0], sums[m][n][1], sums[m][n][2], sums[m][n][3]};
-    if (quad_lane == 0)
+    if (place.quad_lane == 0)
       for (int upper = 0; upper < 2; ++upper)
-        all_stats[warp * S::WARP_ROWS + m * 16 + upper * 8 + quad_row] =
-            float2{row_max[m][upper], row_sum[m][upper]};
+        all_stats[place.warp * S::WARP_ROWS + m * 16 + upper * 8 + place.quad_row] =
+            float2{softmax.highest[m][upper], softmax.total[m][upper]};
   }
   __syncthreads();
 #pragma unroll
@@ -318,131 +180,37 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float2 stats[S::KEY_WARPS];
-      row_max[m][upper] = MINUS_INFINITY;
-      row_sum[m][upper] = 0;
+      float highest = MINUS_INFINITY, total = 0;
 #pragma unroll
-      for (int w = 0; w < S::KEY_WARPS; ++w) {
-        stats[w] = all_stats[(row_warp * S::KEY_WARPS + w) * S::WARP_ROWS + m * 16 + upper * 8 + quad_row];
-        row_max[m][upper] = fmaxf(row_max[m][upper], stats[w].x);
+      for (int other = 0; other < S::KEY_WARPS; ++other) {
+        stats[other] =
+            all_stats[(row_warp * S::KEY_WARPS + other) * S::WARP_ROWS + m * 16 + upper * 8 + place.quad_row];
+        highest = fmaxf(highest, stats[other].x);
       }
 #pragma unroll
-      for (int w = 0; w < S::KEY_WARPS; ++w) {
-        weights[w][upper] = fast_exp2(stats[w].x - finite_shift(row_max[m][upper]));
-        row_sum[m][upper] += stats[w].y * weights[w][upper];
+      for (int other = 0; other < S::KEY_WARPS; ++other) {
+        weights[other][upper] = fast_exp2(stats[other].x - finite_shift(highest));
+        total += stats[other].y * weights[other][upper];
       }
+      softmax.highest[m][upper] = highest;
+      softmax.total[m][upper] = total;
     }
 #pragma unroll
-    for (int n = 0; n < KEPT_COLUMNS; ++n) {
+    for (int n = 0; n < S::KEPT_COLUMNS; ++n) {
       kept[m][n] = float4{0, 0, 0, 0};
 #pragma unroll
-      for (int w = 0; w < S::KEY_WARPS; ++w) {
-        const int fragment = m * (S::D / 8) + key_warp * KEPT_COLUMNS + n;
-        const float4 x = all_sums[((row_warp * S::KEY_WARPS + w) * S::FRAGMENTS + fragment) * 32 + lane];
-        kept[m][n].x += x.x * weights[w][0];
-        kept[m][n].y += x.y * weights[w][0];
-        kept[m][n].z += x.z * weights[w][1];
-        kept[m][n].w += x.w * weights[w][1];
+      for (int other = 0; other < S::KEY_WARPS; ++other) {
+        const int fragment = m * (S::D / 8) + key_warp * S::KEPT_COLUMNS + n;
+        const float4 x = all_sums[((row_warp * S::KEY_WARPS + other) * S::FRAGMENTS + fragment) * 32 + lane];
+        kept[m][n].x += x.x * weights[other][0];
+        kept[m][n].y += x.y * weights[other][0];
+        kept[m][n].z += x.z * weights[other][1];
+        kept[m][n].w += x.w * weights[other][1];
       }
     }
   }
 
-  const int64_t place = ((batch * gridDim.y + kv_head) * a.row_tiles + row_tile) * a.splits;
-  int base = split;  // first of the splits whose sum this block holds
-  for (int level = 1; level < used_splits; level *= S::RADIX) {
-    const int parent = base - base % (level * S::RADIX);
-    const int children = min(S::RADIX, (used_splits - parent + level - 1) / level);
-    if (children == 1) continue;
-    const auto sums_of = [&](int child) {
-      return a.part_sums + (place + parent + child * level) * S::KEPT * S::THREADS + threadIdx.x;
-    };
-    const auto stats_of = [&](int child) {
-      return a.part_stats + (place + parent + child * level) * S::ROWS + row_warp * S::WARP_ROWS + quad_row;
-    };
-    const int mine = (base - parent) / level;
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; ++m) {
-#pragma unroll
-      for (int n = 0; n < KEPT_COLUMNS; ++n) sums_of(mine)[(m * KEPT_COLUMNS + n) * S::THREADS] = kept[m][n];
-      if (key_warp == 0 && quad_lane == 0)
-        for (int upper = 0; upper < 2; ++upper)
-          stats_of(mine)[m * 16 + upper * 8] = float2{row_max[m][upper], row_sum[m][upper]};
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {  // one thread speaks for the block: barrier, fence, atomic, fence, barrier
-      unsigned* arrived = a.arrived + place + parent + level;
-      __threadfence();
-      is_last = atomicAdd(arrived, 1u) == unsigned(children - 1);
-      if (is_last) *arrived = 0;  // as it was found
-      __threadfence();
-    }
-    __syncthreads();
-    if (!is_last) return;
-
-    // Always summed in the order of the splits: the result does not depend on who came last.
-    float weights[S::ROW_TILES][2][S::RADIX];
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; ++m) {
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        float2 stats[S::RADIX];
-        float highest = MINUS_INFINITY, total = 0;
-#pragma unroll
-        for (int child = 0; child < S::RADIX; ++child) {
-          stats[child] = float2{MINUS_INFINITY, 0};
-          if (child < children) stats[child] = stats_of(child)[m * 16 + upper * 8];
-          highest = fmaxf(highest, stats[child].x);
-        }
-#pragma unroll
-        for (int child = 0; child < S::RADIX; ++child) {
-          weights[m][upper][child] = fast_exp2(stats[child].x - finite_shift(highest));
-          total += stats[child].y * weights[m][upper][child];
-        }
-        row_max[m][upper] = highest;
-        row_sum[m][upper] = total;
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; ++m) {
-#pragma unroll
-      for (int n = 0; n < KEPT_COLUMNS; ++n) {
-        float4 merged = {0, 0, 0, 0};
-#pragma unroll
-        for (int child = 0; child < S::RADIX; ++child) {
-          float4 x = kept[m][n];  // of a missing child the weight is 0
-          if (child != mine && child < children) x = sums_of(child)[(m * KEPT_COLUMNS + n) * S::THREADS];
-          merged.x += x.x * weights[m][0][child];
-          merged.y += x.y * weights[m][0][child];
-          merged.z += x.z * weights[m][1][child];
-          merged.w += x.w * weights[m][1][child];
-        }
-        kept[m][n] = merged;
-      }
-    }
-    base = parent;
-    __syncthreads();  // all have read the slot that the next level overwrites
-  }
-
-#pragma unroll
-  for (int m = 0; m < S::ROW_TILES; ++m) {
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      const int row = first_row + row_warp * S::WARP_ROWS + m * 16 + upper * 8 + quad_row;
-      if (row >= a.nodes * a.group) continue;
-      const float total = row < rows ? row_sum[m][upper] : 0;
-      const float factor = total > 0 ? 1 / total : 0;  // what has seen nothing is 0
-      const int64_t at = (batch * a.nodes + row / a.group) * gridDim.y * a.group + kv_head * a.group + row % a.group;
-      if (a.lse && key_warp == 0 && quad_lane == 0)
-        static_cast<float*>(a.lse)[at] = total > 0 ? (row_max[m][upper] + log2f(total)) * LN_2 : MINUS_INFINITY;
-      const int first_column = (key_warp * KEPT_COLUMNS * 4 + quad_lane) * 2;
-      uint32_t* to = static_cast<uint32_t*>(a.out) + (at * a.dim + first_column) / 2;
-#pragma unroll
-      for (int n = 0; n < KEPT_COLUMNS; ++n) {
-        if (first_column + n * 8 >= a.dim) break;
-        const float4 x = kept[m][n];
-        to[n * 4] = upper ? pack<T>(x.z * factor, x.w * factor) : pack<T>(x.x * factor, x.y * factor);
-      }
-    }
-  }
+  if (merge_splits<S>(a, w, place, kept, softmax)) write_rows<T, S>(a, w, place, kept, softmax);
 }
 
 // What a shape is wanted for: the blocks that a multiprocessor holds of it, or a launch.
@@ -503,26 +271,6 @@ int with_dim(const Task& task, int64_t block_dim, int64_t block_rows, bool tight
   return cudaErrorInvalidValue;
 }
 
-enum Type { HALF = 0, BFLOAT16 = 1, FLOAT = 2, DOUBLE = 3 };
-
-// sizes: nodes, words, group, dim, capacity, pages, page_bits; then in elements the strides of query (batch,
-// head, node), keys and values (batch or page, head, slot). A list in host memory.
-constexpr int SIZES = 16;
-
-static Arguments arguments_of(const void* query, const void* keys, const void* values, const int* mask_bits,
-                              const int* context_lens, const int* tail_lens, const int* node_lens,
-                              const int* block_table, void* out, void* lse, const int64_t* sizes) {
-  Arguments a = {query,     keys,        values, mask_bits, context_lens, tail_lens,
-                 node_lens, block_table, out,    lse};
-  int* counts[] = {&a.nodes, &a.words, &a.group, &a.dim, &a.capacity, &a.pages, &a.page_bits};
-  int64_t* strides[] = {&a.query_batch, &a.query_head, &a.query_node,  &a.key_batch, &a.key_head,
-                        &a.key_slot,    &a.value_batch, &a.value_head, &a.value_slot};
-  for (int* count : counts) *count = int(*sizes++);
-  for (int64_t* stride : strides) *stride = *sizes++;
-  static_assert(sizeof(counts) / sizeof(*counts) + sizeof(strides) / sizeof(*strides) == SIZES);
-  return a;
-}
-
 // Addresses and strides are multiples of 16 bytes.
 EXPORT int tree_attention(const void* query, const void* keys, const void* values, const int* mask_bits,
                           const int* context_lens, const int* tail_lens, const int* node_lens, const int* block_table,
@@ -531,12 +279,7 @@ EXPORT int tree_attention(const void* query, const void* keys, const void* value
                           int64_t block_dim, int64_t block_rows, int64_t tight, double scale, void* stream) {
   Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
                              sizes);
-  a.part_sums = static_cast<float4*>(part_sums);
-  a.part_stats = static_cast<float2*>(part_stats);
-  a.arrived = static_cast<unsigned*>(arrived);
-  a.splits = int(splits);
-  a.row_tiles = int(ceil_div(int64_t(a.nodes) * a.group, block_rows));
-  a.scale = float(scale * 1.4426950408889634);  // log2(e)
+  set_splits(a, part_sums, part_stats, arrived, splits, block_rows, scale);
   if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
   const Launch task = {a, dim3(unsigned(a.row_tiles * splits), unsigned(kv_heads), unsigned(batch)), stream};
   if (type == HALF) return with_dim<__half>(task, block_dim, block_rows, tight);

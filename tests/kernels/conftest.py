@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import speckernels
-from speckernels.runtime import dispatch
+from speckernels.runtime import build, dispatch, launch
 
 
 def how(backend: str, device: torch.device) -> str:
@@ -49,6 +49,17 @@ def _one_thread() -> None:
 def record_compiled(kernels_ran: set[tuple[str, str, str]]) -> Callable[[str, str, str], None]:
     """Note that an operation's backend compiled for an architecture."""
     return lambda name, backend, architecture: kernels_ran.add((name, backend, f"compiled for {architecture}"))
+
+
+@pytest.fixture
+def fresh_libraries() -> Iterator[None]:
+    """Compiled code is looked up anew, before and after."""
+    caches = (build._loaded, launch._entry)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
 
 
 @pytest.fixture(params=speckernels.BACKENDS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ import torch
 from triton.runtime.errors import InterpreterError
 
 import speckernels
-from speckernels.runtime import build, dispatch
+from speckernels.runtime import dispatch
 from tests.support.kernel_trees import BACKENDS, assert_same
 from tests.support.mutants import Mutant
 
-KERNELS = Path(speckernels.__file__).parents[1]
 OPERATIONS = {name: importlib.import_module(f"tests.kernels.ops.test_{name}") for name in sorted(dispatch.OPERATIONS)}
 STRIDED = ("chain_rejection", "greedy_verify", "tree_metadata", "tree_rejection")  # take tensors of any strides
 
@@ -65,31 +63,11 @@ def broken_kernels() -> Iterator[Any]:
     for name, module in OPERATIONS.items():
         languages = set()
         for mutant in module.MUTANTS:
-            language = Path(mutant.file).suffix
+            language = "cuda" if mutant.in_cuda else "triton"
             marks = [pytest.mark.slow] if language in languages else []
             languages.add(language)
             yield pytest.param(name, mutant, id=f"{name}-{mutant.why.replace(' ', '_')}", marks=marks)
-        assert languages == {".cu", ".py"}, name
-
-
-@pytest.fixture
-def fresh_libraries() -> Iterator[None]:
-    """Compiled code is looked up anew, before and after."""
-    from speckernels.runtime import launch
-
-    caches = (build._loaded, launch._entry)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-
-
-def mutated(mutant: Mutant) -> str:
-    folder = KERNELS if mutant.file.startswith("csrc/") else KERNELS / "speckernels"
-    text = (folder / mutant.file).read_text()
-    assert text.count(mutant.find) == 1, f"{mutant.file} holds {mutant.find!r} {text.count(mutant.find)} times"
-    return text.replace(mutant.find, mutant.replace)
+        assert languages == {"cuda", "triton"}, name
 
 
 @pytest.mark.parametrize(("operation", "mutant"), [*broken_kernels()])
@@ -97,16 +75,12 @@ def test_a_broken_kernel_is_caught(
     operation: str, mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_libraries: None
 ) -> None:
     check = OPERATIONS[operation].check
-    text = mutated(mutant)
-    if mutant.file.startswith("csrc/"):
-        shutil.copytree(KERNELS / "csrc", tmp_path / "csrc")
-        (tmp_path / mutant.file).write_text(text)
-        monkeypatch.setattr(build, "source_folder", lambda: tmp_path / "csrc")
-        monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path / "cache"))
+    if mutant.in_cuda:
+        mutant.break_csrc(tmp_path, monkeypatch)
         backend = "cuda"
     else:
         broken = tmp_path / Path(mutant.file).name
-        broken.write_text(text)
+        broken.write_text(mutant.text())
         spec = importlib.util.spec_from_file_location(f"mutant_{operation}", broken)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

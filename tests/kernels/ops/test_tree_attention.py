@@ -32,24 +32,25 @@ MUTANTS = [
     Mutant("csrc/tree_attention.cu",
            "__syncthreads();  // this tile is here, and all have finished with the one before", "",
            "reads what other threads have yet to copy"),
-    Mutant("csrc/tree_attention.cu", "word(index + 1)", "word(index)", "mask words do not join"),
-    Mutant("csrc/tree_attention.cu", "i < 0 ? ~0u", "i < 0 ? 0u", "context masked where the tree begins in its tile"),
-    Mutant("csrc/tree_attention.cu", "weights[m][upper][child] = fast_exp2(stats[child].x - finite_shift(highest))",
+    Mutant("csrc/tree_attention.cuh", "word(index + 1)", "word(index)", "mask words do not join"),
+    Mutant("csrc/tree_attention.cuh", "i < 0 ? ~0u", "i < 0 ? 0u", "context masked where the tree begins in its tile"),
+    Mutant("csrc/tree_attention.cuh", "weights[m][upper][child] = fast_exp2(stats[child].x - finite_shift(highest))",
            "weights[m][upper][child] = 1", "splits merged without their maxima"),
-    Mutant("csrc/tree_attention.cu", "__syncthreads();  // all have read the slot that the next level overwrites", "",
+    Mutant("csrc/tree_attention.cuh", "__syncthreads();  // all have read the slot that the next level overwrites", "",
            "race between levels of the merge"),
     Mutant("csrc/tree_attention.cu", "slot < of.end && chunk", "chunk", "values behind the tail times weight 0"),
-    Mutant("csrc/tree_attention.cu", "moved |= now != before", "moved |= now < before", "old sums keep an old maximum"),
+    Mutant("csrc/tree_attention.cuh", "moved |= now != before", "moved |= now < before",
+           "old sums keep an old maximum"),
     Mutant("csrc/tree_attention.cu", "chunk * 8 < a.dim ? 16 : 0;\n    int64_t", "true ? 16 : 0;\n    int64_t",
            "columns behind a head that fills its shape in part"),
     Mutant("csrc/tree_attention.cu", "page * a.value_batch", "page * a.key_batch", "values by the keys' page stride"),
     Mutant("csrc/tree_attention.cu", "of.pages[slot >> a.page_bits] : 0", "of.pages[0] : 0", "first page only"),
-    Mutant("csrc/tree_attention.cu", "min(context + tail, a.capacity)", "min(context + a.nodes, a.capacity)",
+    Mutant("csrc/tree_attention.cuh", "min(context + tail, a.capacity)", "min(context + a.nodes, a.capacity)",
            "a tail as long as the queries"),
-    Mutant("csrc/tree_attention.cu", "row < rows ? row_sum[m][upper] : 0", "row_sum[m][upper]",
+    Mutant("csrc/tree_attention.cuh", "row < w.rows ? softmax.total[m][upper] : 0", "softmax.total[m][upper]",
            "nodes that are not in use see what the last one does"),
-    Mutant("csrc/tree_attention.cu", "(row_max[m][upper] + log2f(total)) * LN_2", "row_max[m][upper] + log2f(total)",
-           "a logarithm to base 2"),
+    Mutant("csrc/tree_attention.cuh", "(softmax.highest[m][upper] + log2f(total)) * LN_2",
+           "softmax.highest[m][upper] + log2f(total)", "a logarithm to base 2"),
     Mutant("csrc/tree_attention.cu", "all_highest + logarithm(all_total)", "logarithm(all_total)",
            "simple kernel: a logarithm without its maximum"),
     Mutant("csrc/tree_attention.cu", "node < of.nodes ? of.end : 0", "of.end", "simple kernel: all nodes in use"),
@@ -191,20 +192,23 @@ def assert_close(got: torch.Tensor, case: Case, args: tuple[Any, ...]) -> None:
 def check(device: str) -> None:
     """Errors within the limit, and the same bits in any order of threads and blocks."""
     for case in CASES:
-        if case.dtype == torch.float64 and speckernels.backend_for(device) == "triton":
-            continue
-        args = arguments(case, device)
-        first = None
-        for _ in thread_orders("tree_attention", device):
-            got = tree_attention(*args)
-            first = got if first is None else first
-            assert torch.equal(got, first), f"{case}: depends on the order of threads"
-        assert first is not None
-        assert_close(first, case, args)
+        if case.dtype != torch.float64 or speckernels.backend_for(device) != "triton":
+            check_case(case, device)
     for served in SERVED_CASES:
         check_served(served, device)
     if speckernels.backend_for(device) == "triton":
         check_tma(device)
+
+
+def check_case(case: Case, device: str, source: str = "tree_attention") -> None:
+    args = arguments(case, device)
+    first = None
+    for _ in thread_orders(source, device):
+        got = tree_attention(*args)
+        first = got if first is None else first
+        assert torch.equal(got, first), f"{case}: depends on the order of threads"
+    assert first is not None
+    assert_close(first, case, args)
 
 
 def check_tma(device: str) -> None:
@@ -296,13 +300,13 @@ def in_float64(args: tuple[Any, ...], *, sizes: bool = False) -> tuple[torch.Ten
     return out, lse
 
 
-def check_served(c: Served, device: str, seed: int = 0) -> None:
+def check_served(c: Served, device: str, seed: int = 0, source: str = "tree_attention") -> None:
     """Within 1e-5 and what rounding of weights and result to the type makes, and the same bits in any order."""
     if c.dtype == torch.float64 and speckernels.backend_for(device) == "triton":
         return
     args = served_arguments(c, device, seed)
     first = None
-    for _ in thread_orders("tree_attention", device):
+    for _ in thread_orders(source, device):
         got, lse = attend(args)
         first = (got, lse) if first is None else first
         assert torch.equal(got, first[0]) and torch.equal(lse, first[1]), f"{c}: depends on the order of threads"

@@ -7,17 +7,19 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 import speckernels
 from speckernels.runtime import build, dispatch, errors
 from tests.support import ROOT
 
-BANDWIDTH_BOUND = ("draft_statistics", "tree_attention", "compact_kv", "rejection")
+BANDWIDTH_BOUND = ("draft_statistics", "tree_attention", "tree_attention_hopper", "compact_kv", "rejection")
 SMALL = ("space_layout", "tree_metadata")  # sources, and operations, that compile in seconds
 
 CROSS_COMPILE = """
@@ -80,6 +82,29 @@ def test_nvcc_builds_without_warnings(
             assert spills and not any(spills)
     monkeypatch.setattr(subprocess, "run", nothing_compiles)
     assert build.build_all(architectures, strict=True) == libraries
+
+
+@pytest.mark.slow
+def test_hopper_gets_its_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes, products of warpgroups and nothing in memory that belongs into registers; the compiler adds no wait."""
+    monkeypatch.setenv("SPECKERNELS_CACHE", str(tmp_path))
+    library = build.build_device("tree_attention_hopper", ("90a",), strict=True)
+    report = library.with_suffix(".txt").read_text()
+    assert "Potential Performance Loss" not in report and "injected" not in report
+    disassembler = triton.knobs.nvidia.cuobjdump.path
+    listing = subprocess.run([disassembler, "-sass", library], capture_output=True, text=True, check=True).stdout
+    kernels = {}
+    for text in listing.split("Function : ")[1:]:
+        shape = re.search(r"5ShapeILi(\d+)ELi(\d+)E", text.split("\n", 1)[0])
+        assert shape is not None
+        words = Counter(re.findall(r"\b(?:HGMMA\.64x\d+|HMMA|UTMALDG\.4D|USETMAXREG|STL|LDL)", text))
+        kernels[tuple(map(int, shape.groups())), "__half" in text.split("\n", 1)[0]] = words
+    assert len(kernels) == 8
+    for ((dim, warpgroups), _), words in kernels.items():
+        products = Counter({"HGMMA.64x128": 2 * dim // 16}) + Counter({f"HGMMA.64x{dim}": 2 * 128 // 16})
+        assert {word: count for word, count in words.items() if "MMA" in word} == products
+        assert words["UTMALDG.4D"] and bool(words["USETMAXREG"]) == (warpgroups == 2)
+        assert not words["STL"] and not words["LDL"]
 
 
 def test_cache_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

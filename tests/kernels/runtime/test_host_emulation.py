@@ -58,7 +58,7 @@ __global__ void stuck_kernel(int* out) {
 EXPORT int stuck(int* out, void* stream) { return LAUNCH(stuck_kernel, dim3(1), dim3(64), 0, stream, out); }
 
 __global__ void dynamic_kernel(float* out) {
-  SHARED_MEMORY(bytes);
+  SHARED_MEMORY(bytes, 16);
   out[threadIdx.x] = reinterpret_cast<float*>(bytes)[threadIdx.x];
 }
 EXPORT int dynamic(float* out, void* stream) { return LAUNCH(dynamic_kernel, dim3(1), dim3(32), 128, stream, out); }

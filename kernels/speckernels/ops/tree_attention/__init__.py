@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Literal, overload
 
 import torch
@@ -12,6 +13,7 @@ from speckernels.runtime.dispatch import register
 
 MAX_NODES = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TMA_ENVIRONMENT = "SPECKERNELS_TMA"  # "1": on Hopper, in Triton on later GPUs too
 
 
 @overload
@@ -153,6 +155,12 @@ def empty_result(query: torch.Tensor) -> torch.Tensor:
 def lse_type(query: torch.Tensor) -> torch.dtype:
     """Type of logarithms of sums: float64 for float64 queries, else float32."""
     return torch.promote_types(query.dtype, torch.float32)
+
+
+def takes_tma(keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator is to fetch this cache: only where asked for, as no GPU has run it."""
+    wanted = os.environ.get(TMA_ENVIRONMENT) == "1"
+    return wanted and keys.element_size() == 2 and is_aligned(keys) and is_aligned(values)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

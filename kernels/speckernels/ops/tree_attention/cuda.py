@@ -1,4 +1,4 @@
-"""Tree attention in CUDA C++: csrc/tree_attention.cu."""
+"""Tree attention in CUDA C++: csrc/tree_attention.cu, and where asked for csrc/tree_attention_hopper.cu."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from speckernels.ops.tree_attention import DTYPES, empty_result, is_aligned
+from speckernels.ops.tree_attention import DTYPES, empty_result, is_aligned, takes_tma
 from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     SMALL_SHARED_BYTES,
@@ -22,6 +22,8 @@ BLOCK_DIMS = (32, 64, 96, 128, 192, 256)  # shapes of the kernel; smaller heads 
 MAX_DIM = BLOCK_DIMS[-1]
 BLOCK_ROWS = (16, 64, 128)
 BLOCK_KEYS = 64
+# The same of csrc/tree_attention_hopper.cu, and the least page that its tiles are made of.
+HOPPER_DIMS, HOPPER_ROWS, HOPPER_KEYS, HOPPER_PAGE = (64, 128), (64, 128), 128, 8
 
 
 def tree_attention(
@@ -61,13 +63,20 @@ def tree_attention(
             f"{FULL_SHARED_BYTES // 1024} KiB for D above 128"
         )
     rows = nodes * group
-    block_dim = next(size for size in BLOCK_DIMS if dim <= size)
-    block_rows = 64 if dim > 128 else next((size for size in BLOCK_ROWS if rows <= size), BLOCK_ROWS[-1])
-    if tight and dim > 64:
-        block_rows = min(block_rows, 64)
+    if _takes_hopper(rows, keys, values, paged=block_table is not None):
+        source, block_keys, variant = "tree_attention_hopper", HOPPER_KEYS, (len(keys),)
+        block_dim = next(size for size in HOPPER_DIMS if dim <= size)
+        block_rows = next((size for size in HOPPER_ROWS if rows <= size), HOPPER_ROWS[-1])
+        slots = block_slots(query.device, source, "tree_attention_hopper_occupancy", block_dim, block_rows)
+    else:
+        source, block_keys, variant = "tree_attention", BLOCK_KEYS, (int(tight),)
+        block_dim = next(size for size in BLOCK_DIMS if dim <= size)
+        block_rows = 64 if dim > 128 else next((size for size in BLOCK_ROWS if rows <= size), BLOCK_ROWS[-1])
+        if tight and dim > 64:
+            block_rows = min(block_rows, 64)
+        slots = block_slots(query.device, source, "tree_attention_occupancy", block_dim, block_rows, *variant)
     tiles = -(-rows // block_rows) * kv_heads * batch
-    slots = block_slots(query.device, "tree_attention", "tree_attention_occupancy", block_dim, block_rows, int(tight))
-    splits = split_count(tiles, -(-capacity // BLOCK_KEYS), slots)
+    splits = split_count(tiles, -(-capacity // block_keys), slots)
     workspace: tuple[torch.Tensor | None, ...] = (None, None, None)
     if splits > 1:
         workspace = (
@@ -75,9 +84,17 @@ def tree_attention(
             query.new_empty(tiles, splits, block_rows, 2, dtype=torch.float32),
             counters(query, tiles * splits),
         )
-    shape = (kind, batch, kv_heads, splits, block_dim, block_rows, int(tight))
-    call("tree_attention", "tree_attention", *tensors, *workspace, sizes, *shape, scale)
+    shape = (kind, batch, kv_heads, splits, block_dim, block_rows, *variant)
+    call(source, source, *tensors, *workspace, sizes, *shape, scale)
     return out
+
+
+def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged: bool) -> bool:
+    """Whether csrc/tree_attention_hopper.cu is asked for, and has tiles for these shapes."""
+    if not takes_tma(keys, values) or rows < HOPPER_ROWS[0] or keys.shape[3] > HOPPER_DIMS[-1]:
+        return False
+    able = keys.device.type != "cuda" or torch.cuda.get_device_capability(keys.device)[0] == 9
+    return able and (not paged or keys.shape[2] >= HOPPER_PAGE)
 
 
 @lru_cache(maxsize=4096)

@@ -8,12 +8,11 @@ threads of a program come before its atomic operations.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 
 import torch
 
-from speckernels.ops.tree_attention import empty_result, is_aligned
+from speckernels.ops.tree_attention import empty_result, takes_tma
 from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     MIN_TILES,
@@ -28,7 +27,6 @@ from speckernels.runtime.triton_runtime import INTERPRETED, TensorDescriptor, Va
 MERGED_ROWS = 16
 MAX_DIM = 256
 LN_2 = tl.constexpr(math.log(2))
-TMA_ENVIRONMENT = "SPECKERNELS_TMA"  # "1": on Hopper and later
 STAGES = {False: 3, True: 2}  # tiles of the cache on their way; fewer where shared memory is small
 
 
@@ -244,7 +242,8 @@ def tree_attention(
     tail_lens, node_lens, block_table = (context_lens if tensor is None else tensor for tensor in lens)  # not read
     flags = {"TAILS": lens[0] is not None, "RAGGED": lens[1] is not None, "LSE": lse is not None}
     lse = part_sum if lse is None else lse
-    tma = _takes_tma(keys, values, paged=lens[2] is not None)
+    able = INTERPRETED or torch.cuda.get_device_capability(keys.device)[0] >= 9
+    tma = able and lens[2] is None and takes_tma(keys, values)
     tile = [1, 1, blocks["BLOCK_N"], blocks["BLOCK_D"]]
     tiles = [TensorDescriptor.from_tensor(cache, tile) if tma else cache for cache in (keys, values)]
     launch(
@@ -262,13 +261,6 @@ def tree_attention(
             BLOCK_N=blocks["BLOCK_N"], BLOCK_D=blocks["BLOCK_D"], ROWS=MERGED_ROWS, MIN_SPLIT=MIN_TILES,
         )  # fmt: skip
     return out
-
-
-def _takes_tma(keys: torch.Tensor, values: torch.Tensor, *, paged: bool) -> bool:
-    """Whether the tensor memory accelerator fetches the context's tiles: only where asked for, as no GPU has run it."""
-    able = INTERPRETED or torch.cuda.get_device_capability(keys.device)[0] >= 9
-    wanted = os.environ.get(TMA_ENVIRONMENT) == "1" and able and not paged
-    return wanted and keys.element_size() == 2 and is_aligned(keys) and is_aligned(values)
 
 
 def _blocks(rows: int, dim: int, element_bytes: int, *, tight: bool) -> dict[str, int]:

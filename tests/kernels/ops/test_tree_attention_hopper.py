@@ -1,0 +1,196 @@
+"""Tree attention by TMA and wgmma: chosen where it is asked for and fits, and right on emulated threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import speckernels
+from speckernels.ops.tree_attention import TMA_ENVIRONMENT, cuda, tree_attention
+from tests.kernels.ops.test_tree_attention import (
+    LARGE_CASES,
+    LAYOUTS,
+    Case,
+    Served,
+    arguments,
+    assert_close,
+    check_case,
+    check_served,
+)
+from tests.support import ROOT
+from tests.support.kernel_trees import GPU
+from tests.support.mutants import Mutant
+
+SOURCE = "tree_attention_hopper"
+GPU_LIMIT_S = 100
+# In one part, so that the ring of tiles goes round: heads of 64 have 8 slots, those of 128 have 6, two for 128 keys.
+WHOLE = [
+    Case(4, 1, 64, 16, (900, 0), 1000, torch.float16),  # one warpgroup
+    Case(4, 1, 128, 33, (520, 131), 600, torch.bfloat16, LAYOUTS[1]),  # two, and two tiles of rows
+]
+CASES = [
+    Case(6, 2, 128, 40, (700,), 840, torch.float16, LAYOUTS[2]),  # three parts
+    Case(8, 1, 80, 9, (300, 126), 400, torch.bfloat16),  # fills 128 columns in part
+]
+SERVED_CASES = [
+    Served(16, 2, 64, 9, ((40, 9, 5), (0, 0, 3), (300, 40, 0), (3, 1, 9)), 2, 16, torch.float16),
+    Served(4, 1, 96, 33, ((130, 70, 20), (400, 0, 33)), 3, 32, torch.bfloat16, 100),
+    Served(8, 1, 128, 9, ((500, 10, 3), (100, 10, 9)), 1, 256, torch.bfloat16),
+    Served(8, 1, 56, 9, ((390, 140, 8), (128, 0, 9)), 4, None, torch.float16, 90),
+]
+FILE = f"csrc/{SOURCE}.cu"
+MUTANTS = [
+    Mutant(FILE, "step * 16 * 128", "step * 8 * 128", "a descriptor that begins in the wrong row of the values"),
+    Mutant(FILE, "1024, S::HALF_BYTES)", "1024)", "a descriptor without the offset of its second 64 columns"),
+    Mutant(FILE, "half * S::HALF_BYTES + within", "half * S::HALF_BYTES", "the first 16 columns of the keys again"),
+    Mutant(FILE, "place.warp / 4 * 64 * 128", "0", "all warpgroups take the rows of the first"),
+    Mutant(FILE, "place.warp / 4 * 64 * 128", "place.warp * 16 * 128", "a descriptor for each warp"),
+    Mutant(FILE, "chunk % 8 ^ local % 8", "chunk % 8", "a query that is not swizzled"),
+    Mutant(FILE, "SHARED_MEMORY(shared, 1024)", "SHARED_MEMORY(shared, 128)", "rows that begin between patterns"),
+    Mutant(FILE, "      ring.wait_full(2 * tile - 1);\n", "", "values that have yet to come"),
+    Mutant(FILE, "i / S::SLOTS & 1", "0", "the parity of the first round for good"),
+    Mutant(FILE, "(i / S::SLOTS - 1) & 1", "i / S::SLOTS & 1", "the parity of the wrong round"),
+    Mutant(FILE, "    ring.wait_empty(i);\n", "", "a slot filled again while it is read"),
+    Mutant(FILE, "barrier_init(ring.empty + slot, S::WARPS)", "barrier_init(ring.empty + slot, S::WARPS / 2)",
+           "a slot that half of the warps give back"),
+    Mutant(FILE, "boxes * box_rows * 128", "S::KEYS * 128", "waits for bytes of pages that are not fetched"),
+    Mutant(FILE, "i % 2 ? values : keys", "keys", "keys for values"),
+    Mutant(FILE, "warpgroup_wait<1>", "warpgroup_wait<2>", "scores that are read before they are there"),
+    Mutant(FILE, "      warpgroup_wait<0>(sums[0]);\n      ring.release(2 * tile - 1);",
+           "      ring.release(2 * tile - 1);\n      warpgroup_wait<0>(sums[0]);",
+           "gives values back before they are read"),
+    Mutant(FILE, "warpgroup_fence(scores[0], weights, sums[0]);", "", "registers used without a fence"),
+    Mutant(FILE, "  copy_async_wait<0>();\n  async_proxy_fence();", "  copy_async_wait<0>();",
+           "a query that the async proxy does not see"),
+    Mutant(FILE, "if (moved) multiply_rows<S>(sums, rescale);", "", "old sums keep an old maximum"),
+    Mutant(FILE, "(tile + 1) * S::KEYS > w.of.context", "tile * S::KEYS > w.of.context", "a tail without its mask"),
+    Mutant(FILE, "if (used < S::KEYS)", "if (used < 0)", "values behind the tail times weight 0"),
+    Mutant(FILE, "slot & ((1 << a.page_bits) - 1) : slot", "0 : slot", "each page from its beginning"),
+]  # fmt: skip
+
+
+@contextmanager
+def asked_for(parts: int | None = None) -> Iterator[list[str]]:
+    """Gives the sources that were called. parts : that the cache is cut into; by default as many as are planned"""
+    called: list[str] = []
+    call, split_count = cuda.call, cuda.split_count
+
+    def noted(source: str, *args: Any) -> None:
+        called.append(source)
+        call(source, *args)
+
+    with pytest.MonkeyPatch.context() as patch, speckernels.use_backend("cuda"):
+        patch.setenv(TMA_ENVIRONMENT, "1")
+        patch.setattr(cuda, "call", noted)
+        patch.setattr(cuda, "split_count", lambda *plan: parts or split_count(*plan))
+        yield called
+
+
+def check(device: str) -> None:
+    for parts, cases in ((1, WHOLE), (None, CASES)):
+        with asked_for(parts) as called:
+            for case in cases:
+                check_case(case, device, SOURCE)
+            assert set(called) == {SOURCE}
+    for parts in (1, None):
+        with asked_for(parts) as called:
+            for served in SERVED_CASES:
+                check_served(served, device, source=SOURCE)
+            assert set(called) == {SOURCE}
+
+
+@pytest.mark.parametrize("case", [*WHOLE, *CASES], ids=str)
+def test_agrees_with_the_reference(case: Case) -> None:
+    with asked_for(1 if case in WHOLE else None) as called:
+        check_case(case, "cpu", SOURCE)
+    assert set(called) == {SOURCE}
+
+
+@pytest.mark.parametrize("case", SERVED_CASES, ids=str)
+def test_pages_tails_and_ragged_lengths(case: Served) -> None:
+    with asked_for() as called:
+        check_served(case, "cpu", source=SOURCE)
+    assert set(called) == {SOURCE}
+
+
+@st.composite
+def served(draw: st.DrawFn) -> Served:
+    nodes, kv_heads = draw(st.integers(16, 40)), draw(st.integers(1, 2))
+    lens = st.tuples(st.integers(0, 400), st.integers(0, 150), st.integers(0, nodes))
+    return Served(
+        4 * kv_heads,
+        kv_heads,
+        draw(st.sampled_from((8, 64, 72, 128))),
+        nodes,
+        draw(st.lists(lens, min_size=1, max_size=2)),
+        draw(st.integers(0, 4)),
+        draw(st.sampled_from((None, 8, 64, 128, 512))),
+        draw(st.sampled_from((torch.float16, torch.bfloat16))),
+        draw(st.sampled_from((0, 300))),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(served(), st.sampled_from((None, 1, 2)), st.integers(0, 1000))
+def test_whatever_an_engine_has(case: Served, parts: int | None, seed: int) -> None:
+    with asked_for(parts):
+        check_served(case, "cpu", seed, SOURCE)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why.replace(" ", "_"))
+def test_a_broken_kernel_is_caught(
+    mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_libraries: None
+) -> None:
+    mutant.break_csrc(tmp_path, monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        check("cpu")
+    assert "does not compile" not in str(caught.value)
+
+
+def test_the_present_kernel_serves_what_it_does_not() -> None:
+    """Fewer rows than 64, larger heads, pages below 8 slots; and all where nobody asks for it."""
+    many, few = Case(4, 1, 32, 16, (5,), 30, torch.float16), Case(4, 1, 32, 15, (5,), 30, torch.float16)
+    large = Case(4, 1, 136, 16, (5,), 30, torch.float16)
+    with asked_for() as called:
+        for case in (many, few, large):
+            args = arguments(case)
+            assert_close(tree_attention(*args), case, args)
+        for page in (8, 4):
+            check_served(Served(4, 1, 32, 16, ((20, 16, 16),), 1, page, torch.float16), "cpu")
+    present = "tree_attention"
+    assert called == [SOURCE, present, present, *[SOURCE] * 3, *[present] * 3]
+    with asked_for() as called, pytest.MonkeyPatch.context() as patch:
+        patch.delenv(TMA_ENVIRONMENT)
+        tree_attention(*arguments(many))
+    assert called == [present]
+
+
+@pytest.mark.parametrize("what", ["small", "large"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+def test_on_hopper(device: str, what: str) -> None:
+    """In a process of its own: a kernel that waits for ever ends with it."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is of compute capability 9.0")
+    subprocess.run([sys.executable, "-m", __name__, what], cwd=ROOT, check=True, timeout=GPU_LIMIT_S)
+
+
+def check_large() -> None:
+    with asked_for() as called:
+        for case in LARGE_CASES:
+            args = arguments(case, "cuda")
+            assert_close(tree_attention(*args), case, args)
+    assert SOURCE in called
+
+
+if __name__ == "__main__":
+    check_large() if sys.argv[1] == "large" else check("cuda")
