@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import pages, values
-from docs.pages import ROOT
+from docs.pages import HOME, ROOT
 from studies.words import first_best
 
 STUDIES = ROOT / "studies"
@@ -59,7 +59,39 @@ def drafters() -> str:
     return _table("drafter | its best policy | predicted speedup | measured", best)
 
 
-TABLES: dict[str, Callable[[], str]] = {"chain policies": chain_policies, "drafters": drafters}
+def _settings(rows: list[dict[str, Any]]) -> str:
+    """All settings of an engine's check in few words."""
+    plain = [str(row["k"]) for row in rows if not row["p_min"] and not row["schedule"]]
+    sure = [f"{row['p_min']:g}" for row in rows if row["p_min"]]
+    said = [f"K = {', '.join(plain)}"] if plain else []
+    said += [f"p_min = {', '.join(sure)} with K = {rows[-1]['k']}"] if sure else []
+    return "; ".join(said + [row["setting"] for row in rows if row["schedule"]])
+
+
+def engine_checks() -> str:
+    """How many rounds of engines that really ran are the replay's, by the recorded checks."""
+    rows = []
+    for path in sorted((HOME / "recorded" / "engines").glob("*.json")):
+        document = json.loads(path.read_text())
+        settings = document["settings"]
+        rounds, identical = (sum(row[key] for row in settings) for key in ("rounds", "rounds_identical"))
+        cells = [
+            f"{document['engine']} {document['version']}",
+            "prompt lookup" if document["drafter"] == "prompt lookup" else "draft model",
+            _settings(settings),
+            str(document["prompts"]["count"]),
+            f"{rounds:,}",
+            f"{identical:,}",
+        ]
+        rows.append(" | ".join(cells))
+    return _table("engine | drafts by | settings | prompts | rounds | the replay's", rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "chain policies": chain_policies,
+    "drafters": drafters,
+    "engine checks": engine_checks,
+}
 
 
 def written(text: str) -> str:

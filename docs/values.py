@@ -28,6 +28,7 @@ from studies.papers.run import filled
 from tests.contract.test_house import MOST_FILES, MOST_LINES
 from tests.specsim.claims.test_diff import FOUND_PERCENT
 from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
+from tests.specsim.engines.test_as_engine import COUNTED
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 RUNS = "measurement/recorded/runs.json"
@@ -41,6 +42,12 @@ def _recorded(path: str) -> Any:
 def runs_of_one_commit() -> int:
     """Validations that the deviation between runs was measured on."""
     return sum(map(len, _recorded(RUNS)["sets"].values()))
+
+
+def prompts_with_rounds() -> int:
+    """Prompts whose rounds vLLM counted by prompt lookup and by suffix decoding, the same."""
+    (prompts,) = {len(rounds) for name in ("vllm-ngram", "vllm-suffix") for rounds in COUNTED[name].values()}
+    return prompts
 
 
 def _range(series: str, part: str, digits: int) -> str:
@@ -67,6 +74,7 @@ VALUES: dict[str, Callable[[], object]] = {
     "change found by three runs": lambda: FOUND_PERCENT[3],
     "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],
     "prompts of the board": lambda: _recorded(BOARD)["sequences"]["holdout"],
+    "prompts with rounds of vllm": prompts_with_rounds,
     "advised K is near": lambda: NEAR_PERCENT,
     "advised K is right": lambda: RIGHT_PERCENT,
     "fewest rounds": lambda: FEWEST_ROUNDS,
