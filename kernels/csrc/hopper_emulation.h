@@ -2,8 +2,9 @@
 //
 // What is asynchronous happens as late or as early as it may: in order 0 of speckernels_host_order a box lands when
 // somebody waits for it, and a product reads its operands when it is waited for; in order 1 both do so where they are
-// issued; in others one or the other by chance. Until it is waited for, a product's result is NaN. Products see shared
-// memory as the async proxy does: without what threads have stored since the last fence.
+// issued; in others one or the other by chance, and warps fall behind each other. Until it is waited for, a product's
+// result is NaN. Products see shared memory as the async proxy does: without what threads have stored since the last
+// fence.
 #pragma once
 
 #include <map>
@@ -58,6 +59,7 @@ struct Hopper {
     int committed = 0;
     bool fenced = false;
     uint64_t digest = 0;  // of what was issued since the last commit
+    unsigned waits = 0;
   };
   unsigned block = 0;
   std::vector<unsigned char> async_view;
@@ -70,13 +72,19 @@ struct Hopper {
 
 inline Hopper& hopper() {
   static Hopper h;
-  const State& s = state();
+  State& s = state();
   if (h.block != s.blocks) {
     h = Hopper();
     h.block = s.blocks;
     h.async_view.assign(s.shared.size(), 0xff);
     h.threads.resize(s.fibers.size());
     h.chance.seed(s.seed);
+    s.left_over = [] {
+      const auto busy = [](const Hopper::Thread& thread) { return !thread.products.empty(); };
+      const bool done = h.block != state().blocks  // of a kernel that used nothing of this
+                        || (h.copies.empty() && std::none_of(h.threads.begin(), h.threads.end(), busy));
+      return done ? nullptr : "a block ended while copies or products were under way";
+    };
   }
   return h;
 }
@@ -86,6 +94,20 @@ inline Hopper::Thread& this_thread() { return hopper().threads[state().current->
 inline bool early() {
   const unsigned seed = state().seed;
   return seed > 1 ? hopper().chance() & 1 : seed == 1;
+}
+
+// By chance a warp goes on so late that others have done much meanwhile.
+inline void fall_behind() {
+  State& s = state();
+  if (s.seed < 2) return;
+  unsigned chance = s.seed;
+  for (unsigned part : {s.blocks, unsigned(s.current->index / WARP), this_thread().waits++})
+    chance = (chance ^ part) * 0x9e3779b1u, chance ^= chance >> 15;
+  if (chance % 8) return;
+  for (int round = 0; round < 20; ++round) {
+    ++s.events;
+    yield();
+  }
 }
 
 inline unsigned shared_address(const void* pointer) {
@@ -148,6 +170,7 @@ inline void wait(uint64_t* barrier, unsigned parity) {
     for (const BoxCopy& copy : due) land(copy);
     if (b.parity == parity) yield();
   }
+  fall_behind();
 }
 
 inline void wait_for_threads(int count) {
@@ -237,6 +260,7 @@ inline void commit() {
 }
 
 inline void finish(int pending_groups) {
+  fall_behind();
   Hopper::Thread& me = this_thread();
   me.fenced = false;
   std::vector<Product> rest;

@@ -134,6 +134,7 @@ struct State {
   std::vector<Warp> warps;
   Fiber* current = nullptr;
   std::function<void()> body;
+  std::function<const char*()> left_over;  // what is wrong with a block that ends as this one has, or null
   dim3 block, grid, block_size;
   std::vector<unsigned char> shared;
   int alive = 0, arrived = 0;
@@ -266,6 +267,7 @@ inline void run_block(int threads) {
     idle_rounds = progress ? 0 : idle_rounds + 1;
     if (idle_rounds > 2) s.error = "deadlock: threads of a block wait at different barriers";
   }
+  if (s.left_over && !s.error) s.error = s.left_over();
 }
 
 template <typename Kernel, typename... Args>
