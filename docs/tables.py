@@ -84,7 +84,7 @@ def engine_checks() -> str:
             f"{identical:,}",
         ]
         rows.append(" | ".join(cells))
-    return _table("engine | drafts by | settings | prompts | rounds | the replay's", rows)
+    return _table("engine | drafts by | settings | prompts | rounds | identical in the replay", rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from importlib import import_module
 
 import pytest
@@ -14,6 +16,15 @@ def test_every_public_name_stands_in_the_reference(package: str) -> None:
     shown = (HOME / "reference" / f"{package}.md").read_text()
     names = import_module(package).__all__
     assert [name for name in names if f"::: {package}.{name}\n" not in shown and f"`{name}`" not in shown] == []
+
+
+@pytest.mark.parametrize("package", ["specsim", "realrun"])
+def test_the_architecture_shows_every_folder_below_those_that_it_imports(package: str) -> None:
+    contracts = tomllib.loads((HOME.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [one["layers"] for one in contracts if one.get("containers") == [package]]
+    folders = [name for name in layers if (HOME.parent / package / name).is_dir()]
+    rows = re.findall(rf"^\| `{package}/(.*?) \|", (HOME / "architecture.md").read_text(), re.MULTILINE)
+    assert re.findall(r"(\w+)/`", "".join(rows)) == folders[::-1]
 
 
 def test_every_page_stands_in_the_menu() -> None:
