@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from docs.pages import HOME
+from docs.pages import HOME, written
 
 
 @pytest.mark.parametrize("package", ["specsim", "realrun", "speckernels"])
@@ -25,6 +25,13 @@ def test_the_architecture_shows_every_folder_below_those_that_it_imports(package
     folders = [name for name in layers if (HOME.parent / package / name).is_dir()]
     rows = re.findall(rf"^\| `{package}/(.*?) \|", (HOME / "architecture.md").read_text(), re.MULTILINE)
     assert re.findall(r"(\w+)/`", "".join(rows)) == folders[::-1]
+
+
+@pytest.mark.parametrize("name", [path.relative_to(HOME.parent).as_posix() for path in written()])
+def test_files_that_a_page_names_exist(name: str) -> None:
+    text = (HOME.parent / name).read_text()
+    named = re.findall(r"`((?:specsim|realrun|kernels|studies|tests|claims|docs)/[\w./]+)`", text)
+    assert [path for path in sorted(set(named)) if not (HOME.parent / path).exists()] == []
 
 
 def test_every_page_stands_in_the_menu() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from specsim.papers import findings
 from specsim.papers.tables import PAPERS
 from studies.papers import errata
@@ -46,10 +44,3 @@ def test_every_erratum_of_a_finding_is_in_the_errata() -> None:
     assert {one.erratum for one in findings()} - cases == {""}
     expected = {"A": 17, "B": 13, "C": 15, "D": 11, "E": 12, "F": 23}
     assert {letter: sum(case[0] == letter for case in cases) for letter in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:specsim|realrun|kernels|studies)/[\w./]+)`", errata.ERRATA.read_text())))
-)
-def test_files_that_the_errata_name_exist(path: str) -> None:
-    assert (ROOT / path).exists()
