@@ -94,7 +94,8 @@ def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged:
     if not takes_tma(keys, values) or rows < HOPPER_ROWS[0] or keys.shape[3] > HOPPER_DIMS[-1]:
         return False
     able = keys.device.type != "cuda" or torch.cuda.get_device_capability(keys.device)[0] == 9
-    return able and (not paged or keys.shape[2] >= HOPPER_PAGE)
+    expanded = 0 in (*keys.stride(), *values.stride())  # nothing promises that a tensor map takes it
+    return able and not expanded and (not paged or keys.shape[2] >= HOPPER_PAGE)
 
 
 @lru_cache(maxsize=4096)
