@@ -42,7 +42,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 COMMANDS = """\
 specsim() { "$PYTHON" -m specsim "$@"; }
 realrun() { "$PYTHON" -m realrun "$@"; }
-speckernels() { "$PYTHON" -m realrun.cli.kernels "$@"; }
+speckernels() { "$PYTHON" -c "from realrun.cli.kernels import main; main()" "$@"; }
 python() { "$PYTHON" "$@"; }
 pytest() { "$PYTHON" -m pytest "$@"; }
 """

@@ -162,6 +162,12 @@ def test_a_block_may_end_with_1_where_a_note_says_so(code: int, fails: bool, tmp
         assert pages.run(text, tmp_path) == ["checked\n"]
 
 
+@pytest.mark.parametrize("app", APPS)
+def test_pages_run_the_commands_themselves(app: str, tmp_path: Path) -> None:
+    (printed,) = pages.run(f"```sh\n{app} --version\n```\n", tmp_path)
+    assert printed is not None and re.search(r"\d+\.\d+", printed)
+
+
 def test_a_page_is_rewritten_and_then_agrees(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(EXAMPLE + "\n<!-- took --><!-- -->\n")

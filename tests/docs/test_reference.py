@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import import_module
+from typing import Any
 
 import pytest
+import typer
 
 from docs.pages import HOME, written
+from tests.contract.test_options_named import APPS
 
 
 @pytest.mark.parametrize("package", ["specsim", "realrun", "speckernels"])
@@ -25,6 +28,13 @@ def test_the_architecture_shows_every_folder_below_those_that_it_imports(package
     folders = [name for name in layers if (HOME.parent / package / name).is_dir()]
     rows = re.findall(rf"^\| `{package}/(.*?) \|", (HOME / "architecture.md").read_text(), re.MULTILINE)
     assert re.findall(r"(\w+)/`", "".join(rows)) == folders[::-1]
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_every_command_stands_in_the_reference(app: str) -> None:
+    commands: Any = typer.main.get_command(APPS[app])
+    text = (HOME / "reference" / "commands.md").read_text()
+    assert [name for name in commands.commands if not re.search(rf"`{name}`|^  {name} ", text, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", [path.relative_to(HOME.parent).as_posix() for path in written()])
