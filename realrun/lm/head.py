@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from specsim.errors import InputError
+
 
 class Float32Head(torch.nn.Linear):
     """A model's head: float32 logits [..., V] of states [..., d]. Its weights are of 16 bits."""
@@ -42,8 +44,16 @@ def logits_type(model: Any) -> torch.dtype:
 
 
 def with_float32_logits(model: Any) -> Any:
-    """The model itself, its head now a `Float32Head` on the same weights, which may be the embedding's."""
+    """The model itself, its head now a `Float32Head` on the same weights, which may be the embedding's.
+
+    InputError where its head is no matrix of numbers, such as a quantised one.
+    """
     old = model.get_output_embeddings()
+    if type(old) is not torch.nn.Linear:
+        raise InputError(
+            f"{type(model).__name__} has a head of type {type(old).__name__}, whose logits cannot be had in float32; "
+            "choose a number type without float32 logits"
+        )
     head = Float32Head(old.in_features, old.out_features, bias=old.bias is not None, device="meta")
     head.weight, head.bias = old.weight, old.bias
     model.set_output_embeddings(head)

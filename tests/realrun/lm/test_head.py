@@ -109,6 +109,13 @@ def test_a_recording_says_so_and_its_pair_is_told_from_others() -> None:
         check_pair(trace, plain, "this")
 
 
+def test_a_head_of_another_kind_is_refused() -> None:
+    model = tiny_model(1, seed=5, dtype=torch.bfloat16)
+    model.set_output_embeddings(torch.nn.Identity())
+    with pytest.raises(InputError, match="LlamaForCausalLM has a head of type Identity, whose logits cannot be had"):
+        with_float32_logits(model)
+
+
 def test_number_types_have_names() -> None:
     for name, dtype in NUMBER_TYPES.items():
         pair = random_pair("llama-3.1-8b", "llama-3.2-1b", device="cpu", dtype=name, smoke=True)
