@@ -18,6 +18,7 @@ import torch
 
 from speckernels.bench.rows import Ceilings
 from speckernels.bench.timing import Call, Clock, CpuClock, GraphClock, HostClock, LaunchClock, interleave
+from speckernels.ops.tree_attention import TMA_ENVIRONMENT
 from speckernels.runtime import build, dispatch
 
 EVICT_FACTOR = 2  # times the L2 cache
@@ -82,14 +83,14 @@ def buffer_bytes(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) // BUFFER_PART
 
 
-@cache
 def versions() -> dict[str, str]:
-    """Of torch, Triton, CUDA and these kernels, the last with a digest of their sources."""
+    """Of torch, Triton, CUDA and these kernels, the last with a digest of their sources and what is switched on."""
+    switch = f" {TMA_ENVIRONMENT}=1" if os.environ.get(TMA_ENVIRONMENT) == "1" else ""
     return {
         "torch": torch.__version__,
         "triton": _installed("triton") or "none",
         "cuda": torch.version.cuda or "none",
-        "speckernels": f"{_installed('specsim') or '0'}+{_source_digest()}",
+        "speckernels": f"{_installed('specsim') or '0'}+{_source_digest()}{switch}",
         "python": platform.python_version(),
     }
 
@@ -101,6 +102,7 @@ def _installed(package: str) -> str | None:
         return None
 
 
+@cache
 def _source_digest() -> str:
     package = Path(dispatch.__file__).parents[1]
     files = [p for p in package.rglob("*.py") if "bench" not in p.relative_to(package).parts and p.name != "cli.py"]

@@ -486,6 +486,16 @@ def test_file_of_other_versions_is_refused(tmp_path: Path, install: Callable[...
         run_bench(out, 1, [], [], "cpu")
 
 
+def test_rows_by_tma_are_never_mixed_with_others(
+    tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(plain(lambda x: 2 * x))
+    run_bench(tmp_path / "bench.json", 1, [], [], "cpu")
+    monkeypatch.setenv("SPECKERNELS_TMA", "1")
+    with pytest.raises(BenchError, match="other versions than .* SPECKERNELS_TMA=1"):
+        run_bench(tmp_path / "bench.json", 1, [], [], "cpu")
+
+
 def test_stops_before_the_time_is_over_and_can_be_resumed(tmp_path: Path, install: Callable[..., None]) -> None:
     time, out = FakeTime(), tmp_path / "bench.json"
 
