@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from docs.pages import block
+from speckernels.bench.cases import OPERATIONS
+from speckernels.bench.rows import TIMED_MODES, Row
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import find_policy, make_policy
 from specsim.ranking.leaderboard import leaderboard
@@ -61,6 +65,14 @@ def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -
     board = leaderboard({"small": small_trace()}, [RampCost()], kinds=[find_policy("fixed_k"), kind], trials=5)[0]
     assert {row.label for row in board.rows} == {"fixed_k, tuned", "fixed_k, K = 4", "prob_floor, tuned"}
     assert {one.setting for one in board.sweeps} == {"k", "floor"}
+
+
+def test_the_example_of_a_claim_names_a_case_of_the_benchmark() -> None:
+    claims = tomllib.loads(block("claims.md", 'document = "bench.json"', "toml"))["claim"]
+    ((_, row, field),) = [claim["at"] for claim in claims if "at" in claim]
+    (operation,) = [one for one in OPERATIONS if one.name == row["op"]]
+    assert (row["label"], row["dtype"]) in {(case.label, case.dtype_name) for case in operation.cases}
+    assert row["mode"] in TIMED_MODES and {field, *row} <= {one.name for one in fields(Row)}
 
 
 def test_the_commands_for_engines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

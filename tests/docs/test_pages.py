@@ -43,11 +43,14 @@ def test_a_page_with_slow_blocks_prints_what_stands_in_it(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
 def test_commands_of_a_page_exist_and_take_their_options(name: str) -> None:
-    """Also those that nothing here can run."""
-    for one in pages.blocks((ROOT / name).read_text()):
-        if one.language != "sh":
-            continue
-        for line in one.code.replace("\\\n", " ").splitlines():
+    """Also those that nothing here can run, and those in sentences."""
+    text = (ROOT / name).read_text()
+    codes = [one.code for one in pages.blocks(text) if one.language == "sh"]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    codes += [code for code in inline if code.split(" ")[0] in APPS and " ... " not in code]
+    for code in codes:
+        for line in code.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line):
                 words = shlex.split(part, comments=True)
                 if words and words[0] in APPS:

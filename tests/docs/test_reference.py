@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from docs.pages import HOME, written
+from specsim.policy.registry import NAMED
 from tests.contract.test_options_named import APPS
 
 
@@ -35,6 +36,11 @@ def test_every_command_stands_in_the_reference(app: str) -> None:
     commands: Any = typer.main.get_command(APPS[app])
     text = (HOME / "reference" / "commands.md").read_text()
     assert [name for name in commands.commands if not re.search(rf"`{name}`|^  {name} ", text, re.MULTILINE)] == []
+
+
+def test_every_policy_stands_on_the_page_that_helps_to_choose() -> None:
+    text = (HOME / "which.md").read_text()
+    assert [name for name in NAMED if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("name", [path.relative_to(HOME.parent).as_posix() for path in written()])
