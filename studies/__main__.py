@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from collections.abc import Iterable
@@ -44,6 +45,12 @@ def copy(paths: Iterable[Path], source: Path, target: Path) -> None:
             shutil.copy(source / path, target / path)
 
 
+def compact(folder: Path) -> None:
+    """Leave the spaces out of a folder's JSON: programs read it, and every checkout holds it."""
+    for path in folder.rglob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":")) + "\n")
+
+
 def redo(name: str, out: Path, *, real: bool) -> None:
     """Write a study's report and figures anew, into its results and its folder, and the claims of what it prints."""
     home, results = HOME / name, out / name
@@ -57,6 +64,7 @@ def redo(name: str, out: Path, *, real: bool) -> None:
     if records and real:
         shutil.rmtree(home / RECORDED, ignore_errors=True)
         copy(recorded_files(name, results), results, home / RECORDED)
+        compact(home / RECORDED)
     copy([Path(written) for written in WRITTEN if (results / written).exists()], results, home)
     if (home / "claims.py").is_file():
         why_not = list(claims.write(name, results, HOME).values())

@@ -17,6 +17,9 @@ from tests.support import ROOT
 PACKAGES = ("specsim", "realrun", "kernels/speckernels")
 MOST_FILES = 13  # .py files of a folder
 MOST_LINES = 400  # lines of a file that is no test
+MOST_MIB = 64  # of a checkout
+KERNELS_MIB = 16  # that a campaign's part of it leaves for compiled kernels
+CARRIED = ("specsim", "realrun", "kernels", "tests", "pyproject.toml")  # to a GPU, as docs/howto/profile_gpu.md says
 
 
 def sources(*folders: str) -> list[Path]:
@@ -111,3 +114,17 @@ def test_tests_prove_and_benchmarks_alone_read_a_clock() -> None:
     assert {path.parent.relative_to(ROOT).as_posix() for path in readers} == {"tests/bench"}
     marked = "pytestmark = pytest.mark.bench"
     assert [path.name for path in sources("tests/bench") if marked not in path.read_text()] == []
+
+
+def tracked_mib(*folders: str) -> float:
+    """What a commit's files weigh."""
+    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no checkout of git")
+    return sum((ROOT / name).stat().st_size for name in listed.stdout.split("\0") if name) / 2**20
+
+
+def test_a_checkout_is_light_enough_to_be_carried() -> None:
+    assert f"git archive HEAD {' '.join(CARRIED)} " in (ROOT / "docs" / "howto" / "profile_gpu.md").read_text()
+    assert 0 < tracked_mib(*CARRIED) < MOST_MIB - KERNELS_MIB
+    assert tracked_mib() < MOST_MIB

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from specsim.errors import InputError
-from specsim.files import write_text
+from specsim.files import write_json, write_text
 from studies import __main__ as command
 from studies.claims import CLAIMED, claims_file
 
@@ -23,11 +24,11 @@ class Toy:
         done = out / "greedy" / "validation.json"
         if not done.is_file():
             self.real_runs += 1
-            write_text(done, f"{config['seed']}, run {self.real_runs}")
+            write_json({"seed": config["seed"], "run": self.real_runs}, done)
             write_text(out / "greedy" / "trace" / "meta.json", "{}")
             write_text(out / "greedy" / "rounds.parquet", "large")
         write_text(out / "figures" / "one.svg", "<svg/>")
-        write_text(out / "report.md", f"of {done.read_text()}")
+        write_text(out / "report.md", f"of {json.loads(done.read_text())}")
 
 
 @pytest.fixture
@@ -57,7 +58,8 @@ def test_a_real_run_is_recorded_and_its_report_written_from_that_ever_after(toy:
     write_text(home / "figures" / "of-another-day.svg", "<svg/>")
     command.main(out=tmp_path / "second")
     assert toy.real_runs == 1
-    assert (home / "report.md").read_text() == "of 3, run 1"
+    assert (home / "report.md").read_text() == "of {'seed': 3, 'run': 1}"
+    assert (home / "recorded" / "greedy" / "validation.json").read_text() == '{"seed":3,"run":1}\n'
     assert [path.name for path in (home / "figures").iterdir()] == ["one.svg"]
 
 
@@ -85,7 +87,7 @@ def test_every_study_says_what_it_needs_of_a_real_run() -> None:
 def test_a_study_that_runs_nothing_needs_no_record(toy: Toy, tmp_path: Path, real: bool) -> None:
     toy.RECORDED = ()
     command.main(["toy"], real=real, out=tmp_path / "out")
-    assert (tmp_path / "studies" / "toy" / "report.md").read_text() == "of 3, run 1"
+    assert (tmp_path / "studies" / "toy" / "report.md").read_text() == "of {'seed': 3, 'run': 1}"
     assert not (tmp_path / "studies" / "toy" / command.RECORDED).exists()
 
 

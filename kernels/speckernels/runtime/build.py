@@ -23,7 +23,10 @@ from filelock import FileLock
 from speckernels.runtime.errors import Unavailable
 
 ARCHITECTURES = ("80", "90a", "100")  # Ampere, Hopper, Blackwell: what CI compiles for
-NVCC_FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall")
+NVCC_FLAGS = (
+    *("-O3", "-std=c++17", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall"),
+    *("-lineinfo", "-Xfatbin", "-compress-all"),  # lines for profilers take more than the code
+)
 STRICT = ("--Werror", "all-warnings")  # of the tests; a newer compiler's new warning must stop nobody's work
 HOST_FLAGS = (
     *("-O1", "-std=c++17", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"),

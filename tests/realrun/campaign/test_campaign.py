@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ from specsim.cost.grid import grid_from_json
 from specsim.errors import InputError
 from specsim.results import list_results
 from specsim.trace.files import read_trace
+from tests.contract.test_house import CARRIED
 from tests.support import ROOT
 
 
@@ -172,3 +175,21 @@ def test_reduced_stages_give_results_that_specsim_reads(tmp_path: Path) -> None:
     (scripted,) = validate["scripted"].values()
     assert all(row["rounds_identical_percent"] == 100 for row in scripted["rows"])
     assert all(row["rounds_identical_percent"] > 99 for row in validate["lab"]["rows"])
+
+
+@pytest.mark.slow
+def test_a_part_of_a_checkout_is_enough(tmp_path: Path) -> None:
+    """The one that docs/howto/profile_gpu.md carries to a machine without a network."""
+    for name in CARRIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc", ".*"))
+        else:
+            shutil.copy(ROOT / name, tmp_path)
+    command = [sys.executable, "-m", "realrun", "campaign", "--out", "results", "--minutes", "3"]
+    paths = {"PYTHONPATH": f".{os.pathsep}kernels"}
+    stages = ("smoke", "kernels")
+    command += [word for stage in stages for word in ("--stage", stage)]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {name: json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in stages}
+    assert all(one["complete"] for one in found.values()) and "passed" in found["kernels"]["tests"]["outcome"]
