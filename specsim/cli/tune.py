@@ -172,7 +172,7 @@ def _aside(result: TuneResult) -> str:
     if result.work < 1:
         parts.append(f"{100 * result.work:.0f} % of brute force's work")
     if result.refused:
-        parts.append(f"{result.refused} refused")
+        parts.append(f"{result.refused} that trace or costs cannot serve")
     if result.interrupted:
         parts.append("interrupted, best so far")
     return f" ({', '.join(parts)})"

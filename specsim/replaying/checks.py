@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
 from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE
 from specsim.cost.table import CostTable
@@ -33,6 +38,7 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
         whose = f"this trace's acceptance model, {model}," if model else "this trace"
         return f"reads how sure the drafter is, of which {whose} says nothing"
     missing = [name for name in kind.features if getattr(trace, name) is None]
+    missing.sort(key=lambda name: name not in NEEDED)  # first what says how it is recorded
     return f"needs {NEEDED.get(missing[0], f'the column {missing[0]!r}')}, which this trace lacks" if missing else None
 
 
@@ -51,7 +57,7 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
     if policy.max_draft_tokens > trace.depth:
         raise InputError(
             f"policy {policy} drafts up to {policy.max_draft_tokens} tokens, the trace is recorded to depth "
-            f"{trace.depth}; lower the limit or record deeper"
+            f"{trace.depth}; {_lowered(policy, lambda other: other.max_draft_tokens, trace.depth)}, or record deeper"
         )
     if isinstance(policy, TreePolicy):
         reason = unsupported_reason(trace, type(policy))
@@ -60,7 +66,8 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
         if not policy.static and trace.tree is not None and policy.max_width > trace.tree.width:
             raise InputError(
                 f"policy {policy} drafts up to {policy.max_width} children of a node, the trace is recorded to "
-                f"{trace.tree.width}; lower the limit or record wider"
+                f"{trace.tree.width}; {_lowered(policy, lambda other: other.max_width, trace.tree.width)}, or record "
+                "wider (`realrun record --tree-width`)"
             )
         return
     for name in policy.features:
@@ -85,9 +92,49 @@ def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
     if isinstance(policy, TreePolicy):
         if table.tree is None:
             raise InputError(f"policy {policy.name}: these costs are not of trees; use `realrun profile --tree-nodes`")
-        covered, asked = len(table.tree.verify_s) - 1, max(policy.max_verified_nodes + 1, policy.max_expanded)
+        covered, asked = len(table.tree.verify_s) - 1, _pass_tokens(policy)
         if covered < asked:
             raise InputError(
-                f"costs cover trees of up to {covered} tokens, policy {policy} may need {asked}; lower its limit or "
-                "profile with a larger `realrun profile --tree-nodes`"
+                f"costs cover trees of up to {covered} tokens, policy {policy} may need {asked}; "
+                f"{_lowered(policy, _pass_tokens, covered)}, or profile with a larger `realrun profile --tree-nodes`"
             )
+
+
+def _pass_tokens(policy: TreePolicy) -> int:
+    """Most tokens of a pass: nodes and the pending token in the target's, expanded nodes in the drafter's."""
+    return max(policy.max_verified_nodes + 1, policy.max_expanded)
+
+
+def _lowered(policy: Any, asked: Callable[[Any], int], most: int) -> str:
+    """What to give so that a policy asks for `most`: settings each of which is enough, else those that are so together.
+
+    Of a policy that learned, whose settings decide what it learns next, their names alone.
+    """
+    fields = dataclasses.fields(policy)
+    whole = [field for field in fields if type(field.default) is int]
+    if any(type(field.default) is tuple for field in fields):
+        return f"lower {' or '.join(field.name for field in whole) or 'its limit'}"
+
+    def asks(changes: dict[str, int]) -> int:
+        try:
+            return asked(dataclasses.replace(policy, **changes))
+        except InputError:
+            return most + 1
+
+    enough = []
+    for field in whole:
+        lower = [{field.name: value} for value in range(int(field.metadata["low"]), getattr(policy, field.name))]
+        fitting = bisect_right(lower, most, key=asks)  # the lower a setting, the less is asked
+        if fitting and asks(lower[fitting - 1]) <= most:
+            enough.append(_given(lower[fitting - 1]))
+    if enough:
+        return f"give {' or '.join(enough)}"
+    together = {field.name: most for field in whole if getattr(policy, field.name) > most}
+    for name in list(together):
+        others = {other: value for other, value in together.items() if other != name}
+        together = others if asks(others) <= most else together
+    return f"give {_given(together)}" if together else "lower its limit"
+
+
+def _given(settings: dict[str, int]) -> str:
+    return " ".join(f"--set {name}={value}" for name, value in settings.items())

@@ -85,7 +85,9 @@ class Prediction:
     @property
     def notes(self) -> list[str]:
         """What a reader must know of these numbers, in words."""
-        return [*(["approximate: rejection sampling"] if self.approximate else []), *self.cost_notes]
+        approximate = ["approximate: rejection sampling"] if self.approximate else []
+        asked = f"{self.truncated_rounds} of {self.rounds} rounds asked for more than the recorded trees hold"
+        return [*approximate, *([asked] if self.truncated_rounds else []), *self.cost_notes]
 
     def __repr__(self) -> str:
         rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, HM {self.hm:.3f}, tau {self.tau:.2f} tokens per target pass"
@@ -178,8 +180,8 @@ def oracle_width(policy: Policy) -> int:
 
 def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Prediction:
     """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
-    oracle_s = oracle_seconds(priced, [type(policy)], width=oracle_width(policy), seed=seed)
-    return summarise(priced.replay(policy, seed=seed), oracle_s)
+    replayed = priced.replay(policy, seed=seed)  # first, as it says what trace or costs cannot serve
+    return summarise(replayed, oracle_seconds(priced, [type(policy)], width=oracle_width(policy), seed=seed))
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,10 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """The checked meta.json of a trace folder; InputError says what is wrong with it."""
     path = folder / META
     if not path.is_file():
-        raise InputError(f"{folder} is no trace: {META} is missing; give a folder made by `realrun record`")
+        raise InputError(
+            f"{folder} is no trace: {META} is missing; give a folder made by `realrun record`, or a "
+            "name of `specsim example --list`"
+        )
     meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
     version = meta.get("schema_version")
     if version not in READ_VERSIONS:

@@ -80,7 +80,7 @@ def test_curves_are_a_draft_step_over_a_token(trace: Trace) -> None:
 
 
 def test_policies_that_the_trace_cannot_serve_are_named(trace: Trace) -> None:
-    with pytest.raises(InputError, match="serves none of the policies .pct: needs the column"):
+    with pytest.raises(InputError, match="serves none of the policies .pct: needs recorded trees"):
         compared(trace, [cost()], "pct")
 
 

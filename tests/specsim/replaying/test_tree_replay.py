@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.api.predict import predict
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
-from specsim.policy.base import setting
+from specsim.policy.base import build_policy, setting
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.cape import Cape
+from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.static import StaticTree, check_shape
-from specsim.replaying.checks import unsupported_reason
+from specsim.policy.tree.vct import VCT
+from specsim.replaying.checks import check_covered, check_replayable, unsupported_reason
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.rng import uniform
@@ -375,7 +379,7 @@ def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
     table = cost_table(trace, COST)
     for policy, match in (
         (Whim(max_depth=4), "drafts up to 4 tokens, the trace is recorded to depth 3"),
-        (Whim(width=4, max_depth=3), "up to 4 children of a node, the trace is recorded to 3"),
+        (Whim(width=4, max_depth=3), "up to 4 children of a node, the trace is recorded to 3; give --set width=3, or"),
     ):
         with pytest.raises(InputError, match=match):
             replay(trace, policy, table)
@@ -391,6 +395,41 @@ def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
         replay(trace, policy, cost_table(trace, RampCost(), policy))
     with pytest.raises(InputError, match="trees of up to 40 tokens, policy whim.* may need 201"):
         replay(trace, policy, cost_table(trace, FlatTrees(), policy))
+
+
+def test_a_refusal_says_which_settings_to_give() -> None:
+    """Each of those that is enough alone, at its largest such value; else those that are together."""
+    trace = tree_trace(0, sequences=2, tokens=12, depth=5, width=3)
+    table = cost_table(trace, FlatTrees())
+    for policy, wanted in (
+        (Eagle2(depth=5, nodes=30), ["top_k=3"]),
+        (Eagle2(depth=5, nodes=50, top_k=3), ["nodes=39"]),
+        (VCT(), ["width=1", "depth=3", "level_nodes=9"]),
+        (Cape(), ["width_30=3 --set width_60=3"]),
+        (FixedK(k=9), ["k=5"]),
+    ):
+        with pytest.raises(InputError) as refused:
+            replay(trace, policy, table)
+        assert f"; give {' or '.join(f'--set {one}' for one in wanted)}, or " in str(refused.value)
+        for one in wanted:
+            changes = dict(pair.split("=") for pair in one.split(" --set "))
+            lowered = build_policy(type(policy), {**policy.settings, **changes})
+            check_replayable(trace, lowered)
+            check_covered(trace, lowered, table)
+
+
+def test_a_trace_without_trees_is_refused_for_them_before_there_is_an_oracle() -> None:
+    trace = replace(tree_trace(0, sequences=2, tokens=12, depth=5, width=3), tree=None, true_rank=None)
+    with pytest.raises(InputError, match="policy eagle2: needs recorded trees"):
+        predict(trace, FlatTrees(), "eagle2")
+
+
+def test_a_prediction_says_how_many_rounds_asked_for_more_than_the_trace_holds() -> None:
+    prediction = predict(tree_trace(0, sequences=4, tokens=12, depth=5), COST, "fixed_k", k=2)
+    rounds = prediction.rounds
+    assert not prediction.notes
+    noted = f"3 of {rounds} rounds asked for more than the recorded trees hold"
+    assert replace(prediction, truncated_rounds=3).notes == [noted]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (1, 1, 1), (0, 1), (2, 0, -1), (0, 2, 0)])
