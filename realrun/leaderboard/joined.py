@@ -41,7 +41,7 @@ from specsim.speedup.intervals import beyond_floor, noise_floor_percent, paired_
 from specsim.speedup.prediction import oracle_seconds, summarise
 from specsim.trace.joined import JoinedTrace, join_traces
 from specsim.trace.split import split_sequences
-from specsim.tuning.search import find_best
+from specsim.tuning.search import best_policy
 from specsim.tuning.settings import SearchSettings
 
 
@@ -182,7 +182,7 @@ def _candidates(
     assert isinstance(trace, JoinedTrace)
     search = SearchSettings(trials=settings.trials, seed=settings.seed)
     alone = [
-        Candidate(find_best(OneDrafter, train, replace(search, fixed={"drafter": number})).best, "alone")
+        Candidate(best_policy(OneDrafter, train, replace(search, fixed={"drafter": number})), "alone")
         for number in range(1, len(trace.parts) + 1)
     ]
     kinds = [kind for kind in settings.kinds or () if kind is not OneDrafter]

@@ -20,7 +20,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.speedup.prediction import Prediction, summarise
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.search import find_best
+from specsim.tuning.search import best_policy
 from specsim.tuning.settings import SearchSettings
 
 KIND, VERSION = "specsim-cost-comparison", 1
@@ -146,7 +146,7 @@ def _on_device(
     share: float,
 ) -> OnDevice:
     tuned_on, reported_on = PricedTrace(train, cost), PricedTrace(holdout, cost)
-    tuned = [find_best(kind, tuned_on, settings).best for kind in kinds]
+    tuned = [best_policy(kind, tuned_on, settings) for kind in kinds]
     gains = [speedup_of(tuned_on, policy, settings.seed) for policy in tuned]
     best = tuned[int(np.argmax(gains))]
     table, shares = reported_on.table(), context_share(holdout, reported_on.table())

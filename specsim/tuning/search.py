@@ -211,6 +211,14 @@ def find_best(
     return _conclude(evaluator, space, done, how, interrupted)
 
 
+def best_policy(kind: type[Policy], train: PricedTrace, settings: SearchSettings = DEFAULT_SEARCH) -> Policy:
+    """The best policy of a search that went to its end, as comparisons take it: Ctrl-C ends them too."""
+    found = find_best(kind, train, settings)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found.best
+
+
 def _run(how: Search, task: SearchContext, space: Space, trials: int, seed: int) -> None:
     if how == "optuna":
         search_optuna(task, space, trials, seed)

@@ -12,7 +12,7 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from specsim.tuning.search import find_best, fixed_settings
+from specsim.tuning.search import best_policy, fixed_settings
 from specsim.tuning.settings import SearchSettings
 from specsim.tuning.space import cap_depth, depth_bounds
 
@@ -56,7 +56,7 @@ def fit_variant(
 ) -> Policy:
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
     if variant.tuned:
-        return find_best(kind, train, dataclasses.replace(settings, fixed=variant.fixed)).best
+        return best_policy(kind, train, dataclasses.replace(settings, fixed=variant.fixed))
     depth = train.trace.depth
     given = {**cap_depth(kind, depth), **fixed_settings(kind, variant.fixed, depth)}
     return fit(kind, given, train.trace, train.table())

@@ -34,7 +34,7 @@ from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.search import find_best
+from specsim.tuning.search import best_policy
 from specsim.tuning.settings import SearchSettings
 from studies.adaedl.bound import Signals, paper_ratio
 from studies.adaedl.report import (
@@ -122,9 +122,9 @@ def policies(train: PricedTrace, config: Config) -> Iterator[tuple[str, Policy]]
     depth = train.trace.depth
 
     def best(kind: type[Policy], **fixed: object) -> Policy:
-        return find_best(
+        return best_policy(
             kind, train, SearchSettings(trials=config["trials"], seed=config["seed"], jobs=1, fixed=fixed)
-        ).best
+        )
 
     yield LONGEST, FixedK(depth)
     yield FIXED, best(FixedK)

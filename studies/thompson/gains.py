@@ -21,7 +21,7 @@ from specsim.replaying.expected import draws_uniforms
 from specsim.replaying.priced import PricedTrace
 from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.trace.trace import Trace
-from specsim.tuning.search import find_best
+from specsim.tuning.search import best_policy
 from specsim.tuning.settings import SearchSettings
 from studies.common import Config, Document
 
@@ -145,10 +145,10 @@ def comparison(train: PricedTrace, held: PricedTrace, config: Config) -> Documen
     learned: dict[str, Policy] = {
         WEAK: BetaTS(**BetaTS.PRIORS["weak"], max_draft_tokens=depth),
         STRONG: BetaTS(**BetaTS.PRIORS["strong"], max_draft_tokens=depth),
-        TUNED: find_best(BetaTS, train, search).best,
+        TUNED: best_policy(BetaTS, train, search),
     }
     if train.trace.score is not None:
-        learned[CALI] = find_best(CaliTS, train, search).best
+        learned[CALI] = best_policy(CaliTS, train, search)
     rows += [row(label, str(policy), *replays(held, policy, config)) for label, policy in learned.items()]
     shares = accepted_shares(held.trace)
     return {

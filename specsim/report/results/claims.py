@@ -41,10 +41,11 @@ def claims_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of a check of claims. document : what `specsim claims check --json` prints"""
     claims = document["claims"]
     failed = [one for one in claims if not one["passed"]]
-    verdict = f"All {len(claims)} claims pass." if not failed else f"{len(failed)} of {len(claims)} claims do not pass."
+    verdict = f"All {len(claims)} claims pass."
     if failed:
-        names = ", ".join(one["name"] for one in failed[:3])
-        verdict += f" They are {names}{f' and {len(failed) - 3} others' if len(failed) > 3 else ''}."
+        named = [f"{one['name']} ({one['verdict']})" for one in failed[:3]]
+        more = f" and {len(failed) - 3} others" if len(failed) > 3 else ""
+        verdict = f"{len(failed)} of {len(claims)} claims do not pass: {', '.join(named)}{more}."
     by_source: dict[str, Counter[str]] = {}
     for one in claims:
         source = shorten(one["source"] or "no source named", LONGEST_LABEL, placeholder=" ...")

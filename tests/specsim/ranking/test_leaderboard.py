@@ -34,6 +34,7 @@ from specsim.speedup.intervals import paired_difference
 from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+from specsim.tuning import search
 from specsim.tuning.space import search_space
 from tests.support.reference import RampCost, build_trace
 
@@ -198,6 +199,19 @@ def test_nothing_to_rank_and_bad_arguments_are_refused(trace: Trace) -> None:
         leaderboard({"a": trace}, [COST, COST])
     with pytest.raises(InputError, match="replays=0"):
         leaderboard({"a": trace}, [COST], replays=0)
+
+
+def test_an_interrupted_search_ends_the_board(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy tuned in part would stand among the others with nothing said of it."""
+    searched = search._run
+
+    def interrupted(*job: Any) -> None:
+        searched(*job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leaderboard({"a": trace}, [COST], kinds=[POLICIES["fixed_k"]], trials=4, sensitivity=False, jobs=1)
 
 
 def test_a_sweep_is_the_held_out_speedup_value_by_value(trace: Trace, board: Board) -> None:

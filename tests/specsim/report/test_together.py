@@ -95,7 +95,7 @@ def test_a_claim_that_fails_stands_first(tmp_path: Path) -> None:
     (tmp_path / "claims.json").write_text(json.dumps(document))
     assert call("specsim", "report", tmp_path / "claims.json", "--out", tmp_path / "report.html").code == 0
     text = (tmp_path / "report.html").read_text()
-    assert "1 of 2 claims do not pass. They are off." in text
+    assert "1 of 2 claims do not pass: off (contradicted)." in text
     body = text.split("<tbody>")[1]
     assert body.index("off") < body.index("fine")
 
