@@ -1,8 +1,8 @@
 """A head that gives its logits in float32, whatever the type of its weights.
 
-A head with 16-bit weights rounds its logits to 16 bits: those near 20 lie 1/8 apart in bfloat16. Many then are equal,
-or change places between passes of other sizes, whose sums round differently. Products of 16-bit numbers are summed in
-float32 anyway; here that sum is the logit.
+A head with 16-bit weights rounds its logits to 16 bits: those near 20 lie 1/8 apart in bfloat16, and some are equal.
+Products of 16-bit numbers are summed in float32 anyway; here that sum is the logit. The states that it is of stay
+rounded to 16 bits, which passes of other sizes do differently.
 """
 
 from __future__ import annotations

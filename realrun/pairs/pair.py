@@ -116,8 +116,8 @@ def load_pair(
     device : str
         cpu, cuda, cuda:1, ...
     dtype : {"float32", "float64", "bfloat16", "float16", "bfloat16-float32-logits", "float16-float32-logits"}
-        Number type of both models; the last two give float32 logits from 16-bit weights, so that fewer logits are equal
-        and fewer tokens hang on how a pass rounds.
+        Number type of both models; the last two give float32 logits from 16-bit weights, of which fewer are equal; the
+        states behind them are rounded to 16 bits as ever.
     threads : int, optional
         CPU threads of torch; its own choice unless given.
     predictor : str, optional
