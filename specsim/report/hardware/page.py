@@ -67,8 +67,8 @@ def comparison_result(document: Row) -> Result:
         f"predicted on {parts['holdout']:,} others."
     )
     verdict = (
-        f"Speculation gains most on {best['gpu']} at batch {best['batch']}: {speedup['estimate']:.3f} times (95 % "
-        f"interval {speedup['low']:.3f} to {speedup['high']:.3f})."
+        f"Speculation is predicted to gain most on {best['gpu']} at batch {best['batch']}: {speedup['estimate']:.3f} "
+        f"times (95 % interval {speedup['low']:.3f} to {speedup['high']:.3f})."
     )
     if document["approximate"]:
         verdict += " Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances."

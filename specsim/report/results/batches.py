@@ -19,6 +19,8 @@ DEFINITIONS = {
     "Batch": "Sequences that share every pass; full at all times, whoever is done makes room for the next.",
     "Speedup": "Tokens per second with speculation over tokens per second of the same batch without, with a 95 % "
     "interval over sequences.",
+    "Goodput": "A rule that chooses K anew in every round: the one that promises the most tokens per second, by the "
+    "acceptance so far and the batch as it is.",
     "Breaks even": "The batch beyond which no draft length that was weighed is faster than none; between batches the "
     "logarithm of the speedup is taken to be linear in that of the batch.",
 }

@@ -109,6 +109,7 @@ def shares(labels: Sequence[str], counts: Mapping[str, Sequence[int]], colors: M
             told(bar, [f"{label}: {number} {kind}"])
         left += np.asarray(numbers)
     axes.set_yticks(y, labels, color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("number")
     figure.legend(loc="outside upper right", ncols=len(counts), handlelength=1.2, columnspacing=1.4)

@@ -98,6 +98,8 @@ def test_a_claim_that_fails_stands_first(tmp_path: Path) -> None:
     assert "1 of 2 claims do not pass: off (contradicted)." in text
     body = text.split("<tbody>")[1]
     assert body.index("off") < body.index("fine")
+    ticks = re.findall(r">([\d.]+)</text>", text)
+    assert ticks and not any("." in tick for tick in ticks)  # claims are counted whole
 
 
 def test_what_is_no_result_is_named(results: dict[str, Path], tmp_path: Path) -> None:
