@@ -84,11 +84,12 @@ class ProgressLines:
         self.say, self.interval_s, self.clock = say, interval_s, clock
         self.starts: dict[str, Start] = {}
         self.latest: tuple[str, int, int] | None = None
+        self.latest_s = 0.0
         self.ended = Event()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         self.starts.setdefault(what, Start(self.clock(), done))
-        self.latest = what, done, total
+        self.latest, self.latest_s = (what, done, total), self.clock()
 
     def line(self) -> str | None:
         """What was reported last, with how long it will still take if it goes on so; None before all reports."""
@@ -97,7 +98,8 @@ class ProgressLines:
         what, done, total = self.latest
         start, now_s = self.starts[what], self.clock()
         if done >= total:
-            return f"{what}: {done} of {total}, done"
+            since_s = now_s - self.latest_s  # of what comes next and has not reported yet
+            return f"{what}: {done} of {total}, done{f'; what follows, {duration(since_s)} so far' if since_s else ''}"
         left_s = seconds_left(start, now_s, done, total)
         left = f"{duration(now_s - start.at_s)} so far" if left_s is None else f"about {duration(left_s)} left"
         return f"{what}: {done} of {total}, {left}"

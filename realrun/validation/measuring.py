@@ -100,6 +100,7 @@ def measure_in_turns(
             if kept is None:
                 going_on = False
                 if not warm:
+                    progress(number, repeats * len(prompts))  # the first takes long
                     warm_up([*arms, *turned(arms)], prompts, trace)
                     warm = True
                 load, probing = watch(), measured.probing(prompt, index)

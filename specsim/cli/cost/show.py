@@ -27,7 +27,12 @@ def list_costs(json: JsonOption = False) -> None:
 
 def show(
     file: Annotated[str, typer.Argument(help="Cost file, or a name of `specsim cost list`.", show_default=False)],
-    tokens: Annotated[str, typer.Option(help="Tokens of a target pass.")] = "1,2,4,8",
+    tokens: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of a target pass; default 1,2,4,8 or, of a profile, those that it covers.", show_default=False
+        ),
+    ] = "",
     contexts: Annotated[
         str,
         typer.Option(help="Cached tokens; default 128,1024 or, of a profile, its own ends.", show_default=False),
@@ -47,11 +52,13 @@ def show(
     from specsim.cost.profile import ProfileCost
 
     model = read_cost(file, batch=batch)
-    own = [128, 1024]
+    own, sizes = [128, 1024], [1, 2, 4, 8]
     if isinstance(model, ProfileCost | BatchProfileCost):
         own = [int(model.contexts[0]), int(model.contexts[-1])]
+        most = len(model.verify_s) if isinstance(model, ProfileCost) else int(model.tokens[-1])
+        sizes = [size for size in sizes if size <= most]
     at = parse_numbers(contexts, "--contexts", int, "128,1024") if contexts else own
-    sizes = parse_numbers(tokens, "--tokens", int, "1,2,4,8")
+    sizes = parse_numbers(tokens, "--tokens", int, "1,2,4,8") if tokens else sizes
     rows: list[dict[str, Any]] = []
     for context in at:
         alone_s = float(model.autoregressive_step(context))

@@ -30,7 +30,6 @@ from realrun.validation.timing import (
     warm_up,
 )
 from specsim.policy.registry import make_policy
-from specsim.progress import no_progress
 from tests.support.pairs.inside import pair_of
 from tests.support.tiny import tiny_pair, tiny_prompts
 
@@ -214,10 +213,13 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(measuring, "decode_sequence", noted)
     costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    told: list[tuple[int, int]] = []
     measuring.measure_in_turns(
-        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0, progress=no_progress
-    )
+        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
     assert used == [True, False, True, False, False, True, False, True]
+    assert told == [(done, 8) for done in range(9)]  # from before the first, which warms up
 
 
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:

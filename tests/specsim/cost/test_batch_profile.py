@@ -74,6 +74,8 @@ def test_sequences_in_lockstep_are_a_cost_model_like_any_other(tmp_path: Path) -
     assert cost.catch_up(200) == pytest.approx(4e-4, rel=1e-12)
     assert cost.autoregressive_step(200) == pytest.approx(verify_s(4, 200, 1) + 1e-3, rel=1e-12)
     assert cost.round_overhead() == pytest.approx(1.5e-3)
+    shown = json_of(call("specsim", "cost", "show", tmp_path / "batches.json", "--json"))
+    assert [list(row["verify_s"]) for row in shown["rows"]] == [["1", "2", "4"]] * 2
     shown = json_of(call("specsim", "cost", "show", tmp_path / "batches.json", "--tokens", "1,5", "--json"))
     assert [row["context"] for row in shown["rows"]] == [100, 300]
     assert shown["rows"][0]["verify_s"]["5"] == pytest.approx(verify_s(1, 100, 5))

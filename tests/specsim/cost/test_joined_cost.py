@@ -17,6 +17,7 @@ from specsim.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.policy.switch.base import PricedSwitch
 from specsim.replaying.priced import PricedTrace
+from tests.support.commands import call, json_of
 from tests.support.joined_traces import joined_trace
 
 
@@ -45,6 +46,12 @@ def test_catching_up_is_linear_between_what_was_measured() -> None:
         assert float(cost.catch_up_by(tokens, 2)) == pytest.approx(seconds, rel=1e-12)
     assert float(cost.catch_up_by(4, 52)) == pytest.approx((0.0025 + 0.004) / 2)
     assert float(cost.catch_up_by(1, 2)) == float(cost.catch_up(2))
+
+
+def test_a_profile_of_short_drafts_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps(profile_document()))
+    shown = json_of(call("specsim", "cost", "show", tmp_path / "profile.json", "--json"))
+    assert [list(row["verify_s"]) for row in shown["rows"]] == [["1", "2", "4"]] * 2
 
 
 def test_what_was_not_measured_costs_as_many_times_one() -> None:
