@@ -33,8 +33,8 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
     """The cost model, if it knows what a batch costs."""
     if not isinstance(model, BatchCost):
         raise InputError(
-            f"costs of the form {type(model).__name__} do not say what a batch of mixed contexts costs; give linear, "
-            "roofline or silicon costs or a batch profile, such as vllm-llama3.1-8b-eagle-h100"
+            "these costs do not say what a batch of mixed contexts costs; give linear, roofline or silicon costs or a "
+            "batch profile, such as vllm-llama3.1-8b-eagle-h100"
         )
     return model
 
