@@ -321,7 +321,9 @@ def test_what_cannot_be_batched_is_refused() -> None:
     refusal(lambda: decoded(trace, FixedK(k=3), 2, context=-1), "context=-1")
     refusal(lambda: decoded(trace, FixedK(k=7), 2), "depth 6")
     refusal(lambda: decoded(trace, fixed_length(7), 2), "depth 6", "record deeper")
-    refusal(lambda: batch_cost(ConstantCost(0.001, 0.01)), "ConstantCost", "batch of mixed contexts")
+    refusal(
+        lambda: batch_cost(ConstantCost(0.001, 0.01)), "these costs do not say what a batch of mixed contexts costs"
+    )
     space = dataclasses.replace(trace, meta={**trace.meta, "drafter_kind": "space"})
     refusal(lambda: decoded(space, FixedK(k=3), 2), "chain")
     refusal(lambda: decoded(space, fixed_length(3), 2), "SPACE")
