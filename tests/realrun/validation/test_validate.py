@@ -142,7 +142,8 @@ def test_progress_of_every_part_reaches_its_end(job: Job) -> None:
     for what in {what for what, _, _ in reports}:
         steps = [(done, total) for name, done, total in reports if name == what]
         total = steps[0][1]
-        assert steps == [(done, total) for done in range(1, total + 1)]
+        begins = 0 if what == "decode" else 1  # whose first sequence takes long
+        assert steps == [(done, total) for done in range(begins, total + 1)]
 
 
 def stop(*args: object, **options: object) -> None:

@@ -97,7 +97,7 @@ def test_what_a_trace_cannot_serve_is_told(traces: list[Path]) -> None:
     deep: list[Configuration] = [("fixed_k", {"k": 5}), ("fixed_k", {"k": 2}), ("pct", {})]
     swept = sweep(cells_of(traces)[::3], deep, HERE)
     assert (swept.tuning > 0).tolist() == [[True, True, False], [False, True, False]]
-    assert "true_rank" in swept.reasons[0] and swept.best[1] is not None and swept.best[1].configuration == 1
+    assert "needs recorded trees" in swept.reasons[0] and swept.best[1] is not None and swept.best[1].configuration == 1
     nothing = sweep(cells_of(traces)[:1], [("pct", {})], HERE)
     assert nothing.best == [None] and nothing.as_dict()["cells"][0]["refused"] == 1
 
