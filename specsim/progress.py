@@ -14,6 +14,7 @@ Counter = Callable[[int, int], None]  # (done, total) of work that whoever asks 
 
 LINE_EVERY_S = 30.0
 REPORT_EVERY_S = 1.0  # at most, of what a program reads
+NEXT_PART_S = 10.0  # after a part's end; from then on a line says that something else is under way
 
 
 def no_progress(done: int, total: int) -> None:
@@ -99,7 +100,8 @@ class ProgressLines:
         start, now_s = self.starts[what], self.clock()
         if done >= total:
             since_s = now_s - self.latest_s  # of what comes next and has not reported yet
-            return f"{what}: {done} of {total}, done{f'; what follows, {duration(since_s)} so far' if since_s else ''}"
+            then = f"; the next part, {duration(since_s)} so far" if since_s >= NEXT_PART_S else ""
+            return f"{what}: {done} of {total}, done{then}"
         left_s = seconds_left(start, now_s, done, total)
         left = f"{duration(now_s - start.at_s)} so far" if left_s is None else f"about {duration(left_s)} left"
         return f"{what}: {done} of {total}, {left}"

@@ -38,8 +38,10 @@ def test_a_line_says_what_how_far_and_how_long_still() -> None:
     assert lines.line() == "record: 12 of 36, about 4 min left"
     lines("record", 36, 36)
     assert lines.line() == "record: 36 of 36, done"
-    clock.now += 30
-    assert lines.line() == "record: 36 of 36, done; what follows, 30 s so far"
+    clock.now += 9
+    assert lines.line() == "record: 36 of 36, done"
+    clock.now += 21
+    assert lines.line() == "record: 36 of 36, done; the next part, 30 s so far"
 
 
 def test_what_was_there_before_is_not_counted_as_work() -> None:
