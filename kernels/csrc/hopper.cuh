@@ -193,6 +193,11 @@ __device__ __forceinline__ void registers_up_to() {
 #define PRODUCT(shape, type, names, operands, add) \
   "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type \
   " {" names "}, " operands ";\n}\n"
+#define BY_TYPE(product)          \
+  if constexpr (is_bfloat16<T>) \
+    product("bf16");            \
+  else                          \
+    product("f16")
 #define LEFT_IN_REGISTERS "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)
 
 // sums (64 x 128) = or += left (64 x 16) right (16 x 128); both matrices are in shared memory, in rows along the 16.
@@ -203,10 +208,7 @@ __device__ __forceinline__ void multiply_add_async(float (&sums)[16][4], uint64_
   asm volatile(PRODUCT("m64n128k16", type, NAMES_64, "%64, %65, add, 1, 1, 0, 0", "%66")                  \
                : SUMS_8(0), SUMS_8(8)                                                                     \
                : "l"(left), "l"(right), "r"(int(accumulate)))
-  if constexpr (is_bfloat16<T>)
-    OF("bf16");
-  else
-    OF("f16");
+  BY_TYPE(OF);
 #undef OF
 }
 
@@ -218,10 +220,7 @@ __device__ __forceinline__ void multiply_add_async(float (&sums)[16][4], const u
   asm volatile(PRODUCT("m64n128k16", type, NAMES_64, "{%64, %65, %66, %67}, %68, add, 1, 1, 1", "1")              \
                : SUMS_8(0), SUMS_8(8)                                                                             \
                : LEFT_IN_REGISTERS)
-  if constexpr (is_bfloat16<T>)
-    OF("bf16");
-  else
-    OF("f16");
+  BY_TYPE(OF);
 #undef OF
 }
 
@@ -232,10 +231,7 @@ __device__ __forceinline__ void multiply_add_async(float (&sums)[8][4], const ui
   asm volatile(PRODUCT("m64n64k16", type, NAMES_32, "{%32, %33, %34, %35}, %36, add, 1, 1, 1", "1")              \
                : SUMS_8(0)                                                                                       \
                : LEFT_IN_REGISTERS)
-  if constexpr (is_bfloat16<T>)
-    OF("bf16");
-  else
-    OF("f16");
+  BY_TYPE(OF);
 #undef OF
 }
 
