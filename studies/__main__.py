@@ -14,7 +14,6 @@ import typer
 
 from specsim.cli.console import run
 from specsim.errors import InputError
-from studies import claims
 
 HOME = Path(__file__).parent
 STUDIES = tuple(sorted(path.parent.name for path in HOME.glob("*/run.py")))
@@ -52,7 +51,7 @@ def compact(folder: Path) -> None:
 
 
 def redo(name: str, out: Path, *, real: bool) -> None:
-    """Write a study's report and figures anew, into its results and its folder, and the claims of what it prints."""
+    """Write a study's report and figures anew, into its results and its folder."""
     home, results = HOME / name, out / name
     records = bool(patterns(name))
     if records and not real:
@@ -66,10 +65,6 @@ def redo(name: str, out: Path, *, real: bool) -> None:
         copy(recorded_files(name, results), results, home / RECORDED)
         compact(home / RECORDED)
     copy([Path(written) for written in WRITTEN if (results / written).exists()], results, home)
-    if (home / "claims.py").is_file():
-        why_not = list(claims.write(name, results, HOME).values())
-        for why in dict.fromkeys(why_not):
-            print(f"figures not claimed: {why_not.count(why)}, {why}")
 
 
 def main(
