@@ -98,7 +98,7 @@ def ratio_interval(
     """
     top, bottom = _columns(numerator, denominator)
     index = resample(top.size, repeats=repeats, seed=seed)
-    ratios = top[index].sum(axis=1) / bottom[index].sum(axis=1)
+    ratios = _ratios(top, bottom, index)
     value = float(top.sum() / bottom.sum())
     deviations = (top - value * bottom) / bottom.mean()
     found = _estimate(value, ratios, deviations, confidence)
@@ -138,20 +138,16 @@ def ratio_difference(
     """Sum over sum of a less that of b, per-sequence quantities [S] of the same sequences, resampled together.
 
     Speedups over baselines of their own, or acceptance lengths (tokens over rounds). Raises InputError when
-    there is no sequence.
+    no sequence has output.
     """
     a, over_a, b, over_b = _columns(a_top, a_bottom, b_top, b_bottom)
     index = resample(a.size, repeats=repeats, seed=seed)
-
-    def summed(values: Floats) -> Floats:
-        return np.asarray(values[index].sum(axis=1))
-
-    differences = summed(a) / summed(over_a) - summed(b) / summed(over_b)
+    differences = _ratios(a, over_a, index) - _ratios(b, over_b, index)
     of_a, of_b = float(a.sum() / over_a.sum()), float(b.sum() / over_b.sum())
     deviations = (a - of_a * over_a) / over_a.mean() - (b - of_b * over_b) / over_b.mean()
     return Comparison(
         difference=_estimate(of_a - of_b, differences, deviations, confidence),
-        p_not_better=float((differences <= 0).mean()),
+        p_not_better=float((differences[~np.isnan(differences)] <= 0).mean()),
         sequences=a.size,
     )
 
@@ -233,14 +229,23 @@ def _columns(*values: npt.ArrayLike) -> list[Floats]:
     assert all(column.shape == columns[0].shape for column in columns), "one value of each per sequence"
     if columns[0].size == 0:
         raise InputError("bootstrap: no sequence; give at least one")
-    return columns
+    counted = np.any(columns, axis=0)  # a sequence without output has no weight in a ratio of sums
+    if not counted.any():
+        raise InputError("bootstrap: every sequence is empty; give at least one with output")
+    return [column[counted] for column in columns]
+
+
+def _ratios(top: Floats, bottom: Floats, index: Ints) -> Floats:
+    """Sum over sum in every resample; NaN in one that drew nothing below."""
+    below = bottom[index].sum(axis=1)
+    return np.divide(top[index].sum(axis=1), below, out=np.full(below.shape, np.nan), where=below != 0)
 
 
 def _estimate(value: float, resampled: Floats, deviations: Floats, confidence: float) -> Estimate:
     """The value's interval, by its resamples or, of few sequences, by what each adds to it linearly."""
     sequences = deviations.size
     if not 1 < sequences < FEW:
-        low, high = np.quantile(resampled, tails(sequences, confidence))
+        low, high = np.nanquantile(resampled, tails(sequences, confidence))
         return Estimate(value, float(low), float(high))
     error = float(deviations.std(ddof=1)) / math.sqrt(sequences)
     reach = student_quantile(sequences - 1, (1 + confidence) / 2) * error

@@ -21,6 +21,7 @@ from specsim.speedup.intervals import (
     paired_difference,
     ratio_difference,
     ratio_interval,
+    ratio_of_ratios,
     resample,
     student_quantile,
     tails,
@@ -277,3 +278,24 @@ def test_ratios_over_their_own_baselines_are_compared_sequence_by_sequence() -> 
 @pytest.mark.parametrize("prob", [0.5, 0.6, 0.95, 0.975, 0.9995])
 def test_quantiles_of_student_are_scipys(freedom: int, prob: float) -> None:
     assert student_quantile(freedom, prob) == pytest.approx(stats.t(freedom).ppf(prob), rel=1e-11, abs=1e-15)
+
+
+@pytest.mark.parametrize("sequences", [1, 5, 14])
+def test_sequences_without_output_change_no_interval(sequences: int) -> None:
+    """Nine of ten are empty, so that many a resample would draw nothing but those; warnings are errors here."""
+    rng = np.random.default_rng(7)
+    base, a, b = rng.random((3, sequences)) + 1
+    padded = [np.concatenate([np.zeros(9 * sequences), values]) for values in (base, a, b)]
+    assert ratio_interval(*padded[:2]) == ratio_interval(base, a)
+    assert paired_difference(*padded) == paired_difference(base, a, b)
+    assert ratio_of_ratios(padded[0], padded[1], padded[0], padded[2]) == ratio_of_ratios(base, a, base, b)
+    with pytest.raises(InputError, match="every sequence is empty"):
+        ratio_interval(np.zeros(3), np.zeros(3))
+
+
+def test_resamples_that_drew_nothing_below_are_left_out() -> None:
+    """One of twelve sequences has all drafts: where it is not drawn (0.35 of resamples) there is no rate."""
+    accepted, drafted = np.array([3.0] + [0.0] * 11), np.array([4.0] + [0.0] * 11)
+    rounds = np.ones(12)
+    found = ratio_difference(accepted, drafted, 0.5 * rounds, rounds)
+    assert found.difference == Estimate(0.25, 0.25, 0.25) and found.p_not_better == 0.0
