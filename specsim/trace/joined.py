@@ -94,7 +94,7 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
     ------
     InputError
         Says what differs, and where: target, decoding, prompts, outputs, limits, or the tokens that end a text; also
-        for outputs of rejection sampling, which depend on the drafter, and for SPACE.
+        for outputs of rejection sampling, which depend on the drafter, for SPACE, and for a trace without text.
 
     Examples
     --------
@@ -112,6 +112,11 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
         if trace.meta.get("drafter_kind") in (JOINED, SPACE):
             raise InputError(
                 f"{name} cannot be joined: its drafts are {trace.meta['drafter_kind']}; give traces of plain drafters"
+            )
+        if not trace.has_text:
+            raise InputError(
+                f"{name} cannot be joined: it holds match lengths without the text that they belong to; give traces "
+                "made by `realrun record` or `specsim record-text`"
             )
         if trace.sampled_by_rejection:
             raise InputError(

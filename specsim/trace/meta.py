@@ -92,6 +92,7 @@ class Meta(TypedDict):
     provenance: NotRequired[Made]
     synthetic: NotRequired[Synthetic]
     informed: NotRequired[bool]
+    text: NotRequired[bool]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

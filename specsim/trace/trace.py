@@ -148,6 +148,11 @@ class Trace:
         return bool(self.meta.get("informed", self.meta.get("synthetic", {}).get("informed", True)))
 
     @property
+    def has_text(self) -> bool:
+        """Whether `token` is the output; else only match lengths were recorded, and ids stand in for the tokens."""
+        return bool(self.meta.get("text", True))
+
+    @property
     def sampled_by_rejection(self) -> bool:
         """Whether the output was decoded by rejection sampling."""
         decoding = self.meta.get("decoding")
