@@ -21,6 +21,7 @@ from specsim.report.page import (
     load_text,
     page,
     prompts_text,
+    speculation_text,
     tiles,
 )
 from specsim.report.table import as_csv, as_html, behind_leader
@@ -132,11 +133,7 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
         f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
         f"{decoding_text(document['decoding'])}."
     )
-    verdict = (
-        f"{by} the fastest was {top['drafter']} with {top['form']}: "
-        f"{speedup['estimate']:.3f} times autoregressive speed (95 % interval {speedup['low']:.3f} to "
-        f"{speedup['high']:.3f})."
-    )
+    verdict = f"{by}: {speculation_text(top['label'], speedup, document['noise_floor_percent'] or 0.0)}"
     if ties:
         verdict += f" Not significantly slower (95 %): {', '.join(row['label'] for row in ties)}."
     boxes = [

@@ -18,6 +18,7 @@ from specsim.report.page import (
     lead,
     line,
     page,
+    speculation_text,
     table,
     tiles,
 )
@@ -88,10 +89,7 @@ def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
         f"Every policy was tuned on {board['sequences']['tuning']:,} sequences and replayed on "
         f"{board['sequences']['holdout']:,} others, {board['output_tokens']:,} output tokens."
     )
-    verdict = (
-        f"The fastest was {top['label']}: {speedup['estimate']:.3f} times autoregressive speed "
-        f"(95 % interval {speedup['low']:.3f} to {speedup['high']:.3f})."
-    )
+    verdict = speculation_text(top["label"], speedup)
     if ties:
         others = "one other" if ties == 1 else f"{ties} others"
         verdict += f" On these sequences {others} did not differ significantly (95 %) from it."
@@ -114,12 +112,13 @@ def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mappin
         best = group["standings"][0]
         verdicts.append(
             f"Over the {len(group['traces'])} traces at drafts up to {group['max_draft']}, {best['label']} has the "
-            f"largest geometric mean of speedups, {best['speedup']:.3f}."
+            f"largest geometric mean of speedups, {best['speedup']:.3f}"
+            + ("." if best["speedup"] > 1 else ": no policy is faster than no speculation.")
         )
     if not verdicts:
         fastest = max(boards, key=lambda board: float(board["rows"][0]["speedup"]["estimate"]))
         top = fastest["rows"][0]
-        verdicts = [f"The fastest is {top['label']}, {top['speedup']['estimate']:.3f}, on {_board_name(fastest)}."]
+        verdicts = [f"{_board_name(fastest)}: {speculation_text(top['label'], top['speedup'])}"]
     boxes = (
         (f"{board['rows'][0]['speedup']['estimate']:.2f}", f"{_board_name(board)}: {board['rows'][0]['label']}")
         for board in boards

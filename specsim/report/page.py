@@ -139,6 +139,26 @@ def truncated_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}"] if cut else []
 
 
+def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: float = 0.0) -> str:
+    """Say whether to speculate: the fastest policy against the baseline, which is a candidate like any policy.
+
+    Parameters
+    ----------
+    fastest : label of the policy with the highest speedup
+    speedup : of keys estimate, low, high; over a board, the interval that holds for all its policies at once
+    floor_percent : noise floor of a measurement, 0 where nothing was measured
+    """
+    from specsim.speedup.intervals import against_baseline, interval_text  # numpy, which pages do without
+
+    reached = f"{interval_text(speedup)} times the speed without speculation"
+    verdict = against_baseline(speedup, floor_percent)
+    if verdict == "faster":
+        return f"Fastest: {fastest}, {reached}."
+    if verdict == "slower":
+        return f"Do not speculate here: the fastest policy, {fastest}, reaches {reached}."
+    return f"No policy is significantly faster than no speculation: the fastest, {fastest}, reaches {reached}."
+
+
 def best_text(best: Mapping[str, Any]) -> str:
     """The predicted best beside the measured best, in words."""
     if best["predicted"] == best["measured"]:

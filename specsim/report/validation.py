@@ -20,6 +20,7 @@ from specsim.report.page import (
     page,
     percent,
     prompts_text,
+    speculation_text,
     tiles,
 )
 from specsim.report.table import as_html
@@ -137,14 +138,13 @@ def _check(document: Mapping[str, Any]) -> None:
 
 def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """What was fastest and how far predictions were off; first of all, whether the machine could tell."""
-    top, measured = rows[0], rows[0]["measured"]
+    top, floor_percent = rows[0], document.get("noise_floor_percent", 0.0)
     verdict = (
-        f"The fastest was {top['label']}, measured at {measured['estimate']:.3f} times autoregressive speed "
-        f"(95 % interval {measured['low']:.3f} to {measured['high']:.3f}), and the predictions miss the measured "
+        f"{speculation_text(top['label'], top['measured'], floor_percent)} The predictions miss the measured "
         f"speedups by {document['median_abs_error_percent']:.1f} % in the median."
     )
-    if document.get("noise_floor_percent", 0.0) > LARGEST_FLOOR_PERCENT:
-        floor = f"{document['noise_floor_percent']:.1f} %"
+    if floor_percent > LARGEST_FLOOR_PERCENT:
+        floor = f"{floor_percent:.1f} %"
         verdict = (
             f"The machine was too busy to tell policies apart: two like baselines may differ by {floor}. {verdict}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from specsim.errors import InputError
 
 LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a measurement says so first
 LARGEST_EXPONENT = 300.0  # of an interval that says nothing; beyond it numbers overflow
+NO_SPECULATION = "no speculation"  # the baseline's label wherever it is a candidate
 REPEATS = 2000  # resamples of an interval
 FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
@@ -52,6 +53,21 @@ def noise_floor_percent(null_arm: Estimate) -> float:
 def beyond_floor(floor_percent: float, a: float, b: float) -> bool:
     """Whether two measured speedups differ by more than the noise floor."""
     return 100 * abs(a / b - 1) > floor_percent
+
+
+def against_baseline(
+    speedup: Mapping[str, float], floor_percent: float = 0.0
+) -> Literal["faster", "slower", "not significant"]:
+    """Compare a speedup, with its interval, with 1, the baseline's.
+
+    floor_percent : the noise floor of a measurement; what differs by less is not significant
+    """
+    if beyond_floor(floor_percent, speedup["estimate"], 1.0):
+        if speedup["low"] > 1:
+            return "faster"
+        if speedup["high"] < 1:
+            return "slower"
+    return "not significant"
 
 
 @dataclass(frozen=True)

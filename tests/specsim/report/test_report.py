@@ -16,7 +16,7 @@ import pytest
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import validation_figures as figures
-from specsim.report.page import truncated_text
+from specsim.report.page import speculation_text, truncated_text
 from specsim.report.validation import KEYS, render_validation
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -161,8 +161,7 @@ def test_every_label_and_figure_is_there(document: dict[str, Any]) -> None:
     for r in document["rows"]:
         assert page.text.count(r["label"]) >= 2  # in the table and on the ladder
     for words in (
-        "1.500 times autoregressive speed",
-        "interval 1.470 to 1.530",
+        "1.500 [1.470, 1.530] times the speed without speculation",
         "1.7 % in the median",
         "Gumbel sampling at temperature 0.8",
         "ECE 0.052",
@@ -285,6 +284,29 @@ def test_the_verdict_comes_first(document: dict[str, Any]) -> None:
     text = render_validation({**document, "noise_floor_percent": 7.0})
     first = text.index('<p class="verdict">')
     assert text[first:].startswith('<p class="verdict">The machine was too busy') and first < text.index('class="lead"')
+
+
+def test_where_every_policy_is_slower_the_verdict_is_not_to_speculate(document: dict[str, Any]) -> None:
+    for entry in document["rows"]:
+        entry["measured"] = estimate(entry["measured"]["estimate"] / 3)
+    text = Page(render_validation(document)).text
+    assert "Do not speculate here: the fastest policy, adaedl(gamma=0.2, lambda0<0.3), reaches 0.500" in text
+    assert "Fastest:" not in text
+
+
+@pytest.mark.parametrize(
+    ("speedup", "floor_percent", "begins"),
+    [
+        ((1.2, 1.1, 1.3), 3.0, "Fastest: k, 1.200 [1.100, 1.300]"),
+        ((1.2, 0.9, 1.5), 3.0, "No policy is significantly faster than no speculation"),
+        ((1.02, 1.01, 1.03), 3.0, "No policy is significantly faster than no speculation"),  # below the noise floor
+        ((0.9, 0.7, 1.1), 3.0, "No policy is significantly faster than no speculation"),
+        ((0.8, 0.7, 0.9), 3.0, "Do not speculate here: the fastest policy, k, reaches 0.800"),
+    ],
+)
+def test_not_speculating_is_a_candidate(speedup: tuple[float, ...], floor_percent: float, begins: str) -> None:
+    given = dict(zip(("estimate", "low", "high"), speedup, strict=True))
+    assert speculation_text("k", given, floor_percent).startswith(begins)
 
 
 def test_rows_that_asked_for_more_than_was_recorded_are_named() -> None:

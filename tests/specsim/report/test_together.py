@@ -56,7 +56,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("name", "said"),
     [
         ("tuning", "Tuned, fixed_k is"),
-        ("leaderboard", "The fastest was"),
+        ("leaderboard", "No policy is significantly faster than no speculation"),
         ("batches", "At a context of 512"),
         ("papers", "recomputed, the papers"),
     ],
