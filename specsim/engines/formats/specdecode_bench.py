@@ -96,7 +96,8 @@ def _request(record: Mapping[str, Any], drafter: str, name: str) -> MatchLengths
     left = range(len(lengths), 0, -1)  # what is accepted beyond the output was never part of it
     named = record.get("dataset", record.get("category"))
     domain = named if isinstance(named, str) and named else name
-    return MatchLengths(len(prompt), [min(length - 1, most) for length, most in zip(lengths, left, strict=True)], domain)
+    match_len = [min(length - 1, most) for length, most in zip(lengths, left, strict=True)]
+    return MatchLengths(len(prompt), match_len, domain)
 
 
 def _trace(sequences: Sequence[MatchLengths], depth: int, drafter: str) -> Trace:

@@ -16,7 +16,6 @@ from specsim.engines.formats.imported import Imported
 from specsim.engines.formats.registry import read_format
 from specsim.errors import InputError
 from specsim.trace.files import read_trace
-from specsim.trace.trace import Trace
 from tests.specsim.engines.test_import import counts_of, rounds_of, sums
 from tests.support.commands import assert_refused, call, json_of
 
