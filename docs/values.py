@@ -21,9 +21,9 @@ from realrun.pairs.pair import LAB_DEEP_LAYERS
 from realrun.profiling.turns import TURN_ROUNDS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
 from specsim.engines.conventions import CONVENTIONS
-from specsim.papers import findings
-from specsim.papers.adaedl import DRAWS
 from specsim.speedup.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
+from studies.papers.adaedl import DRAWS
+from studies.papers.audit import findings
 from studies.papers.run import filled
 from tests.contract.test_house import MOST_FILES, MOST_LINES
 from tests.specsim.claims.test_diff import FOUND_PERCENT

@@ -1,7 +1,7 @@
 """What a claim states, and of what: the form of a claim file.
 
 A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run, a value of a JSON
-document, a mean over the seeds of a training, or a paper's table; or of two, their ratio or their difference.
+document, or a mean over the seeds of a training; or of two, their ratio or their difference.
 Everything else in this package follows from these classes.
 """
 
@@ -156,20 +156,13 @@ class SeedsSubject(Strict):
     over: Names | None = None
 
 
-class FindingSubject(Strict):
-    """What the audit of the papers' tables found, by name; `specsim papers audit` lists them."""
-
-    finding: Text
-
-
-Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject | SeedsSubject | FindingSubject
+Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject | SeedsSubject
 SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
     "trace": ReplaySubject,
     "serving": ServingSubject,
     "validation": RunSubject,
     "document": ValueSubject,
     "seeds": SeedsSubject,
-    "finding": FindingSubject,
 }
 
 
@@ -279,7 +272,7 @@ def subject_text(subject: Subject) -> str:
         return f"{subject.policy}({settings})" if settings else subject.policy
     if isinstance(subject, RunSubject):
         return subject.policy or subject.quantity
-    return subject.finding if isinstance(subject, FindingSubject) else _way_text(subject.at)
+    return _way_text(subject.at)
 
 
 def _way_text(at: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What every subject of a claim comes out as, and what those of JSON documents and of the papers' audit do."""
+"""What every subject of a claim comes out as, and what those of JSON documents do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.claims.claim import FindingSubject, SeedsSubject, ValueSubject
+from specsim.claims.claim import SeedsSubject, ValueSubject
 from specsim.errors import InputError
 from specsim.json_files import read_json
 from specsim.speedup.intervals import Estimate, ratio_interval
@@ -199,12 +199,3 @@ def positive(values: Any, where: str) -> Floats:
     if not isinstance(values, list) or not values or not all(is_number(one) and one > 0 for one in values):
         raise InputError(f"{where} is no list of positive numbers; validate again")
     return np.asarray(values, dtype=np.float64)
-
-
-def of_finding(subject: FindingSubject) -> Measured:
-    from specsim.papers import finding
-
-    found = finding(subject.finding)
-    exact = Estimate.exact(found.value)  # of the cells as they are printed
-    wide = exact if found.low is None or found.high is None else Estimate(found.value, found.low, found.high)
-    return Measured(found.value, exact, wide)

@@ -1,11 +1,11 @@
-"""What a claim's subject comes out as: a replay, batches, a real run, a JSON document or a finding evaluated again."""
+"""What a claim's subject comes out as: a replay, batches, a real run, or a JSON document evaluated again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from specsim.claims.claim import ReplaySubject, RunSubject, SeedsSubject, ServingSubject, Subject, ValueSubject
-from specsim.claims.measured import Measured, in_document, of_finding, of_seeds
+from specsim.claims.claim import ReplaySubject, RunSubject, ServingSubject, Subject, ValueSubject
+from specsim.claims.measured import Measured, in_document, of_seeds
 from specsim.claims.replayed import of_replay
 from specsim.claims.runs import of_run
 from specsim.claims.serving import of_serving
@@ -21,6 +21,4 @@ def measure(subject: Subject, home: Path) -> Measured:
         return of_run(subject, home)
     if isinstance(subject, ValueSubject):
         return in_document(subject, home / subject.document)
-    if isinstance(subject, SeedsSubject):
-        return of_seeds(subject, home / subject.seeds)
-    return of_finding(subject)
+    return of_seeds(subject, home / subject.seeds)

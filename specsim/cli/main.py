@@ -21,7 +21,6 @@ from specsim.cli.files.example import example
 from specsim.cli.files.info import data, info, policies
 from specsim.cli.files.report import report
 from specsim.cli.leaderboard import leaderboard
-from specsim.cli.papers import papers
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
 from specsim.cli.sweep import sweep
@@ -45,7 +44,6 @@ app.add_typer(claims, name="claims")
 app.add_typer(cost, name="cost")
 app.add_typer(serve, name="serve")
 app.add_typer(tree, name="tree")
-app.add_typer(papers, name="papers")
 
 
 COMMANDS = (

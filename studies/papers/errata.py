@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specsim.files import write_text
-from specsim.papers import Finding, findings
 from specsim.report.markdown import markdown_table
+from studies.papers.audit import findings
+from studies.papers.record import Finding
 
 ERRATA = Path(__file__).parents[2] / "docs" / "errata.md"
 START, END = "<!-- findings -->\n", "<!-- end of findings -->\n"

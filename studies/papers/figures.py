@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specsim.papers.edd import SIZES, drafted, fit_overhead
-from specsim.papers.eesd_cost import fit, groups, predicted
-from specsim.papers.eesd_runs import run
-from specsim.papers.record import Finding
-from specsim.papers.tables import read_table
 from specsim.report.drawing import ADAPTIVE, DOT, MEASURED, MUTED, PREDICTED, styled, svg
+from studies.papers.edd import SIZES, drafted, fit_overhead
+from studies.papers.eesd_cost import fit, groups, predicted
+from studies.papers.eesd_runs import run
+from studies.papers.record import Finding
+from studies.papers.tables import read_table
 
 Point = tuple[float, float]  # printed and predicted speedup
 

@@ -1,6 +1,6 @@
 """What the five papers' tables support, contradict and cannot decide: `python -m studies.papers.run [OUT]`.
 
-Nothing is run: every figure is a finding of `specsim papers audit`. Writes OUT/figures/ and OUT/report.md.
+Nothing is run: every figure is a finding of `python -m studies.papers audit`. Writes OUT/figures/ and OUT/report.md.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specsim.files import write_text
-from specsim.papers import Finding, findings
-from specsim.papers.record import VERDICTS
-from specsim.papers.tables import PAPERS, read_table, table_names
 from specsim.report.markdown import markdown_table
 from studies.common import Config, run_study
 from studies.papers import figures
+from studies.papers.audit import findings
+from studies.papers.record import VERDICTS, Finding
+from studies.papers.tables import PAPERS, read_table, table_names
 
 RECORDED = ()  # no real run
 SENTENCES = Path(__file__).parent / "sentences.toml"  # by paper what its tables support, contradict, cannot decide
@@ -48,8 +48,8 @@ def report_text(found: list[Finding]) -> str:
         "# What the papers' tables say of themselves",
         "",
         f"{len(found)} figures recomputed from printed ones, each with the interval that their rounding leaves it. "
-        "`specsim papers audit` lists them; docs/errata.md names the cells that disagree (section F) and says what is "
-        "done about each case.",
+        "`python -m studies.papers audit` lists them; docs/errata.md names the cells that disagree (section F) and "
+        "says what is done about each case.",
         "",
         *counts_table(found),
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from docs import pages, tables, values
 from docs.idea import FIGURE, idea
-from specsim.papers import findings
+from studies.papers.audit import findings
 from tests.contract.test_house import MOST_FILES
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
 from tests.support import ROOT

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specsim.papers import findings
-from specsim.papers.tables import PAPERS
 from studies.papers import errata
+from studies.papers.audit import findings
 from studies.papers.run import main, report_text
+from studies.papers.tables import PAPERS
 from tests.support import ROOT
 
 HOME = ROOT / "studies" / "papers"

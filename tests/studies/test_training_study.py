@@ -10,9 +10,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from specsim.papers.tables import read_table
 from specsim.policy.tree.base import new_tree
 from specsim.policy.tree.pct import PCT
+from studies.papers.tables import read_table
 from studies.training import seeds
 from studies.training.seeds import Replayed
 

@@ -13,8 +13,13 @@ from transformers.utils import logging
 
 import realrun.cli.main
 import specsim.cli.main
+import studies.papers.__main__
 
-COMMANDS = {"specsim": specsim.cli.main.main, "realrun": realrun.cli.main.main}
+COMMANDS = {
+    "specsim": specsim.cli.main.main,
+    "realrun": realrun.cli.main.main,
+    "papers": studies.papers.__main__.main,
+}
 
 
 def on_any_machine() -> Any:

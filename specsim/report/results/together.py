@@ -16,7 +16,6 @@ from specsim.report.leaderboard import leaderboard_result
 from specsim.report.page import Result, joined, page
 from specsim.report.results.batches import batches_result
 from specsim.report.results.claims import claims_result
-from specsim.report.results.papers import papers_result
 from specsim.report.results.tuning import tuning_result
 from specsim.report.validation import KIND as VALIDATION
 from specsim.report.validation import validation_result
@@ -33,11 +32,10 @@ KINDS: dict[str, Render] = {
 BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no other has
     "best_params": tuning_result,
     "break_even": batches_result,
-    "changed_verdicts": papers_result,
 }
 MAKE = (
     "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, `claims "
-    "check`, `serve schedule` or `papers audit` print with --json"
+    "check` or `serve schedule` print with --json"
 )
 
 

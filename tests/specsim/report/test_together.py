@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from specsim.api.tune import leaderboard, tune
 from specsim.claims.check import check_files
 from specsim.claims.reports import as_document as claims_document
 from specsim.cost.linear import LinearCost, LinearPass
-from specsim.papers.audit import findings_of
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.ranking.document import as_document
 from specsim.serving.speedup_map import speedup_map
@@ -38,12 +36,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     board = leaderboard(trace, RampCost(), policies=["fixed_k", "adaedl"], trials=4)
     costs = LinearCost(LinearPass(0.010, 0.0002), LinearPass(0.001, 0.0001))
     served = speedup_map(trace, costs, [FixedK(1), FixedK(2)], [1, 8, 64], contexts=[None, 512])
-    audit = [dataclasses.asdict(one) for one in findings_of("medusa")]
     documents: dict[str, Any] = {
         "tuning": tune(trace, RampCost(), "fixed_k", trials=4).as_dict(),
         "leaderboard": as_document([board], {}),
         "batches": served.as_dict(),
-        "papers": {"findings": audit, "changed_verdicts": []},
     }
     paths = {}
     for name, document in documents.items():
@@ -58,7 +54,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("tuning", "Tuned, fixed_k is"),
         ("leaderboard", "No policy is significantly faster than no speculation"),
         ("batches", "At a context of 512"),
-        ("papers", "recomputed, the papers"),
     ],
 )
 def test_a_page_begins_with_its_verdict(name: str, said: str, results: dict[str, Path], tmp_path: Path) -> None:

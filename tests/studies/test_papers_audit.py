@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from specsim.errors import InputError
-from specsim.papers import adaedl, audit
-from specsim.papers.record import Finding
+from studies.papers import adaedl, audit
+from studies.papers.record import Finding
 from tests.support.commands import call, json_of
 
 # By name, or name:low and name:high, to the digits printed. Simulations used other random numbers.
-PRINTED = json.loads((Path(__file__).parent / "printed_figures.json").read_text())
+PRINTED = json.loads((Path(__file__).parent / "papers_printed_figures.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +106,12 @@ def test_verdicts_are_the_recorded_ones(found: dict[str, Finding]) -> None:
 
 def test_a_verdict_that_changes_is_named_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "medusa.medusa1_speedup"
-    assert call("specsim", "papers", "audit", "--paper", "medusa").code == 0
+    assert call("papers", "audit", "--paper", "medusa").code == 0
     found = tuple(
         dataclasses.replace(one, verdict="supports") if one.name == name else one for one in audit.findings_of("medusa")
     )
     monkeypatch.setattr(audit, "findings_of", lambda paper: found)
-    result = call("specsim", "papers", "audit", "--paper", "medusa")
+    result = call("papers", "audit", "--paper", "medusa")
     assert result.code == 1 and f"verdict changed: {name}: no longer 'contradicts'" in result.out
     missing = audit.changed_verdicts(found[:-1])
     assert missing == [f"{name}: no longer 'contradicts'", "medusa.figure2_candidates: 0 findings, recorded 1"]
@@ -119,20 +119,20 @@ def test_a_verdict_that_changes_is_named_and_fails(monkeypatch: pytest.MonkeyPat
 
 def test_the_audit_fits_a_narrow_terminal() -> None:
     for arguments in ((), ("--paper", "space")):
-        result = call("specsim", "papers", "audit", *arguments)
+        result = call("papers", "audit", *arguments)
         assert result.code == 0 and max(map(len, result.out.splitlines())) <= 80
         assert "step_cost.greedy.cip.falcon_40b" in result.out.replace("\n", "")
 
 
 def test_json_holds_every_finding(found: dict[str, Finding]) -> None:
-    document = json_of(call("specsim", "papers", "audit", "--json"))
+    document = json_of(call("papers", "audit", "--json"))
     assert document["changed_verdicts"] == []
     assert [Finding(**{**one, "tables": tuple(one["tables"])}) for one in document["findings"]] == list(found.values())
 
 
 def test_names_are_found_and_wrong_ones_told() -> None:
     assert audit.finding("medusa.speedup.vicuna_7b").value == pytest.approx(3.47 / 1.22)
-    with pytest.raises(InputError, match="there is no finding medusa.speed; `specsim papers audit --json` lists them"):
+    with pytest.raises(InputError, match=r"there is no finding medusa.speed; `python -m studies.papers audit --json`"):
         audit.finding("medusa.speed")
     with pytest.raises(InputError, match="there is no paper llama; choose of eesd, edd, space, adaedl, medusa"):
         audit.finding("llama.speed")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from specsim.papers.record import slug
-from specsim.papers.tables import Interval, Row, read_table, stated
+from studies.papers.record import slug
+from studies.papers.tables import Interval, Row, read_table, stated
 
 DETAILED = {"eesd_10": "gsm8k", "eesd_11": "xsum", "eesd_12": "humaneval", "eesd_13": "mt_bench"}
 AUTOREGRESSIVE = "Auto-regressive"

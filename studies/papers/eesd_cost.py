@@ -8,8 +8,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from specsim.cost.roofline.architecture import find_architecture
-from specsim.papers.eesd import TARGETS, head_weights
-from specsim.papers.eesd_runs import (
+from specsim.speedup.formulas import eq14_speedup
+from studies.papers.eesd import TARGETS, head_weights
+from studies.papers.eesd_runs import (
     BETA,
     CALI,
     DETAILED,
@@ -20,9 +21,8 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.record import Finding, Verdict, finding, slug
-from specsim.papers.tables import Interval, image, read_table
-from specsim.speedup.formulas import eq14_speedup
+from studies.papers.record import Finding, Verdict, finding, slug
+from studies.papers.tables import Interval, image, read_table
 
 RATIOS = (-0.2, 1.5)  # where a fit looks
 SELF_SD_BAND = Interval(0.3, 0.9)  # the paper does not say which sublayers are skipped

@@ -8,8 +8,9 @@ import numpy as np
 from scipy.optimize import brentq
 
 from specsim.arrays import Floats
-from specsim.papers.eesd import percent_hm
-from specsim.papers.eesd_runs import (
+from specsim.speedup.formulas import eq14_speedup, mean_tokens_per_round
+from studies.papers.eesd import percent_hm
+from studies.papers.eesd_runs import (
     BETA,
     DETAILED,
     SHORT,
@@ -22,9 +23,8 @@ from specsim.papers.eesd_runs import (
     run,
     runs,
 )
-from specsim.papers.record import Finding, Verdict, finding, slug
-from specsim.papers.tables import Interval, image, read_table, stated
-from specsim.speedup.formulas import eq14_speedup, mean_tokens_per_round
+from studies.papers.record import Finding, Verdict, finding, slug
+from studies.papers.tables import Interval, image, read_table, stated
 
 FAR_BELOW = 0.8  # of the stated length; last rounds are cut short, and a ratio of means is no mean of ratios
 FIXED = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specsim.papers.record import Finding, finding, slug
-from specsim.papers.tables import image, read_table, stated
+from studies.papers.record import Finding, finding, slug
+from studies.papers.tables import image, read_table, stated
 
 QUOTED = {"Vicuna-7B": "medusa2_speedup_vicuna_7b", "Vicuna-13B": "medusa2_speedup_vicuna_13b"}
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from specsim.papers.tables import Interval
+from studies.papers.tables import Interval
 
 Verdict = Literal["supports", "contradicts", "cannot decide"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -21,7 +21,7 @@ class Finding:
     name : str
         paper.what, or paper.what.which for one of a series; stable.
     paper : str
-        Key of `specsim.papers.tables.PAPERS`.
+        Key of `studies.papers.tables.PAPERS`.
     tables : tuple of str
         Tables, rows and cells that it rests on, "table: row: column".
     value : float

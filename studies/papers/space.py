@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 from scipy.stats import norm
 
-from specsim.papers.record import Finding, Verdict, finding, slug
-from specsim.papers.tables import Interval, Row, image, read_table, stated
+from studies.papers.record import Finding, Verdict, finding, slug
+from studies.papers.tables import Interval, Row, image, read_table, stated
 
 SAMPLING = {"space_1": "greedy", "space_5": "random"}
 TARGET_PROBS, CANDIDATE_PROBS = (0.5, 0.5), (0.9, 0.1)

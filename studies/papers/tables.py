@@ -139,7 +139,7 @@ def read_table(name: str) -> Table:
         raise InputError(f"there is no table {name}; choose of {', '.join(table_names())}")
     table = parse_table(name, (DATA / f"{name}.csv").read_text(encoding="utf-8"))
     if changed := changed_cells(table):
-        raise InputError(f"{'; '.join(changed)}: not as transcribed from the paper; install specsim anew")
+        raise InputError(f"{'; '.join(changed)}: not as transcribed from the paper; check out the file anew")
     return table
 
 
@@ -157,7 +157,7 @@ def parse_table(name: str, text: str) -> Table:
         lines=lines,
     )
     if not lines or set(lines[0]) != set(table.columns) or any(None in line.values() for line in lines):
-        raise InputError(f"table {name} has not the columns {', '.join(table.columns)}; install specsim anew")
+        raise InputError(f"table {name} has not the columns {', '.join(table.columns)}; check out the file anew")
     return table
 
 

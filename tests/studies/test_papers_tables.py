@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specsim.errors import InputError
-from specsim.papers import tables
-from specsim.papers.tables import PAPERS, changed_cells, parse_table, read_table, table_names
+from studies.papers import tables
+from studies.papers.tables import PAPERS, changed_cells, parse_table, read_table, table_names
 from tests.support.commands import call
 
 
@@ -56,7 +56,7 @@ def test_a_changed_cell_is_named_by_table_row_and_column(
         monkeypatch.undo()
         read_table.cache_clear()
     expected = f"table {name}, row {row.label}, column {column}"
-    assert str(error.value) == f"{expected}: not as transcribed from the paper; install specsim anew"
+    assert str(error.value) == f"{expected}: not as transcribed from the paper; check out the file anew"
 
 
 def test_rows_that_come_or_go_are_named() -> None:
@@ -69,9 +69,9 @@ def test_rows_that_come_or_go_are_named() -> None:
 
 
 def test_a_table_is_printed_as_transcribed() -> None:
-    printed = call("specsim", "papers", "table", "medusa_1")
+    printed = call("papers", "table", "medusa_1")
     assert printed.code == 0 and all(
         cell in printed.out for cell in ("MEDUSA", "table 1", "Vicuna-33B", "1.27", "+0.05")
     )
-    wrong = call("specsim", "papers", "table", "medusa_9")
+    wrong = call("papers", "table", "medusa_9")
     assert wrong.code == 2 and wrong.err.startswith("error: there is no table medusa_9; choose of eesd_1, eesd_2")

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from specsim.errors import InputError
-from specsim.papers import adaedl, edd, eesd, eesd_algorithm, eesd_control, eesd_cost, medusa, space
-from specsim.papers.record import Finding
-from specsim.papers.tables import DATA
+from studies.papers import adaedl, edd, eesd, eesd_algorithm, eesd_control, eesd_cost, medusa, space
+from studies.papers.record import Finding
+from studies.papers.tables import DATA
 
 AUDITS: dict[str, tuple[Callable[[], Iterator[Finding]], ...]] = {
     "eesd": (eesd.audit, eesd_cost.audit, eesd_control.audit, eesd_algorithm.audit),
@@ -44,7 +44,7 @@ def findings() -> tuple[Finding, ...]:
 
     Examples
     --------
-    >>> from specsim.papers import finding
+    >>> from studies.papers.audit import finding
     >>> round(finding("eesd.eq14_one_ratio_error").value, 2)
     1.75
     """
@@ -57,7 +57,7 @@ def finding(name: str) -> Finding:
     Parameters
     ----------
     name : str
-        As `specsim papers audit --json` lists it, for example "eesd.eq14_one_ratio_error".
+        As `python -m studies.papers audit --json` lists it, for example "eesd.eq14_one_ratio_error".
 
     Raises
     ------
@@ -67,7 +67,7 @@ def finding(name: str) -> Finding:
     for one in findings_of(name.partition(".")[0]):
         if one.name == name:
             return one
-    raise InputError(f"there is no finding {name}; `specsim papers audit --json` lists them")
+    raise InputError(f"there is no finding {name}; `python -m studies.papers audit --json` lists them")
 
 
 def verdicts_of(found: Sequence[Finding]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`specsim papers`: the tables of five papers, and an audit of them."""
+"""`python -m studies.papers`: the tables of five papers, and an audit of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specsim.cli.console import print_json, print_table
+from specsim.cli.console import print_json, print_table, run
 from specsim.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from specsim.papers.record import Finding
+    from studies.papers.record import Finding
 
 papers = typer.Typer(
     help="The tables of the five papers as data, and what they say of one another.\n\n"
@@ -40,10 +40,10 @@ def audit(
 
     Exits with 1 where a verdict is not the recorded one. docs/errata.md says more of each erratum.
 
-    Example: specsim papers audit --paper medusa
+    Example: python -m studies.papers audit --paper medusa
     """
-    from specsim.papers.audit import changed_verdicts, findings, findings_of
-    from specsim.papers.tables import PAPERS
+    from studies.papers.audit import changed_verdicts, findings, findings_of
+    from studies.papers.tables import PAPERS
 
     found = findings() if paper is None else findings_of(paper)
     changed = changed_verdicts(found)
@@ -70,9 +70,9 @@ def table(
 ) -> None:
     """Print a table of a paper as it was transcribed, its digits as printed.
 
-    Example: specsim papers table medusa_1
+    Example: python -m studies.papers table medusa_1
     """
-    from specsim.papers.tables import PAPERS, read_table
+    from studies.papers.tables import PAPERS, read_table
 
     read = read_table(name)
     title, arxiv = PAPERS[read.paper]
@@ -119,7 +119,7 @@ def _overview(found: Sequence[Finding]) -> list[list[str]]:
 
 def _counts(found: Sequence[Finding]) -> str:
     """How many findings have which verdict."""
-    from specsim.papers.record import VERDICTS
+    from studies.papers.record import VERDICTS
 
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
     told = {"supports": "support", "contradicts": "contradict", "cannot decide": "cannot decide"}
@@ -139,3 +139,12 @@ def _print(title: str, rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     Console(width=NARROW).print(table)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    run(papers)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brute, minimize, minimize_scalar
 
-from specsim.papers.record import Finding, Verdict, finding, slug
-from specsim.papers.tables import Interval, read_table, stated
 from specsim.speedup.formulas import adaedl_score, mean_tokens_per_round
+from studies.papers.record import Finding, Verdict, finding, slug
+from studies.papers.tables import Interval, read_table, stated
 
 DATASETS = ("cnn_dm", "dolly_15k", "wmt_19")
 LENGTHS = (3, 7, 16)

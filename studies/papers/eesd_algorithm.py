@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.papers.record import Finding, Verdict, finding, slug
-from specsim.papers.tables import Interval
+from studies.papers.record import Finding, Verdict, finding, slug
+from studies.papers.tables import Interval
 
 SOURCE = "eesd: algorithms 1 to 3"
 TOKENS = 512

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from specsim.papers.record import Finding, Verdict, finding, slug
-from specsim.papers.tables import Interval, Row, image, read_table, stated
+from studies.papers.record import Finding, Verdict, finding, slug
+from studies.papers.tables import Interval, Row, image, read_table, stated
 
 METHODS = ("VDM", "MEDUSA-1", "EAGLE", "EDD", "VCT", "CAPE", "EAGLE-2", "PCT")
 GROUPS = {

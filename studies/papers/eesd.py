@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.cost.roofline.architecture import Architecture, find_architecture
-from specsim.papers.eesd_runs import DETAILED, Run, implied_cost_ratio, output_tokens, run, runs
-from specsim.papers.record import Finding, finding, slug
-from specsim.papers.tables import Interval, Row, image, read_table, rounded_to, stated
 from specsim.speedup.formulas import harmonic_mean
+from studies.papers.eesd_runs import DETAILED, Run, implied_cost_ratio, output_tokens, run, runs
+from studies.papers.record import Finding, finding, slug
+from studies.papers.tables import Interval, Row, image, read_table, rounded_to, stated
 
 SUMMARIES = {"gsm8k": "eesd_1", "xsum": "eesd_1", "humaneval": "eesd_2", "mt_bench": "eesd_3"}
 VICUNA_XSUM = ("xsum", "Vicuna-13B")
