@@ -17,7 +17,6 @@ from specsim.claims.measured import Measured, PerSequence
 from specsim.claims.subjects import measure
 from specsim.errors import InputError
 from specsim.speedup.intervals import Estimate, ratio_difference, ratio_of_ratios
-from specsim.speedup.seeds import mean_over_seeds
 
 ROUNDING = 1e-9  # relative, of a bound: what sums in another order may differ by
 
@@ -156,23 +155,13 @@ def _apart(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate
 
 
 def _difference(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
-    """The first value less the second; of the same sequences, or seeds, in pairs. The noise floors widen it."""
-    if over_prompts and (seeds := _paired_seeds(first, second)) is not None:
-        return seeds
+    """The first value less the second; of the same sequences in pairs. The noise floors widen it."""
     a, b = first.per_sequence, second.per_sequence
     if not over_prompts or a is None or b is None or not _same_sequences(a, b):
         return _apart(first, second, over_prompts=over_prompts)
     found = ratio_difference(a.top, a.bottom, b.top, b.bottom).difference
     reach = max(first.floor_percent, second.floor_percent) / 100 * abs(second.value)
     return Estimate(found.estimate, found.low - reach, found.high + reach)
-
-
-def _paired_seeds(first: Measured, second: Measured) -> Estimate | None:
-    """The difference of two means over the same seeds and sequences; None of others."""
-    a, b = first.per_seed, second.per_seed
-    if a is None or b is None or a.key != b.key or a.parts.shape != b.parts.shape:
-        return None
-    return mean_over_seeds(a.parts - b.parts)
 
 
 def _ratio(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:

@@ -1,8 +1,7 @@
 """What a claim states, and of what: the form of a claim file.
 
-A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run, a value of a JSON
-document, or a mean over the seeds of a training; or of two, their ratio or their difference.
-Everything else in this package follows from these classes.
+A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run or a value of a JSON
+document; or of two, their ratio or their difference. Everything else in this package follows from these classes.
 """
 
 from __future__ import annotations
@@ -126,43 +125,12 @@ class ValueSubject(Strict):
     over: Way | None = None
 
 
-class SeedsSubject(Strict):
-    """A sum over sequences over another, its mean over the seeds with which a training was repeated.
-
-    Of an acceptance length, `lists` is tokens and `over` is rounds. Its interval covers seeds and sequences; a
-    difference of two, or an order, is paired over both.
-
-    Parameters
-    ----------
-    seeds : str
-        JSON document, relative to the claim file.
-    at : list
-        The way to an object or a list of one entry for each of at least two seeds. An entry holds lists by name, of one
-        number from 0 on for each of at least two sequences, which are the same for all seeds.
-    lists : list of str
-        Names of the lists that are summed, together where there are several.
-    over : list of str, optional
-        Likewise, what their sum is divided by; unless given, the number of sequences. A ratio of two such means over
-        all is the share that one sum over seeds and sequences is of another.
-
-    References
-    ----------
-    Howe 1974, J. Am. Stat. Assoc. 69, for the interval; see `specsim.speedup.seeds`.
-    """
-
-    seeds: Text
-    at: Way
-    lists: Names
-    over: Names | None = None
-
-
-Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject | SeedsSubject
+Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject
 SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
     "trace": ReplaySubject,
     "serving": ServingSubject,
     "validation": RunSubject,
     "document": ValueSubject,
-    "seeds": SeedsSubject,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.claims.claim import SeedsSubject, ValueSubject
+from specsim.claims.claim import ValueSubject
 from specsim.errors import InputError
 from specsim.json_files import read_json
 from specsim.speedup.intervals import Estimate, ratio_interval
-from specsim.speedup.seeds import linear_parts, mean_over_seeds
 
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # of files: name, time of the last change, size
 
@@ -29,17 +27,6 @@ class PerSequence:
 
     top: Floats
     bottom: Floats
-    key: Any
-
-
-@dataclass(frozen=True)
-class PerSeed:
-    """Linear parts [R, S] of each seed's ratio of sums over sequences, and whose they are, for differences in pairs.
-
-    key : equal for subjects of the same seeds and sequences
-    """
-
-    parts: Floats
     key: Any
 
 
@@ -58,7 +45,6 @@ class Measured:
     prompts: Estimate
     floor_percent: float = 0.0
     per_sequence: PerSequence | None = None
-    per_seed: PerSeed | None = None
     seconds: tuple[Floats, Floats] | None = None
 
 
@@ -106,37 +92,6 @@ def in_document(subject: ValueSubject, path: Path) -> Measured:
     if top.shape != bottom.shape:
         raise InputError(f"{where}: at and over are lists of different lengths; name lists of the same sequences")
     return from_columns(PerSequence(top, bottom, ("list", where)))
-
-
-def of_seeds(subject: SeedsSubject, path: Path) -> Measured:
-    """The mean over seeds of a sum over sequences over another, in a JSON document."""
-    where = str(path)
-    found = found_at(_document(path), subject.at, where)
-    entries = dict(enumerate(found)) if isinstance(found, list) else found
-    if not isinstance(entries, dict) or len(entries) < 2:
-        raise InputError(f"{where}: at leads to no entries of at least two seeds; name what holds one for each")
-    top = _by_seed(entries, subject.lists, where)
-    bottom = np.ones(top.shape) if subject.over is None else _by_seed(entries, subject.over, where)
-    if top.shape != bottom.shape or top.shape[1] < 2:
-        raise InputError(f"{where}: lists and over are not of the same two sequences or more; name lists that are")
-    if not (bottom.sum(axis=1) > 0).all():
-        raise InputError(f"{where}: {', '.join(subject.over or ())} of a seed sum to 0; choose another over")
-    with np.errstate(all="ignore"):  # what overflows is refused
-        per_seed = PerSeed(linear_parts(top, bottom), ("seeds", where, tuple(entries)))
-        mean = mean_over_seeds(per_seed.parts)
-    if not np.isfinite([mean.low, mean.high]).all():
-        raise InputError(f"{where}: the numbers are too far apart for an interval; choose other units")
-    return Measured(mean.estimate, Estimate.exact(mean.estimate), mean, per_seed=per_seed)
-
-
-def _by_seed(entries: Mapping[Any, Any], names: list[str], where: str) -> Floats:
-    """These lists of every seed's entry, summed: [R, S]."""
-    held = {f"seed {str(seed)[:20]!r}": entry if isinstance(entry, dict) else {} for seed, entry in entries.items()}
-    rows = [not_negative(held[seed].get(name), f"{where}: {name} of {seed}") for seed in held for name in names]
-    if len({row.size for row in rows}) != 1:
-        raise InputError(f"{where}: {', '.join(names)} are of different lengths; name lists of the same sequences")
-    summed: Floats = np.reshape(rows, (len(entries), len(names), -1)).sum(axis=1)
-    return summed
 
 
 def found_at(document: Any, at: list[Any], where: str) -> Any:

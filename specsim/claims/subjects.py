@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specsim.claims.claim import ReplaySubject, RunSubject, ServingSubject, Subject, ValueSubject
-from specsim.claims.measured import Measured, in_document, of_seeds
+from specsim.claims.claim import ReplaySubject, RunSubject, ServingSubject, Subject
+from specsim.claims.measured import Measured, in_document
 from specsim.claims.replayed import of_replay
 from specsim.claims.runs import of_run
 from specsim.claims.serving import of_serving
@@ -19,6 +19,4 @@ def measure(subject: Subject, home: Path) -> Measured:
         return of_serving(subject, home)
     if isinstance(subject, RunSubject):
         return of_run(subject, home)
-    if isinstance(subject, ValueSubject):
-        return in_document(subject, home / subject.document)
-    return of_seeds(subject, home / subject.seeds)
+    return in_document(subject, home / subject.document)

@@ -1,7 +1,7 @@
 """A training repeated with other seeds, each replayed on the same prompts: what the tables say of it.
 
 The mean over seeds of a ratio of sums over prompts, such as the speedup, varies with the seeds that were drawn and with
-the prompts; intervals cover both (`specsim.speedup.seeds`).
+the prompts; intervals cover both (`studies.training.over_seeds`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from specsim.arrays import Floats
 from specsim.report.markdown import difference_text
 from specsim.speedup.intervals import Estimate
-from specsim.speedup.seeds import linear_parts, mean_over_seeds
+from studies.training.over_seeds import linear_parts, mean_over_seeds
 
 COVERS = (
     "Intervals (95 %) are of the mean over seeds and cover both the seeds and the prompts (Howe 1974: Student's t over "

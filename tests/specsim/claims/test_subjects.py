@@ -1,8 +1,7 @@
-"""What claims are of beside replays: full batches, the parts of a real run's rounds, a training with several seeds."""
+"""What claims are of beside replays: full batches, and the parts of a real run's rounds."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,15 +9,14 @@ import pyarrow as pa
 import pytest
 
 import specsim
-from specsim.claims.check import Checked, check_files
+from specsim.claims.check import check_files
 from specsim.errors import InputError
 from specsim.files import write_table
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import GoodputK
 from specsim.serving.speedup_map import speedup_map
-from specsim.speedup.intervals import Estimate, ratio_interval
-from specsim.speedup.seeds import linear_parts, mean_over_seeds
+from specsim.speedup.intervals import ratio_interval
 from tests.specsim.claims.test_check import validation
 from tests.specsim.claims.test_files import beside
 
@@ -110,91 +108,3 @@ def test_rounds_of_another_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rounds.parquet").unlink()
     with pytest.raises(InputError, match=r"rounds\.parquet does not exist"):
         check_files([path])
-
-
-TRAININGS = {
-    "a": {"0": {"tokens": [9, 8], "rounds": [3, 4]}, "1": {"tokens": [10, 9], "rounds": [5, 3]}},
-    "b": {"0": {"tokens": [9, 8], "rounds": [4, 5]}, "1": {"tokens": [10, 9], "rounds": [6, 4]}},
-}
-SEEDS = 'version = 1\n[defaults]\nseeds = "it.json"\nlists = ["tokens"]\n[[claim]]\nname = "it"\n'
-LENGTHS = 'over = ["rounds"]\n'
-BOTH = '[{ at = ["a"] }, { at = ["b"] }]\n'
-
-
-def trained(folder: Path, claim: str, document: object = TRAININGS) -> Checked:
-    """The one claim of these lines over trainings with two seeds."""
-    (folder / "it.json").write_text(json.dumps(document))
-    path = folder / "it.claims.toml"
-    path.write_text(SEEDS + claim)
-    (found,) = check_files([path])
-    return found
-
-
-def mean_of(*names: str) -> Estimate:
-    """Acceptance length of the first training, less that of a second."""
-    parts = [
-        linear_parts(*([seed[column] for seed in TRAININGS[name].values()] for column in ("tokens", "rounds")))
-        for name in names
-    ]
-    return mean_over_seeds(parts[0] - sum(parts[1:]))
-
-
-def test_a_training_with_several_seeds_is_their_mean(tmp_path: Path) -> None:
-    """Of ratios of sums, and its interval is over seeds and sequences; both ends and the value are held to it."""
-    wanted = mean_of("a")
-    assert wanted.estimate == pytest.approx((17 / 7 + 19 / 8) / 2)
-    claim = LENGTHS + 'at = ["a"]\nexpected = {:.4f}\ninterval = [{:.4f}, {:.4f}]\ntolerance = 0.00005'
-    ends = (wanted.estimate, wanted.low, wanted.high)
-    found = trained(tmp_path, claim.format(*ends))
-    assert found.verdict == "holds" and found.interval == wanted and found.found == Estimate.exact(wanted.estimate)
-    for moved in ((0.0002, 0, 0), (0, -0.0002, 0), (0, 0, 0.0002)):
-        said = claim.format(*(end + by for end, by in zip(ends, moved, strict=True)))
-        assert trained(tmp_path, said).verdict == "drifted"
-    other = json.loads(json.dumps(TRAININGS).replace("[9, 8]", "[9, 9]", 1))
-    assert trained(tmp_path, claim.format(*ends), other).verdict == "drifted"
-    as_list = {"a": list(TRAININGS["a"].values())}
-    assert trained(tmp_path, claim.format(*ends), as_list).verdict == "holds"
-
-
-def test_trainings_of_the_same_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
-    wanted = mean_of("a", "b")
-    assert wanted.low > 0 and mean_of("a").low < mean_of("b").high  # apart in pairs alone
-    found = trained(tmp_path, f"{LENGTHS}difference = {BOTH}at_least = 0.0")
-    assert found.verdict == "holds" and found.found == wanted
-    assert trained(tmp_path, f"{LENGTHS}order = {BOTH}").verdict == "holds"
-    other = {**TRAININGS, "b": {f"{number}0": seed for number, seed in TRAININGS["b"].items()}}
-    assert trained(tmp_path, f"{LENGTHS}difference = {BOTH}at_least = 0.0", other).verdict == "not decidable"
-
-
-def test_a_share_over_all_seeds_is_a_ratio_of_two_means(tmp_path: Path) -> None:
-    """Also of lists that are summed; a list may hold zeros."""
-    claim = 'at = ["a"]\nratio = [{ lists = ["rounds"] }, { lists = ["tokens", "rounds"] }]\ntolerance = 1e-12\n'
-    assert trained(tmp_path, f"{claim}expected = {15 / (36 + 15)}").verdict == "holds"
-    none = json.loads(json.dumps(TRAININGS).replace("rounds", "truncated").replace("[3, 4]", "[0, 0]"))
-    share = 'at = ["a"]\nratio = [{ lists = ["truncated"] }, { lists = ["tokens"] }]\ntolerance = 1e-12\n'
-    assert trained(tmp_path, f"{share}expected = {8 / 36}", none).verdict == "holds"
-
-
-@pytest.mark.parametrize(
-    ("document", "claim", "word"),
-    [
-        ({"a": 3}, "", "at least two seeds"),
-        ({"a": {"0": TRAININGS["a"]["0"]}}, "", "at least two seeds"),
-        ({"b": {}}, "", "no such key"),
-        ({"a": [TRAININGS["a"]["0"], 3]}, "", "tokens of seed '1' is no list"),
-        ({"a": {"0\n": {"tokens": [1, -1]}, "1": {}}}, "", "tokens of seed '0.n' is no list"),
-        ({"a": [{"tokens": [1, 2]}, {"tokens": [1, 2, 3]}]}, "", "different lengths"),
-        ({"a": [{"tokens": [1, 2], "rounds": [1]}] * 2}, LENGTHS, "same two sequences"),
-        ({"a": [{"tokens": [1], "rounds": [1]}] * 2}, LENGTHS, "same two sequences"),
-        ({"a": [{"tokens": [1, 2], "rounds": [0, 0]}] * 2}, LENGTHS, "rounds of a seed sum to 0"),
-        ({"a": [{"tokens": [1e300, 1.0]}, {"tokens": [1.0, 1.0]}]}, "", "too far apart"),
-        (TRAININGS, "over = []\n", "over"),
-        (TRAININGS, 'lists = "tokens"\n', "lists"),
-        (TRAININGS, 'document = "it.json"\nseeds = "it.json"\n', "exclude"),
-        (TRAININGS, 'policy = "fixed_k"\n', "policy"),
-    ],
-)
-def test_trainings_that_cannot_be_claimed_are_refused(tmp_path: Path, document: object, claim: str, word: str) -> None:
-    with pytest.raises(InputError, match=word) as refused:
-        trained(tmp_path, f'{claim}at = ["a"]\nat_least = 0.0', document)
-    assert "\n" not in str(refused.value)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from specsim.speedup.seeds import linear_parts, mean_over_seeds
+from studies.training.over_seeds import linear_parts, mean_over_seeds
 
 
 def test_linear_parts_have_each_seeds_ratio_as_their_mean() -> None:

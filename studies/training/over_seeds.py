@@ -26,7 +26,7 @@ def linear_parts(top: npt.ArrayLike, bottom: npt.ArrayLike) -> Floats:
 
     Examples
     --------
-    >>> from specsim.speedup.seeds import linear_parts
+    >>> from studies.training.over_seeds import linear_parts
     >>> linear_parts([[2, 4], [3, 3]], [[1, 1], [1, 2]]).mean(axis=1)
     array([3., 2.])
     """
