@@ -21,6 +21,7 @@ from specsim.parquet_files import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, 
 from specsim.trace.joined import MAX_DRAFTERS, JoinedTrace, join_traces
 from specsim.trace.meta import (
     AGAIN,
+    JOINED_FILE,
     META,
     SCHEMA_VERSION,
     SEQUENCES,
@@ -38,7 +39,7 @@ PROMPT = "prompt"  # column of the sequences
 MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
 STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
 TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
-JOINED_FILE, JOINED_KIND = "joined.json", "specsim-joined-trace"
+JOINED_KIND = "specsim-joined-trace"
 JOIN_AGAIN = "join the traces again"
 
 

@@ -18,6 +18,7 @@ META = "meta.json"
 SEQUENCES = "sequences.parquet"
 STEPS = "steps.parquet"
 TREES = "trees.parquet"
+JOINED_FILE = "joined.json"  # beside folders 1, 2 and so on, of a trace each
 AGAIN = "restore or record it again"
 
 

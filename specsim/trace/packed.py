@@ -12,19 +12,23 @@ from pathlib import Path
 
 from specsim.errors import InputError
 from specsim.files import replacing, unpacked_limit_bytes
-from specsim.trace.meta import META, SEQUENCES, STEPS, TREES
+from specsim.trace.joined import MAX_DRAFTERS
+from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES
 
-NAMES = (META, SEQUENCES, STEPS, TREES)
+FOLDERS = ("", *(f"{number}/" for number in range(1, MAX_DRAFTERS + 1)))  # the trace's, and of a joined one its parts'
+NAMES = (JOINED_FILE, *(folder + name for folder in FOLDERS for name in (META, SEQUENCES, STEPS, TREES)))
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 ENCRYPTED = 1  # a member's flag
 
 
 def pack_trace(folder: Path, path: Path) -> None:
-    """Put a trace folder into one .zip file, which `read_trace` reads as well."""
+    """Put a trace folder into one .zip file, which `read_trace` reads as well; InputError if it is no trace."""
+    names = [name for name in NAMES if (folder / name).is_file()]
+    if not {META, JOINED_FILE}.intersection(names):
+        raise InputError(f"{folder} is no trace: it has neither {META} nor {JOINED_FILE}; give a trace folder")
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
-        for name in NAMES:
-            if (folder / name).is_file():
-                archive.write(folder / name, name)
+        for name in names:
+            archive.write(folder / name, name)
 
 
 @contextmanager
@@ -34,7 +38,9 @@ def unpacked(path: Path) -> Iterator[Path]:
         try:
             with zipfile.ZipFile(path) as archive:
                 for member in _members(archive, unpacked_limit_bytes(path)):
-                    with archive.open(member) as packed, Path(folder, member.filename).open("wb") as file:
+                    target = Path(folder, member.filename)
+                    target.parent.mkdir(exist_ok=True)
+                    with archive.open(member) as packed, target.open("wb") as file:
                         shutil.copyfileobj(packed, file)
         except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

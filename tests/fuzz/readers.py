@@ -27,8 +27,8 @@ from specsim.fitting.recorded_steps import read_steps
 from specsim.results import read_result
 from specsim.serving.arrivals import recorded_requests
 from specsim.static_tree.rates import read_rates
-from specsim.trace.files import JOINED_FILE, read_trace, write_trace
-from specsim.trace.meta import META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
 from specsim.trace.packed import pack_trace
 from specsim.tuning.journal import Journal, trace_digest
 from tests.fuzz import mutate

@@ -15,6 +15,7 @@ import pytest
 from specsim.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.joined import JoinedTrace, foretold, join_traces
+from specsim.trace.packed import pack_trace
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.support.joined_traces import DEPTH, guessing_part, joined_trace, lookup_part, texts
 
@@ -124,6 +125,22 @@ def test_a_folder_gives_the_joined_trace_again(tmp_path: Path) -> None:
         write_trace(joined, folder)
     write_trace(joined.select([0]), folder, overwrite=True)
     assert read_trace(folder).sequences == 1
+
+
+def test_a_packed_joined_trace_reads_as_its_folder(tmp_path: Path) -> None:
+    joined, folder, packed = joined_trace(), tmp_path / "joined", tmp_path / "packed.zip"
+    write_trace(joined, folder)
+    pack_trace(folder, packed)
+    again = read_trace(packed)
+    assert isinstance(again, JoinedTrace) and len(again.parts) == 3
+    for one, other in zip(joined.columns, again.columns, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_no_trace_is_not_packed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no trace: it has neither meta.json nor joined.json"):
+        pack_trace(tmp_path, tmp_path / "packed.zip")
+    assert not (tmp_path / "packed.zip").exists()
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
