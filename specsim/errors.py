@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from specsim.printable import one_line
+
 
 class InputError(ValueError):
-    """Bad input. The message is one line: what is wrong, where, what to do.
+    """Bad input. The message is one line that can be printed: what is wrong, where, what to do.
 
     Examples
     --------
@@ -17,7 +19,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object = ""):
-        super().__init__(" ".join(str(message).splitlines()))  # what comes from a file may hold line breaks
+        super().__init__(one_line(str(message)))  # which may quote a file
 
 
 class Interrupted(BaseException):

@@ -199,11 +199,13 @@ def build(
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from speckernels.bench.rows import printable
+
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console = Console()
     if not console.is_terminal:  # a pipe or a log has no width to fold at
         console = Console(width=200)

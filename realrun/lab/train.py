@@ -10,6 +10,7 @@ from __future__ import annotations
 # transformers wraps Module.to in a way that type checkers misread.
 # mypy: disable-error-code="arg-type,call-arg"
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from realrun.training.common.folder import checkpoint as read_checkpoint
 from realrun.training.common.interrupt import interrupted, stop_asked
 from realrun.training.common.text import encode, read_tokens, save_tokens
 from specsim.errors import InputError
+from specsim.printable import unescaped
 
 DECAY_SHARE = 0.3
 LONG_SHARE = 0.15  # the last part trains on windows twice as long
@@ -271,7 +273,7 @@ def train(settings: TrainSettings, work: Path, teacher_path: Path | None = None)
         teacher = LlamaForCausalLM.from_pretrained(teacher_path, dtype=torch.bfloat16)
         teacher.to(settings.device)
     trainer = Trainer(settings, work, teacher)
-    trainer.run(train_tokens, held_tokens, Console(stderr=True))
+    trainer.run(train_tokens, held_tokens, Console(file=unescaped(sys.stderr)))
     return trainer.step
 
 

@@ -19,6 +19,7 @@ import typer
 
 from specsim import __version__
 from specsim.errors import InputError, Interrupted
+from specsim.printable import one_line, printable, printable_output, unescaped
 from specsim.progress import Progress, ProgressLines, ProgressReports
 
 BAD_INPUT = 2
@@ -32,8 +33,9 @@ INSTALL = "real runs need more than `pip install .`: pip install -c constraints.
 MAX_SEED = 2**32 - 1  # the least of what numpy, optuna and torch take
 
 
+@printable_output()
 def run(app: typer.Typer) -> None:
-    """Run a command line; bad input becomes one line on standard error and exit code 2."""
+    """Run a command line; its output is escaped, and bad input becomes one line on standard error and exit code 2."""
     atexit.register(gc.disable)  # or Python looks for garbage once more, among all that was imported
     try:
         code = app(standalone_mode=False)
@@ -46,13 +48,13 @@ def run(app: typer.Typer) -> None:
         print(missing_module(error), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except OSError as error:
-        print(f"error: {_what_failed(error)}", file=sys.stderr)
+        print(f"error: {one_line(_what_failed(error))}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
             error.show()
         else:
-            message = " ".join(error.format_message().split()).rstrip(".")
+            message = one_line(" ".join(error.format_message().split()).rstrip("."))
             command = error.ctx.command_path if error.ctx else sys.argv[0]
             print(f"error: {message}; see `{command} --help`", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
@@ -154,7 +156,7 @@ def progress_bar() -> Iterator[Progress]:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True)
+    console = Console(file=unescaped(sys.stderr))
     bar = BarColumn(max(4, min(BAR_WIDTH, console.width - BESIDE_BAR)))
     columns = TextColumn("{task.description}", markup=False), bar, TaskProgressColumn(), TimeRemainingColumn()
     with Bars(*columns, console=console, transient=True) as bars:
@@ -162,7 +164,7 @@ def progress_bar() -> Iterator[Progress]:
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
+                tasks[what] = bars.add_task(printable(what), total=total)
             bars.update(tasks[what], completed=done, total=total)
 
         yield report

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+from specsim.printable import printable, unescaped
 
 LOG_WIDTH = 200  # of a pipe or a file, which has no edge
 KEPT_WHOLE = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so
@@ -22,10 +25,16 @@ class Need(NamedTuple):
     whole: int
 
 
-def terminal() -> Console:
-    """Standard output, on which a text is what it says, no markup. Off a terminal, too, $COLUMNS is obeyed."""
-    bounded = Console().is_terminal or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(markup=False, emoji=False, highlight=False, width=None if bounded else LOG_WIDTH)
+def terminal(width: int | None = None) -> Console:
+    """Standard output, on which a text is what it says, no markup. Off a terminal, too, $COLUMNS is obeyed.
+
+    Its own styles are not escaped, so that a text from a file has to be `printable` before.
+    """
+    out = unescaped(sys.stdout)
+    bounded = Console(file=out).is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(
+        file=out, markup=False, emoji=False, highlight=False, width=width or (None if bounded else LOG_WIDTH)
+    )
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:
@@ -33,8 +42,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
     labels : first columns, which say what a row is
     """
-    console, lines = terminal(), [list(row) for row in rows]
-    console.print(title, style="italic")
+    console, lines = terminal(), [list(map(printable, row)) for row in rows]
+    columns = list(map(printable, columns))
+    console.print(printable(title), style="italic")
     needs = [need(column, [line[at] for line in lines]) for at, column in enumerate(columns)]
     for block in blocks(needs, labels, console.width):
         table = Table()

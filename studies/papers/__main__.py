@@ -128,9 +128,10 @@ def _counts(found: Sequence[Finding]) -> str:
 
 def _print(title: str, rows: Iterable[Sequence[str]]) -> None:
     """A table of findings that no terminal breaks."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from specsim.report.terminal import terminal
 
     table = Table(title=Text(title), title_justify="left", width=NARROW)
     table.add_column("finding", overflow="fold", ratio=1)
@@ -138,7 +139,7 @@ def _print(title: str, rows: Iterable[Sequence[str]]) -> None:
     table.add_column("verdict", min_width=11)
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(width=NARROW).print(table)
+    terminal(NARROW).print(table)
 
 
 def main() -> None:

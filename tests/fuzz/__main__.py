@@ -22,6 +22,7 @@ from tests.fuzz.readers import READERS
 
 COUNTS = {True: 100_000, False: 20_000}  # mutants of a reader: of JSON, of others
 LIMIT_S, LIMIT_BYTES = 5, 2**30
+MOST_CHARACTERS = 1000  # of an error
 KEPT = 5  # failures that are shown of a reader
 MEMORY = Path("/dev/shm")
 
@@ -38,9 +39,11 @@ def outcome(reader: Reader, path: Path, wanted: Any) -> str:
     try:
         found = reader.read(path)
     except reader.refusal as error:
-        said = str(error)
-        if "\n" in said:
-            return f"an error of several lines: {said!r:.200}"
+        message = str(error)
+        if not message.isprintable():
+            return f"an error with line breaks or control characters: {message!r:.200}"
+        if len(message) > MOST_CHARACTERS:
+            return f"an error of {len(message):,} characters: {message:.200}"
         return "refused"
     except Exception as error:
         return f"{type(error).__name__}: {error!s:.200}"

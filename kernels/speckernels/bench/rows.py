@@ -28,8 +28,20 @@ MAX_OPERATIONS = 100  # in a file, and characters of a name
 FLOOR_KINDS = ("bytes", "flops", "launch")
 
 
+LONGEST_LINE = 900  # characters of an error
+
+
+def printable(text: str) -> str:
+    """The text with all characters escaped that a terminal would not show as they are."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class BenchError(ValueError):
     """Bad input to the benchmark, or a GPU that stopped answering; one line that says what to do."""
+
+    def __init__(self, message: object = "") -> None:
+        line = printable(" ".join(str(message).split()))  # which may quote a file
+        super().__init__(line if len(line) <= LONGEST_LINE else f"{line[:600]} ... {line[-290:]}")
 
 
 class ElsewhereError(BenchError):
