@@ -30,6 +30,7 @@ from realrun.lm.layer_stack import model_parts
 from realrun.lm.open import static_serves
 from realrun.lm.split_target import RowsAhead, SplitTarget
 from realrun.lm.static.split import StaticSplitTarget
+from realrun.lm.variants.block_expansion import layers_below
 from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
 from specsim.policy.tree.base import TreePolicy
@@ -80,11 +81,14 @@ def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:
 
 
 class EarlyExitLM(CachedLM):
-    """The drafter's pass over what the split target holds; `length` counts the slots of the exit layer."""
+    """The drafter's pass over what the split target holds; `length` counts the slots of the exit layer.
 
-    def __init__(self, target: SplitTarget, model: Any):
+    shared : the model's layers that the target runs, perhaps with identity blocks behind each
+    """
+
+    def __init__(self, target: SplitTarget, model: Any, shared: int):
         self.target = target
-        self.exit = target.pieces.stack(model.model.layers[target.split :])
+        self.exit = target.pieces.stack(model.model.layers[shared:])
         self.norm, self.head = model.model.norm, model.get_output_embeddings()
         super().__init__(model)
 
@@ -172,10 +176,11 @@ class EESDKind(DrafterKind):
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
         if static_serves(target):
-            static = StaticSplitTarget(target, self.split)
-            return static, EarlyExitDrafter(static, StaticEarlyExit(static, self.model), eos_token_ids, predictor)
-        split = SplitTarget(target, self.split)
-        return split, EarlyExitDrafter(split, EarlyExitLM(split, self.model), eos_token_ids, predictor)
+            static = StaticSplitTarget(target, layers_below(target, self.split))
+            exit_pass = StaticEarlyExit(static, self.model, self.split)
+            return static, EarlyExitDrafter(static, exit_pass, eos_token_ids, predictor)
+        split = SplitTarget(target, layers_below(target, self.split))
+        return split, EarlyExitDrafter(split, EarlyExitLM(split, self.model, self.split), eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         """An early exit proposes what an independent model of its layers would."""

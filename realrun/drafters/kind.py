@@ -78,10 +78,6 @@ class DrafterKind(ABC):
         Raises InputError for a mode in which this mechanism is not recorded.
         """
 
-    def unsupported_reason(self, target: Any) -> str | None:
-        """Why it cannot draft for this target, or would for nothing; None where it can."""
-        return None
-
     @property
     def max_depth(self) -> int | None:
         """Most tokens that it can draft in a round, None for no limit."""

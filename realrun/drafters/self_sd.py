@@ -22,7 +22,7 @@ from realrun.lm.layer_stack import model_parts
 from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants.block_expansion import with_blocks
 from realrun.lm.variants.over_target import OverTarget
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.proposals.recorder import Recorder
@@ -98,24 +98,20 @@ class SelfSDKind(DrafterKind):
     ) -> tuple[CachedLM, DraftModel]:
         if static_serves(target):
             static = StaticLlama(target)
-            return static, DraftModel(StaticSkipping(static, self.skips), eos_token_ids, predictor)
+            return static, DraftModel(StaticSkipping(static, self._skips(target)), eos_token_ids, predictor)
         split, lm = self._passes(target)
         return split, DraftModel(lm, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         return target_cache_recorder(*self._passes(target), sampler)
 
-    def unsupported_reason(self, target: Any) -> str | None:
-        if self.skips == NOTHING or expansion_of(target) is None:
-            return None
-        return (
-            "Self-SD skips identity blocks for nothing, so that its speedup on a deepened target means nothing; choose "
-            "another drafter, or the target as it was trained"
-        )
-
     def _passes(self, target: Any) -> tuple[SplitTarget, SkippingLM]:
         split = SplitTarget(target, 0)
-        return split, SkippingLM(split, self.skips)
+        return split, SkippingLM(split, self._skips(target))
+
+    def _skips(self, target: Any) -> SkippedSublayers:
+        """The sublayers to skip, each with those of its identity blocks."""
+        return SkippedSublayers(*(with_blocks(target, layers) for layers in self.skips))
 
     @property
     def facts(self) -> dict[str, Any]:

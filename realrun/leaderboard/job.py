@@ -17,7 +17,6 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from realrun.drafters.self_sd import SelfSDKind
 from realrun.leaderboard.costs import ANEW, PLAIN, Costs, models
 from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
 from realrun.leaderboard.rows import (
@@ -35,6 +34,7 @@ from realrun.leaderboard.rows import (
     rows,
     trigram_shares,
 )
+from realrun.lm.variants.block_expansion import expansion_of
 from realrun.machine_load import Load
 from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
@@ -247,6 +247,7 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
     return {
         "drafters": {name: pair.fingerprint for name, pair in pairs.items()},
         "layers": first.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
+        "block_expansion": expansion_of(first.target),
         "device": device_name(first.device),
         "threads": torch.get_num_threads(),
         "dtype": str(first.dtype).removeprefix("torch."),
@@ -319,7 +320,7 @@ def _tuned(
 
 def named(drafters: str | None, target: str) -> dict[str, str]:
     """Names, in the leaderboard, of the drafters that were asked for: a folder's own name, else the drafter's."""
-    from realrun.pairs.pair import LAB, LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, LOOKUP, is_lab
+    from realrun.pairs.pair import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, LOOKUP, is_lab
 
     if drafters is None:
         if not is_lab(target):
@@ -329,8 +330,7 @@ def named(drafters: str | None, target: str) -> dict[str, str]:
         return {
             name: f"{LAB_PREFIX}{name}" if name in LAB_DRAFTERS else name
             for name in ("model", *LAB_DRAFTERS, LOOKUP)
-            if name not in LAB_DRAFTERS
-            or ((LAB_WEIGHTS / name).exists() and (target == LAB or name != SelfSDKind.name))
+            if name not in LAB_DRAFTERS or (LAB_WEIGHTS / name).exists()
         }
     found: dict[str, str] = {}
     for given in (part.strip() for part in drafters.split(",") if part.strip()):

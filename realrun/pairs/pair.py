@@ -30,7 +30,6 @@ from specsim.errors import InputError
 LAB = "lab"
 LAB_DEEP = "lab-deep"  # the lab's target under identity blocks; lab-deep:24 has 24 layers
 LAB_DEEP_LAYERS = 40
-LAB_DEEP_AFTER = 4  # layers below the blocks: above EESD's exit, below the states that EDD reads
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
@@ -242,8 +241,6 @@ def _load_inside(
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
     tuned, loaded = load_drafter(path, core)
     model = alone.target if tuned is core else expanded_like(tuned, alone.target)
-    if reason := loaded.unsupported_reason(model):
-        raise InputError(reason)
     home = (path if path.is_dir() else path.parent).resolve()
     name = f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name
     pair = replace(alone, target=model, drafter=loaded, draft_name=name)
@@ -296,7 +293,7 @@ def _resolve_draft(name: str) -> str:
 
 
 def _deepened(model: PreTrainedModel, layers: int | None) -> PreTrainedModel:
-    return model if layers is None else expand(model, layers, LAB_DEEP_AFTER)
+    return model if layers is None else expand(model, layers)
 
 
 def _public_name(name: str, role: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.lm.variants.block_expansion import expansion_of
 from realrun.pairs.pair import Pair
 from realrun.profiling.probes import Prober
 from realrun.profiling.stream import Stream
@@ -137,7 +138,7 @@ def profile_document(stream: Stream, contexts: list[int], prober: Prober, repeat
         "drafter": pair.draft_name,
         "drafter_kind": pair.drafter.name,
         "drafter_facts": pair.drafter.facts,
-        "block_expansion": getattr(pair.target.config, "block_expansion", None),
+        "block_expansion": expansion_of(pair.target),
         "decoding": decoder.sampler.as_dict(),
         "kernels": backend_for(pair.device),
         "contexts": contexts,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from realrun.lm.variants.block_expansion import expansion_of
 from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
@@ -182,6 +183,7 @@ def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[s
     return {
         "weights": pair.fingerprint,
         "layers": pair.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
+        "block_expansion": expansion_of(pair.target),
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "trace": file_digest(trace / META),  # which has the digests of its other files
         "device": device_name(pair.device),

@@ -54,9 +54,14 @@ class ProfileSeconds(TypedDict):
 
 
 class ProfileDocument(TypedDict):
-    """A profile; of older files `median_s` is read, which have no means."""
+    """A profile; of older files `median_s` is read, which have no means.
+
+    block_expansion : where the target's identity blocks stand; "after" of files in which all stood behind that layer
+    """
 
     contexts: list[int]
+    drafter_kind: NotRequired[str]
+    block_expansion: NotRequired[dict[str, int] | None]
     mean_s: NotRequired[ProfileSeconds | None]
     median_s: NotRequired[ProfileSeconds]
 
@@ -115,6 +120,10 @@ class ProfileCost(CostModel):
     tree: TreeProfile | None = None
     catch_up_tokens: Ints | None = None
     catch_up_many_s: Seconds | None = None
+    remark: str = ""  # what every result at these costs must say of them
+
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        return [self.remark] if self.remark else []
 
     @property
     def max_tree_tokens(self) -> int:
@@ -201,6 +210,20 @@ def with_scores(model: CostModel) -> CostModel:
     return replace(model, draft_step_s=model.draft_step_s + model.score_step_s, score_step_s=0.0)
 
 
+def _remark(document: ProfileDocument) -> str:
+    """Why costs of an older lab-deep do not hold for it as it is; nothing where they do.
+
+    Where identity blocks stand changes the costs of no drafter but EESD's, which runs the layers below its exit.
+    """
+    after = (document.get("block_expansion") or {}).get("after")
+    if after is None or document.get("drafter_kind") != "eesd":
+        return ""
+    return (
+        f"this EESD profile is of a target whose identity blocks all stood behind layer {after}, where the exit costs "
+        "less than its share of the layers; profile again"
+    )
+
+
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     """The cost model of a parsed profile document; InputError where it is malformed."""
     name = f"cost profile {where}"
@@ -236,6 +259,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         ),
         catch_up_tokens=many and np.asarray(many["tokens"], dtype=np.int64),
         catch_up_many_s=many and array(many["seconds"]),
+        remark=_remark(document),
     )
     count, tree = contexts.size, profile.tree
     grids, vectors = [profile.draft_step_s, profile.verify_s], [profile.catch_up_s, profile.autoregressive_s]

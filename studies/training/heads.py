@@ -51,7 +51,7 @@ class Head(torch.nn.Module):
         self.residual = torch.nn.Parameter(torch.cat([residual[None], added]))
         self.vocabulary = torch.nn.Parameter(vocabulary.clone())
         depth = int(target.config.num_hidden_layers)
-        new = expand(target, depth + layers, depth).model.layers[depth:] if layers else ()
+        new = expand(target, depth + layers).model.layers[depth:] if layers else ()
         self.layers = torch.nn.ModuleList(new)
         self.rotary = target.model.rotary_emb
 

@@ -18,10 +18,10 @@ class StaticEarlyExit(InsideTarget):
     A pass's variant is how many of its rows, the first ones, the target holds the states of.
     """
 
-    def __init__(self, target: StaticSplitTarget, model: Any):
+    def __init__(self, target: StaticSplitTarget, model: Any, shared: int):
         self.target = target
         target.runs_ahead = True
-        super().__init__(target, with_layers(model, model.model.layers[target.split :]))
+        super().__init__(target, with_layers(model, model.model.layers[shared:]))
 
     @torch.inference_mode()
     def reserve(self, length: int) -> None:

@@ -442,7 +442,7 @@ def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="trials=4, asked for 9; pass --overwrite"):
         start(out, replace(SETTINGS, trials=9))
     pairs, plain = tiny_pairs()
-    deeper = {name: replace(pair, target=expand(pair.target, 9, 1)) for name, pair in pairs.items()}
+    deeper = {name: replace(pair, target=expand(pair.target, 9)) for name, pair in pairs.items()}
     with pytest.raises(InputError, match="layers=.*asked for 9"):  # though of the same fingerprint
         run_leaderboard(deeper, plain, prompts_of(), SETTINGS, out, lambda *step: None)
     with pytest.raises(InputError, match="greedy and Gumbel"):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from realrun.drafters.registry import DRAFTERS
-from realrun.drafters.self_sd import SelfSDKind
+from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm
 from realrun.lm.variants.block_expansion import core_of, expand, expansion_of, layers_below
 from realrun.pairs.drafter_files import weights_digest
@@ -33,8 +35,8 @@ def differing(one: Trace, other: Trace) -> list[str]:
 @torch.inference_mode()
 def test_logits_and_states_are_equal_to_the_last_bit(architecture: str) -> None:
     core = small_target(architecture)
-    deep = expand(core, 9, 2)
-    assert expansion_of(deep) == (2, 6) and expansion_of(core) is None
+    deep = expand(core, 9)
+    assert deep.config.block_expansion == {"core_layers": 3} and expansion_of(core) is None
     assert len(deep.model.layers) == deep.config.num_hidden_layers == 9 and core.config.num_hidden_layers == 3
     said, repeated = (model(input_ids=TOKENS, output_hidden_states=True) for model in (core, deep))
     assert (said.logits - repeated.logits).abs().max() == 0.0
@@ -50,7 +52,7 @@ def test_logits_and_states_are_equal_to_the_last_bit(architecture: str) -> None:
 @torch.inference_mode()
 def test_caches_of_core_and_deep_target_do_not_mix() -> None:
     core = small_target("llama")
-    deep, plain = make_lm(expand(core, 9, 2)), make_lm(core)
+    deep, plain = make_lm(expand(core, 9)), make_lm(core)
     for lm in (deep, plain):
         lm.prefill([5, 9, 3])
     for token in (44, 17):
@@ -63,32 +65,69 @@ def recorded_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pair, "core", property(lambda pair: pair))
 
 
-@pytest.mark.parametrize("kind", [name for name in DRAFTERS if name not in ("self-sd", "prompt-lookup")])
+@pytest.mark.parametrize("kind", [name for name in DRAFTERS if name != "prompt-lookup"])
 def test_drafters_draft_as_they_did(kind: str, recorded_deep: None) -> None:
     pair = case_pair(Case(kind))
-    deep = replace(pair, target=expand(pair.target, int(pair.target.config.num_hidden_layers) + 3, 1))
+    deep = replace(pair, target=expand(pair.target, int(pair.target.config.num_hidden_layers) + 3))
     settings = RecordSettings(max_draft_tokens=3, max_new_tokens=10)
     traces = [record(one, prompts_of(kind)[:2], settings) for one in (pair, deep)]
     assert differing(*traces) == [] and (traces[0].match_len > 0).any()
     assert deep.fingerprint == pair.fingerprint  # a predictor of the one serves the other
 
 
-def test_self_sd_is_refused_and_so_are_layers_that_are_no_more() -> None:
+def passes_its_input_on(layer: Any) -> bool:
+    """Whether a layer adds nothing to its input, by its own parameters alone."""
+    return all(not parameter.any() for parameter in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight))
+
+
+@pytest.mark.parametrize("layers", [4, 7, 8, 13, 40])
+def test_identity_blocks_are_spread_evenly(layers: int) -> None:
+    """Any number of the first layers does the share of the work that it has of the depth, to within one block."""
+    core = small_target("llama")
+    stack = expand(core, layers).model.layers
+    working = [number for number, layer in enumerate(stack) if not passes_its_input_on(layer)]
+    assert len(stack) == layers and len(working) == len(core.model.layers) == 3
+    for depth in range(layers + 1):
+        share = sum(number < depth for number in working)
+        assert abs(share - 3 * depth / layers) <= 1
+
+
+@torch.inference_mode()
+def operations(lm: CachedLM, *before: CachedLM) -> int:
+    """Floating-point operations of a pass over one token behind three, as torch counts them."""
+    for one in (*before, lm):
+        one.reset()
+        one.prefill([5, 9, 3])
+    with FlopCounterMode(display=False) as counter:
+        lm.forward([44])
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize(("kind", "share"), [("eesd", 1 / 4), ("self-sd", 3 / 4)])
+def test_a_drafter_of_a_share_of_the_core_runs_that_share_of_the_deep_target(kind: str, share: float) -> None:
+    """An exit after one of four layers, or a draft without one attention and one MLP of four layers."""
+    pair = case_pair(Case(kind))
+    deep = replace(pair, target=expand(pair.target, 3 * int(pair.target.config.num_hidden_layers)))
+    draft_steps, target_steps = [], []
+    for one in (pair, deep):
+        target, drafter = one.make_drafter()
+        draft_steps.append(operations(drafter.lm, target))
+        target_steps.append(operations(make_lm(one.target)))
+    more = [after - before for before, after in (draft_steps, target_steps)]
+    assert more[0] == pytest.approx(share * more[1], rel=1e-9)
+
+
+def test_no_more_layers_than_there_are_is_refused() -> None:
     pair = case_pair(Case("self-sd"))
-    deep = expand(pair.target, 8, 1)
-    assert "skips identity blocks for nothing" in str(pair.drafter.unsupported_reason(deep))
-    assert pair.drafter.unsupported_reason(pair.target) is None
-    assert SelfSDKind().unsupported_reason(deep) is None  # which skips nothing
-    with pytest.raises(InputError, match="skips identity blocks for nothing"):
-        load_pair(f"{LAB_DEEP}:10", drafter="self-sd")  # before anything is recorded
     with pytest.raises(InputError, match="4 layers are no more than the 4"):
-        expand(pair.target, 4, 1)
+        expand(pair.target, 4)
 
 
 def test_targets_of_the_lab_are_named_by_their_depth() -> None:
     deep, less = load_pair(LAB_DEEP), load_pair(f"{LAB_DEEP}:10", drafter="medusa-2")
     assert deep.target_name == f"{LAB_DEEP}:{LAB_DEEP_LAYERS}" and less.target_name == f"{LAB_DEEP}:10"
-    assert expansion_of(deep.target) == (4, LAB_DEEP_LAYERS - 8) and expansion_of(less.target) == (4, 2)
+    assert expansion_of(deep.target) == expansion_of(less.target) == {"core_layers": 8}
+    assert layers_below(deep.target, 2) == 10  # of 40, where EESD exits after 2 of 8
     assert deep.predictor is not None
     for wrong in (f"{LAB_DEEP}:", f"{LAB_DEEP}:deep", f"{LAB_DEEP}:8"):
         with pytest.raises(InputError, match="lab-deep:40|no more than the 8"):
@@ -96,7 +135,7 @@ def test_targets_of_the_lab_are_named_by_their_depth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["model", "prompt-lookup", *(name for name in LAB_DRAFTERS if name != "self-sd")])
+@pytest.mark.parametrize("drafter", ["model", "prompt-lookup", *LAB_DRAFTERS])
 def test_traces_of_the_lab_and_of_lab_deep_are_identical(drafter: str, recorded_deep: None) -> None:
     pairs = [load_pair(target, drafter=drafter, dtype="float64") for target in ("lab", LAB_DEEP)]
     settings = RecordSettings(max_draft_tokens=4, max_new_tokens=32)
