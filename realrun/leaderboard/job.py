@@ -211,6 +211,7 @@ def run_leaderboard(
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
         **about(pairs, plain, holdouts, documents),
+        "block_expansion": expansion_of(plain.target),
         "load": None if load is None else load._asdict(),
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},

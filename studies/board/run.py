@@ -40,7 +40,7 @@ from studies.common import (
     run_study,
     truncated_share,
 )
-from studies.words import about_target, share_text, without_self_sd
+from studies.words import about_target, about_uneven_blocks, share_text, without_withdrawn
 
 RECORDED = ("config.json", "*/board.json")
 
@@ -147,27 +147,27 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
         "# All drafters of the lab's target, at equal cost accounting",
         "",
         f"{about_prompts(config, one, 'rank on')}; {about_machine(one)}. {about_target(config)} "
-        f"{without_self_sd(config)}Every prompt was decoded by all at once, in turns of two rounds, and costs were "
-        "read off those rounds, against one autoregressive time, the plain target's. Of each drafter the best fixed K, "
-        "adaptive chain and tree, chosen and tuned on the tuning prompts, and its paper's own policy; "
-        "speedups with 95 % intervals over prompts; `to the leader` is the first row's less the row's. Drafters with a "
-        "target of their own write a text of their own. Equal are prompts, policies and costs, not what the drafters "
-        "were trained on.",
+        f"{about_uneven_blocks(config, one)}"
+        "Every prompt was decoded by all at once, in turns of two rounds, and costs were read off those rounds, "
+        "against one autoregressive time, the plain target's. Of each drafter the best fixed K, adaptive chain and "
+        "tree, chosen and tuned on the tuning prompts, and its paper's own policy; speedups with 95 % intervals over"
+        " prompts; `to the leader` is the first row's less the row's. Drafters with a target of their own write a "
+        "text of their own. Equal are prompts, policies and costs, not what the drafters were trained on.",
         "",
     ]
     for name, document in boards.items():
         lines += [
             f"## {name}",
             "",
-            *board_table(document),
+            *board_table(shown := without_withdrawn(config, document)),
             *loops(document),
             *trust_table({name: document}),
             accuracy(row["error_percent"] for row in document["rows"]),
             "",
-            *ladder_table((f"{row['drafter']}, {row['form']}", row) for row in document["rows"]),
+            *ladder_table((f"{row['drafter']}, {row['form']}", row) for row in shown["rows"]),
             f"![Drafters](figures/drafters-{name}.svg)",
             "",
-            *drafters_table(document),
+            *drafters_table(shown),
         ]
     return "\n".join(lines)
 
@@ -177,7 +177,8 @@ def main(out: Path, config: Config) -> None:
     claim(out, config)
     boards = {run["name"]: board(out, run, config) for run in config["runs"]}
     for name, document in boards.items():
-        write_text(out / "figures" / f"drafters-{name}.svg", leaderboard_figures.drafters(document["rows"]))
+        shown = without_withdrawn(config, document)["rows"]
+        write_text(out / "figures" / f"drafters-{name}.svg", leaderboard_figures.drafters(shown))
     write_text(out / "report.md", report_text(config, boards))
 
 

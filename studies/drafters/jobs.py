@@ -15,12 +15,11 @@ from realrun.pairs.pair import LAB_WEIGHTS
 from realrun.pairs.prompts import study_prompts
 from realrun.validation.typical_acceptance import TypicalSettings, compare_typical
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.progress import Progress
 from studies.common import Config, Document, board, load, validation
-from studies.words import first_best, is_deepened
+from studies.words import first_best
 
 CHAINS_ONLY = ("model", SelfSDKind.name)  # as the papers have them
 
@@ -28,8 +27,6 @@ CHAINS_ONLY = ("model", SelfSDKind.name)  # as the papers have them
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding."""
     found = {}
-    if is_deepened(config) and SelfSDKind.name in config["drafters"]:
-        raise InputError(f"{SelfSDKind.name} would skip the blocks of {config['target']} for free; leave it out")
     for drafter in config["drafters"]:
         names = config["chains"] if drafter in CHAINS_ONLY else [*config["chains"], *config["trees"]]
         kinds = tuple(POLICIES[name] for name in names)

@@ -9,6 +9,7 @@ Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from specsim.cli.console import progress_bar
@@ -23,7 +24,7 @@ from studies.drafters.jobs import (
     predictor_facts,
     typical_job,
 )
-from studies.words import about_target, without_self_sd
+from studies.words import EESD, about_target, about_uneven_blocks, has_uneven_blocks
 
 RECORDED = ("config.json", "typical.json", *(f"*/*/{name}" for name in (REPLAYED, "rounds.parquet", "cheap.json")))
 
@@ -36,15 +37,17 @@ def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: 
         "# Drafters inside the target, on the lab",
         "",
         f"{about_prompts(config, one)}; {about_machine(one)}. {about_target(config)} "
-        f"{without_self_sd(config)}Speedups over autoregressive decoding with 95 % intervals over sequences. v_d is "
-        "the acceptance rate, r_d the share of the output that was drafted, HM their harmonic mean, tau the acceptance "
-        "length in tokens per round. MEDUSA-2's output is its own tuned backbone's, the others' the target's.",
+        f"{about_uneven_blocks(config, one)}"
+        "Speedups over autoregressive decoding with 95 % intervals over sequences. v_d is the acceptance rate, r_d "
+        "the share of the output that was drafted, HM their harmonic mean, tau the acceptance length in tokens per "
+        "round. MEDUSA-2's output is its own tuned backbone's, the others' the target's.",
         "",
         "## The drafters",
         "",
         *tables.training_table(facts),
     ]
-    for name, documents in runs.items():
+    for name, ran in runs.items():
+        documents = without_withdrawn(config, ran)
         folders = {drafter: (out / name / drafter, document) for drafter, document in documents.items()}
         lines += [
             f"## {name}",
@@ -54,8 +57,8 @@ def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: 
             "Policies are the best of their kind on the tuning prompts. Truncated are rounds that asked for nodes that "
             "were not recorded.",
             "",
-            *trust_table(documents),
-            accuracy(row["error_percent"] for document in documents.values() for row in document["rows"]),
+            *trust_table(ran),
+            accuracy(row["error_percent"] for document in ran.values() for row in document["rows"]),
             "",
             *ladder_table(tables.ladder_rows(documents)),
             f"![Predicted and measured speedups](figures/speedups-{name}.svg)",
@@ -68,7 +71,7 @@ def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: 
             f"Replays of the same traces, were a draft step {100 * config['cheap']['step_ratio']:g} % of a target step "
             "and a verification one target step, as a few layers of 40 to 80 would be, acceptance unchanged:",
             "",
-            *tables.cheap_table(cheap[name]),
+            *tables.cheap_table({drafter: cheap[name][drafter] for drafter in documents}),
             "Where the milliseconds of a token go (EESD, Table 8):",
             "",
             *tables.breakdown_table(folders),
@@ -95,6 +98,15 @@ def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: 
     return "\n".join(lines)
 
 
+def without_withdrawn(config: Config, documents: Mapping[str, tables.Document]) -> dict[str, tables.Document]:
+    """The validations, by drafter, of those whose costs hold."""
+    return {
+        drafter: document
+        for drafter, document in documents.items()
+        if drafter != EESD or not has_uneven_blocks(config, document)
+    }
+
+
 def write_figures(folder: Path, runs: tables.Runs, typical: tables.Document) -> None:
     """All figures as SVG."""
     for name, documents in runs.items():
@@ -115,7 +127,7 @@ def main(out: Path, config: Config) -> None:
         runs = {run["name"]: main_jobs(out, run, config, report) for run in config["runs"]}
         cheap = {run["name"]: cheap_jobs(out, run, config, report) for run in config["runs"]}
         typical = typical_job(out, config, runs[config["runs"][0]["name"]]["medusa-1"], report)
-    write_figures(out / "figures", runs, typical)
+    write_figures(out / "figures", {name: without_withdrawn(config, ran) for name, ran in runs.items()}, typical)
     write_text(out / "report.md", report_text(config, runs, cheap, typical, out))
 
 

@@ -76,7 +76,12 @@ def lab_drafter(document: Document, name: str, target: Architecture) -> Drafter:
         return Drafter(name, find_architecture(str(LAB_WEIGHTS / "draft"), "lab/draft"))
     facts, kind = document["drafter_facts"], name.partition("-1")[0]
     number = {"eesd": "layers", "medusa": "heads"}.get(kind)
-    return find_drafter({"kind": kind, number: facts[number]} if number else kind, target)
+    if number is None:
+        return find_drafter(kind, target)
+    core_layers = (document["block_expansion"] or {}).get("core_layers")  # blocks are spread evenly over these
+    deep = kind == "eesd" and core_layers is not None
+    count = facts[number] * target.num_layers // core_layers if deep else facts[number]
+    return find_drafter({"kind": kind, number: count}, target)
 
 
 def roofline(document: Document, target: str, drafter: str, config: Config) -> RooflineCost:

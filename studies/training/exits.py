@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from realrun.lm.variants.block_expansion import expansion_of
+from realrun.pairs.pair import load_target
 from specsim.cost.model import CostModel
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.beta_ts import BetaTS
@@ -38,6 +40,7 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
     traces = recorded_all(out, folders, config["runs"][0], config, report, trees=False)
     priced = costs(out, traces, folders, config, report)
     return {
+        "block_expansion": expansion_of(load_target(config["priced"]).target),
         "rows": rows(traces, priced, config),
         "sweeps": {what: sweep(what, traces, priced, config) for what in ("N", "E")},
         "ratios": {what: step_ratios(what, traces, priced, config) for what in ("N", "E")},
@@ -79,19 +82,21 @@ def quality_cells(runs: Seeds) -> tuple[str, ...]:
     return (*(f"{value:.3f}" for value in shares), f"{harmonic_mean(runs):.3f}")
 
 
-def rows_table(found: Rows) -> list[str]:
-    """Table 4, or a part of it: each against the first."""
+def rows_table(found: Rows, *, priced: bool = True) -> list[str]:
+    """Table 4, or a part of it: each against the first. priced : whether the costs hold"""
     whole = next(iter(found.values()))
     table = []
     for what, runs in found.items():
         against = ("", "") if runs is whole else difference_cells(runs, whole)
         table.append([what, *quality_cells(runs), *length_cells(runs), *against])
     columns = ["variant", "v_d", "r_d", "HM", "tau", "speedup", "tau less the first's", "speedup less the first's"]
-    return markdown_table(columns, table)
+    return _table(columns, table, priced)
 
 
-def sweep_table(what: str, found: Mapping[int, Rows], usual: int, ratios: Mapping[int, float]) -> list[str]:
-    """A sweep over N or E, each against the usual one. ratios : s_d / s_t by N or E"""
+def sweep_table(
+    what: str, found: Mapping[int, Rows], usual: int, ratios: Mapping[int, float], *, priced: bool = True
+) -> list[str]:
+    """A sweep over N or E, each against the usual one. ratios : s_d / s_t by N or E; priced : whether the costs hold"""
     table = []
     for n, by_policy in found.items():
         for policy, runs in by_policy.items():
@@ -99,7 +104,13 @@ def sweep_table(what: str, found: Mapping[int, Rows], usual: int, ratios: Mappin
             cells = (f"{harmonic_mean(runs):.3f}", f"{ratios[n]:.3f}")
             table.append([str(n), policy, *cells, *length_cells(runs), *against])
     columns = [what, "policy", "HM", "s_d / s_t", "tau", "speedup"]
-    return markdown_table([*columns, f"tau less that of {usual}", f"speedup less that of {usual}"], table)
+    return _table([*columns, f"tau less that of {usual}", f"speedup less that of {usual}"], table, priced)
+
+
+def _table(columns: list[str], rows: list[list[str]], priced: bool) -> list[str]:
+    """A Markdown table, without the columns that rest on costs where those do not hold."""
+    shown = [at for at, name in enumerate(columns) if priced or not name.startswith(("speedup", "s_d"))]
+    return markdown_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows])
 
 
 def step_ratios(what: str, traces: Traces, costs: Costs, config: Config) -> dict[int, float]:

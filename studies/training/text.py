@@ -10,6 +10,13 @@ from studies.common import Config, Document
 from studies.costs import about_costs
 from studies.training import decoders, exits, figures, heads, heat, sizes
 from studies.training.seeds import COVERS, speedup, tau
+from studies.words import has_uneven_blocks
+
+UNEVEN = (
+    "Speedups, and the sweep over the first N layers (figure 4), are withdrawn: all identity blocks stood behind layer "
+    "4 when costs were measured, so that each layer up to there cost 1 of 40 and had the quality of 1 of 8. Policies "
+    "were tuned at those costs."
+)
 
 
 def introduction(config: Config) -> list[str]:
@@ -64,9 +71,12 @@ def decoder_section(config: Config, found: Document, drawn: Path) -> list[str]:
 
 def exit_section(config: Config, found: Document, drawn: Path) -> list[str]:
     """EESD taken apart, and its figure into the folder `drawn`."""
-    panels = [("first N layers", found["sweeps"]["N"]), ("early-exit layers", found["sweeps"]["E"])]
-    figure = figures.sweeps(panels, speedup, "speedup", "exits", "Speedup of early exits")
-    write_text(drawn / "exits.svg", figure)
+    uneven = has_uneven_blocks({"target": config["priced"]}, found)
+    sweeps = {what: sweep for what, sweep in found["sweeps"].items() if what != "N" or not uneven}
+    names = {"N": "first N layers", "E": "early-exit layers"}
+    panels = [(names[what], sweep) for what, sweep in sweeps.items()]
+    measured = (tau, "acceptance length tau, tokens") if uneven else (speedup, "speedup")
+    write_text(drawn / "exits.svg", figures.sweeps(panels, *measured, "exits", f"Early exits: {measured[1]}"))
     asked = config["early_exits"]
     layers, exit_layers = asked["usual"]
     lines = [
@@ -75,12 +85,13 @@ def exit_section(config: Config, found: Document, drawn: Path) -> list[str]:
         f"Early exits of {asked['tokens']:g} M tokens each, {exit_layers} exit layer after N = {layers} layers where "
         "nothing else is said (EESD, table 4), each at the profile of its own structure.",
         "",
-        *exits.rows_table(found["rows"]),
+        *([UNEVEN, ""] if uneven else []),
+        *exits.rows_table(found["rows"], priced=not uneven),
     ]
     titles = {"N": "The first N layers (figure 4):", "E": "Early-exit layers (figure 5); 0 is a norm and a head alone:"}
-    for what, sweep in found["sweeps"].items():
+    for what, sweep in sweeps.items():
         usual = {"N": layers, "E": exit_layers}[what]
-        lines += [titles[what], "", *exits.sweep_table(what, sweep, usual, found["ratios"][what])]
+        lines += [titles[what], "", *exits.sweep_table(what, sweep, usual, found["ratios"][what], priced=not uneven)]
     return [*lines, "![Sweeps](figures/exits.svg)", ""]
 
 

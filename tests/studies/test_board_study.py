@@ -51,7 +51,12 @@ def test_every_row_has_its_ladder_and_the_report_its_noise_floor() -> None:
     report = run.report_text(CONFIG, {"greedy": made})
     assert "| greedy | 1.000 [0.980, 1.020] | 2.50, too noisy to tell policies apart | 20.00, missed |" in report
     assert f"| eagle, fixed_k, tuned | {steps.eq14:.3f} | {steps.constant:.3f} | 1.500 | 1.250 |" in report
-    assert "cost of a deep one. Self-SD" in report
+    assert "cost of a deep one. EESD's speedups are withdrawn" in report
+    board = {**made, "rows": [*made["rows"], {**made["rows"][0], "drafter": "eesd"}]}
+    assert "| eesd |" not in run.report_text(CONFIG, {"greedy": board})
+    board["block_expansion"] = {"core_layers": 8}
+    again = run.report_text(CONFIG, {"greedy": board})
+    assert "| eesd |" in again and "withdrawn" not in again
     assert "| 1.125 [1.400, 1.600] |" in report and "The text of 1 of the 3 prompts loops" in report
     rows = [{**made["rows"][0], "without_loops": None}]
     assert "Too few are left" in run.report_text(CONFIG, {"greedy": {**made, "rows": rows, "looping_prompts": 2}})

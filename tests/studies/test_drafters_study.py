@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from specsim.errors import InputError
 from studies.drafters import tables
 
 
@@ -118,12 +116,15 @@ def test_rounds_that_the_record_truncates_stand_beside_trees(document: dict[str,
     assert lines["best tree: sparse_tree()"][-1] == "25.00" and lines["Beta-TS: beta_ts()"][-1] == ""
 
 
-def test_self_sd_is_not_run_on_a_deepened_target(tmp_path: Path) -> None:
+def test_early_exits_on_uneven_blocks_are_withdrawn() -> None:
     pytest.importorskip("torch")
-    jobs, run = (importlib.import_module(f"studies.drafters.{name}") for name in ("jobs", "run"))
-    config = {"target": "lab-deep", "drafters": ["model", "self-sd"]}
-    with pytest.raises(InputError, match="for free; leave it out"):
-        jobs.main_jobs(tmp_path, {}, config, lambda what, done, total: None)
-    chosen = tomllib.loads(Path(run.__file__).with_name("config.toml").read_text())
-    assert chosen["target"] == "lab-deep" and "self-sd" not in chosen["drafters"]
-    assert "Self-SD" in run.without_self_sd(chosen) and run.without_self_sd({"target": "lab"}) == ""
+    run, words = importlib.import_module("studies.drafters.run"), importlib.import_module("studies.words")
+    deep, old, even = {"target": "lab-deep"}, {"after": 4, "blocks": 32}, {"core_layers": 8}
+    ran = {name: {"block_expansion": old} for name in ("model", "eesd")}
+    assert [*run.without_withdrawn(deep, ran)] == ["model"]
+    assert [*run.without_withdrawn({"target": "lab"}, ran)] == [*ran]
+    again = {name: {"block_expansion": even} for name in ran}
+    assert [*run.without_withdrawn(deep, again)] == [*ran]
+    assert "5 % of the target for the quality of 25 %" in words.about_uneven_blocks(deep, ran["eesd"])
+    for config, document in ((deep, again["eesd"]), ({"target": "lab"}, ran["eesd"])):
+        assert words.about_uneven_blocks(config, document) == ""

@@ -67,9 +67,7 @@ def layers_below(model: Any, layers: int) -> int:
 def with_blocks(model: Any, layers: Collection[int]) -> frozenset[int]:
     """The numbers of its layers that these of the core's are, each with its blocks."""
     return frozenset(
-        number
-        for layer in layers
-        for number in range(layers_below(model, layer), layers_below(model, layer + 1))
+        number for layer in layers for number in range(layers_below(model, layer), layers_below(model, layer + 1))
     )
 
 
