@@ -78,7 +78,7 @@ def lab_drafter(document: Document, name: str, target: Architecture) -> Drafter:
     number = {"eesd": "layers", "medusa": "heads"}.get(kind)
     if number is None:
         return find_drafter(kind, target)
-    core_layers = (document["block_expansion"] or {}).get("core_layers")  # blocks are spread evenly over these
+    core_layers = (document.get("block_expansion") or {}).get("core_layers")  # blocks are spread evenly over these
     deep = kind == "eesd" and core_layers is not None
     count = facts[number] * target.num_layers // core_layers if deep else facts[number]
     return find_drafter({"kind": kind, number: count}, target)
