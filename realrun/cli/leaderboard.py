@@ -26,6 +26,7 @@ from realrun.cli.options import (
     TemperatureOption,
     ThreadsOption,
     TokenizerDifferenceOption,
+    TopKOption,
     TopPOption,
     TreeWidthOption,
     TrialsOption,
@@ -70,6 +71,7 @@ def leaderboard(
     ] = ExactMode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
     policy: Annotated[
         list[str], typer.Option(help="A policy to tune, by name or FILE.py; repeat for more. Default: all.")
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
@@ -115,7 +117,7 @@ def leaderboard(
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
-    sampler = Sampler(mode.value, temperature, seed, top_p)
+    sampler = Sampler(mode.value, temperature, seed, top_p, top_k)
     source = prompts_source(target, prompts)
     settings = Settings(
         record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source),

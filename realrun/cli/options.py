@@ -133,6 +133,7 @@ TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; gr
 TopPOption = Annotated[
     float, typer.Option(help="Sample from the most probable tokens that together have this probability.")
 ]
+TopKOption = Annotated[int, typer.Option(help="Sample from this many most probable tokens; 0: all.", min=0)]
 PolicyFileOption = Annotated[
     list[str],
     typer.Option(

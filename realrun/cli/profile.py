@@ -24,13 +24,22 @@ from realrun.cli.options import (
     TemperatureOption,
     ThreadsOption,
     TokenizerDifferenceOption,
+    TopKOption,
     TopPOption,
     load,
     refuse_beside,
 )
 from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
 
-FROM_TRACE = ("contexts", "max_draft_tokens", "tree_nodes", "mode", "temperature", "top_p")  # what --for decides
+FROM_TRACE = (
+    "contexts",
+    "max_draft_tokens",
+    "tree_nodes",
+    "mode",
+    "temperature",
+    "top_p",
+    "top_k",
+)  # what --for decides
 
 
 def profile(
@@ -61,6 +70,7 @@ def profile(
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
@@ -88,7 +98,7 @@ def profile(
     trace = None
     if for_ is None:
         grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
-        sampler = Sampler(mode.value, temperature, seed, top_p)
+        sampler = Sampler(mode.value, temperature, seed, top_p, top_k)
     else:
         refuse_beside(ctx, "for_", FROM_TRACE)
         trace = read_trace(for_)

@@ -28,6 +28,7 @@ from realrun.cli.options import (
     TemperatureOption,
     ThreadsOption,
     TokenizerDifferenceOption,
+    TopKOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
@@ -53,6 +54,7 @@ def record(
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
@@ -77,7 +79,7 @@ def record(
 
     clear_finished(out)
     check_free(out, overwrite=overwrite)
-    sampler = Sampler(mode.value, temperature, seed, top_p)
+    sampler = Sampler(mode.value, temperature, seed, top_p, top_k)
     source = prompts_source(target, prompts)
     settings = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
     where = target, draft_model, device, dtype, threads

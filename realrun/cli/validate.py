@@ -31,6 +31,7 @@ from realrun.cli.options import (
     TemperatureOption,
     ThreadsOption,
     TokenizerDifferenceOption,
+    TopKOption,
     TopPOption,
     TreeNodesOption,
     TreeWidthOption,
@@ -53,6 +54,7 @@ RECORDED = (  # what --trace decides
     "mode",
     "temperature",
     "top_p",
+    "top_k",
     "overwrite",
 )
 TUNED = (*RECORDED, "policy", "trials", "repeats", "tuning_share", "seed")  # what --like decides
@@ -99,6 +101,7 @@ def validate(
     mode: ModeOption = Mode.gumbel,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
     policy: Annotated[
         list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
@@ -157,7 +160,7 @@ def validate(
         recorded, settings = old.prompts, old.settings
     else:
         if trace is None:
-            sampler, source = Sampler(mode.value, temperature, seed, top_p), prompts_source(target, prompts)
+            sampler, source = Sampler(mode.value, temperature, seed, top_p, top_k), prompts_source(target, prompts)
             record = RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source)
         else:
             refuse_beside(ctx, "trace", RECORDED)

@@ -9,9 +9,9 @@ Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts somewhat mo
 drafter samples its own tokens, and `realrun.decode.chain_verify` accepts them with probability p/q.
 Each of its draws is a uniform keyed by what it is for, sequence, round and depth.
 
-Temperature, then top-p, make of the logits the distribution that is sampled from, the
-target's and the drafter's alike; features (probability, confidence, entropy) are those of
-that distribution.
+Temperature, then top-k, then top-p, make of the logits the distribution that is sampled from, the
+target's and the drafter's alike, in the order of Hugging Face and vLLM; features (probability,
+confidence, entropy) are those of that distribution.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Sampler:
     seed : of the noise
     top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
         reaches it (Holtzman et al. 2020); 1 keeps all. Greedy ignores it, as the temperature.
+    top_k : sample from that many most probable tokens (Fan et al. 2018), before top_p; 0 keeps all.
 
     Examples
     --------
@@ -69,6 +70,7 @@ class Sampler:
     temperature: float = 1.0
     seed: int = 0
     top_p: float = 1.0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         if self.mode not in ("greedy", "gumbel", "rejection"):
@@ -77,6 +79,8 @@ class Sampler:
             raise InputError(f"temperature={self.temperature} is outside (0, 100); use greedy for 0")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p} is outside (0, 1]; 1 keeps every token")
+        if self.top_k < 0:
+            raise InputError(f"top_k={self.top_k} is below 0; 0 keeps every token")
 
     def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
         """Make a sequence's noise ahead of the clock, for logits [n, vocab] of this device and type."""
@@ -98,7 +102,7 @@ class Sampler:
 
     def statistics_with(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         """`statistics` by the rows' noise [n, V], None for none."""
-        logits, temperature = self._within_nucleus(logits), self._temperature
+        logits, temperature = self._truncated(logits), self._temperature
         if plain_calls(logits):
             return plain_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
@@ -117,7 +121,7 @@ class Sampler:
         noise = self._noise(logits, sequence, positions)
         if plain_calls(logits):
             return _argmax(self.warped(logits), noise)
-        logits, temperature = self._within_nucleus(logits), self._temperature
+        logits, temperature = self._truncated(logits), self._temperature
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, 0].long()
 
     def candidates(
@@ -152,18 +156,22 @@ class Sampler:
         return self.warped(logits).softmax(-1)
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [n, V] of `probs`: at the temperature, -inf outside the nucleus, in at least float32."""
-        return _scaled(self._within_nucleus(logits), self._temperature)
+        """Logits [n, V] of `probs`: at the temperature, -inf where top-k or top-p cuts, in at least float32."""
+        return _scaled(self._truncated(logits), self._temperature)
 
     def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
         """A uniform in (0, 1) for token `depth` of the round at `position`, shared with no other stream or place."""
         return float(uniform(_stream_seed(self.seed, stream), sequence, position, depth))
 
-    def _within_nucleus(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits with -inf outside the nucleus."""
-        if self.mode == "greedy" or self.top_p == 1.0:
+    def _truncated(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits with -inf where top-k, then top-p, cuts."""
+        if self.mode == "greedy":
             return logits
-        return logits.masked_fill(~nucleus(_scaled(logits, self.temperature).softmax(-1), self.top_p), -torch.inf)
+        if 0 < self.top_k < logits.shape[1]:
+            logits = logits.masked_fill(~most_likely(logits, self.top_k), -torch.inf)
+        if self.top_p < 1.0:
+            logits = logits.masked_fill(~nucleus(_scaled(logits, self.temperature).softmax(-1), self.top_p), -torch.inf)
+        return logits
 
     @property
     def _temperature(self) -> float:
@@ -186,9 +194,11 @@ class Sampler:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form. top_p is left out where it cuts nothing, as in traces from before it was known."""
+        """The JSON form. top_p and top_k are left out where they cut nothing, as in traces from before they existed."""
         values = {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
-        return values if self.top_p == 1.0 else {**values, "top_p": self.top_p}
+        if self.top_p < 1.0:
+            values["top_p"] = self.top_p
+        return {**values, "top_k": self.top_k} if self.top_k else values
 
 
 def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,6 +225,12 @@ def _top_of_row(scores: torch.Tensor, least: torch.Tensor, width: int) -> torch.
     """The tokens of `top_tokens` for one row [V], `least` being its width-th largest score."""
     tokens = torch.cat([(scores > least).nonzero()[:, 0], (scores == least).nonzero()[:width, 0]])
     return tokens[scores[tokens].argsort(descending=True, stable=True)][:width]
+
+
+def most_likely(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    """bool [n, V]: the `top_k` largest logits of each row; lowest index first at ties."""
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order[:, :top_k], value=True)
 
 
 def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:

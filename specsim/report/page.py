@@ -175,9 +175,9 @@ def decoding_text(decoding: Mapping[str, Any] | str) -> str:
     mode = decoding["mode"]
     if mode == "greedy":  # at no temperature
         return "greedy decoding"
-    temperature, top_p = decoding["temperature"], decoding.get("top_p", 1.0)
-    nucleus = "" if top_p == 1 else f" and top-p {top_p:g}"
-    return f"{mode.capitalize()} sampling at temperature {temperature:g}{nucleus}"
+    temperature, top_p, top_k = decoding["temperature"], decoding.get("top_p", 1.0), decoding.get("top_k", 0)
+    cuts = [f"top-k {top_k}"] * bool(top_k) + [f"top-p {top_p:g}"] * (top_p < 1)
+    return f"{mode.capitalize()} sampling at {' and '.join([f'temperature {temperature:g}', *cuts])}"
 
 
 def percent(value: float | None) -> str:

@@ -28,6 +28,7 @@ class Decoding(TypedDict):
     mode: str
     temperature: NotRequired[float]
     top_p: NotRequired[float]
+    top_k: NotRequired[int]
     seed: NotRequired[int]
 
 

@@ -20,12 +20,14 @@ Path = tuple[int, ...]
 Distribution = dict[Path, float]
 
 
-def warped(logits: Sequence[float], temperature: float, top_p: float) -> list[float]:
-    """Softmax at the temperature, cut to the nucleus: in plain numbers, apart from the code under test."""
+def warped(logits: Sequence[float], temperature: float, top_p: float, top_k: int = 0) -> list[float]:
+    """Softmax at the temperature, cut by top-k, then top-p: in plain numbers, apart from the code under test."""
     weights = np.exp(np.asarray(logits, dtype=np.float64) / temperature)
-    probs = weights / weights.sum()
+    ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    ranked = ranked[: top_k or None]
+    probs = weights / weights[ranked].sum()
     kept, mass = [], 0.0
-    for token in sorted(range(len(probs)), key=lambda token: (-probs[token], token)):
+    for token in ranked:
         if mass >= top_p:
             break
         kept.append(token)
@@ -99,7 +101,7 @@ def emitted_distribution(
     distribution: Distribution = {}
 
     def target(path: Path) -> list[float]:
-        return warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p)
+        return warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p, sampler.top_k)
 
     for chain in itertools.product(range(vocabulary), repeat=depth):
         accept_prob = float(
@@ -145,7 +147,7 @@ def exact_distribution(tables: Tables, depth: int, sampler: Sampler) -> Distribu
         distribution,
         (),
         1.0,
-        lambda path: warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p),
+        lambda path: warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p, sampler.top_k),
         depth + 1,
     )
     return distribution

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from realrun.decode.chain_verify import verify_by_kernel, verify_chain
 from realrun.decode.decoder import Decoder
@@ -107,6 +108,29 @@ def test_the_nucleus_is_the_fewest_most_probable_tokens_that_reach_the_mass() ->
     assert nucleus(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), 0.8).tolist() == [[True, True, False]]
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), [(10, 0.95), (3, 1.0), (0, 0.7), (1, 0.5), (400, 0.9)])
+def test_temperature_top_k_and_top_p_warp_as_hugging_face_does(top_k: int, top_p: float) -> None:
+    """SPACE samples with p = 0.95 and k = 10 (table 5); the library's own warpers, in its order."""
+    logits = 3 * torch.randn(20, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    warpers = [TemperatureLogitsWarper(0.8)]
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    expected = logits
+    for warper in warpers:
+        expected = warper(torch.zeros(20, 0, dtype=torch.long), expected)
+    for mode in ("gumbel", "rejection"):
+        sampler = Sampler(mode, 0.8, 0, top_p, top_k)  # type: ignore[arg-type]
+        torch.testing.assert_close(sampler.probs(logits), expected.softmax(-1), rtol=0, atol=1e-12)
+        assert Sampler(**sampler.as_dict()) == sampler
+    greedy = Sampler("greedy", 0.8, 0, top_p, top_k)
+    assert torch.equal(greedy.probs(logits), logits.softmax(-1))  # greedy ignores both, as the temperature
+
+
+def test_of_equal_logits_top_k_keeps_those_of_lowest_index() -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    assert (Sampler("gumbel", top_k=2).probs(logits) > 0).tolist() == [[False, True, True, False, False]]
+
+
 @pytest.mark.parametrize("mode", ["gumbel", "rejection"])
 def test_features_are_those_of_the_warped_distribution(mode: str) -> None:
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 2
@@ -137,9 +161,9 @@ def test_gumbel_choices_within_the_nucleus_follow_its_distribution() -> None:
     assert stats.chisquare(counts[probs > 0], probs[probs > 0] * len(chosen)).pvalue > 1e-3
 
 
-def test_gumbel_replay_stays_exact_with_top_p() -> None:
+@pytest.mark.parametrize("sampler", [Sampler("gumbel", 0.9, 4, 0.85), Sampler("gumbel", 0.8, 4, 0.95, 10)], ids=str)
+def test_gumbel_replay_stays_exact_with_top_p_and_top_k(sampler: Sampler) -> None:
     pair, prompts = tiny_pair(), tiny_prompts(4)
-    sampler = Sampler("gumbel", 0.9, seed=4, top_p=0.85)
     trace = record(pair, prompts, RecordSettings(5, 24, sampler))
     assert Sampler(**trace.meta["decoding"]) == sampler
     policy = make_policy("max_confidence", {"lambda0": 0.4, "max_draft_tokens": 5})
@@ -162,6 +186,11 @@ def test_decoding_settings_of_old_traces_are_read() -> None:
 def test_a_bad_top_p_is_refused(top_p: float) -> None:
     with pytest.raises(InputError, match="top_p"):
         Sampler("rejection", 1.0, 0, top_p)
+
+
+def test_a_negative_top_k_is_refused() -> None:
+    with pytest.raises(InputError, match=r"top_k=-1 is below 0; 0 keeps every token"):
+        Sampler("rejection", top_k=-1)
 
 
 def test_rejection_needs_a_temperature() -> None:

@@ -61,14 +61,22 @@ def broken_ratio(logits: torch.Tensor, draft: Draft, context: RoundContext) -> l
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "depth", "temperature", "top_p", "seed"),
-    [(6, 1, 1.0, 1.0, 0), (6, 1, 0.6, 0.8, 1), (3, 2, 1.3, 1.0, 2), (4, 2, 1.0, 0.75, 3), (3, 3, 0.8, 0.9, 4)],
+    ("vocabulary", "depth", "temperature", "top_p", "top_k", "seed"),
+    [
+        (6, 1, 1.0, 1.0, 0, 0),
+        (6, 1, 0.6, 0.8, 0, 1),
+        (3, 2, 1.3, 1.0, 0, 2),
+        (4, 2, 1.0, 0.75, 0, 3),
+        (3, 3, 0.8, 0.9, 0, 4),
+        (6, 1, 0.8, 1.0, 3, 5),
+        (4, 2, 0.8, 0.95, 3, 6),
+    ],
 )
 def test_the_distribution_of_what_is_emitted_is_the_targets(
-    vocabulary: int, depth: int, temperature: float, top_p: float, seed: int
+    vocabulary: int, depth: int, temperature: float, top_p: float, top_k: int, seed: int
 ) -> None:
     tables = random_tables(vocabulary, depth, seed)
-    sampler = FedChoice("rejection", temperature, 0, top_p)
+    sampler = FedChoice("rejection", temperature, 0, top_p, top_k)
     distribution = emitted_distribution(tables, depth, sampler, rejection_verifier)
     assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
     assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT
@@ -77,7 +85,7 @@ def test_the_distribution_of_what_is_emitted_is_the_targets(
 def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> None:
     """Top-p of the target alone decides the distribution; that of the drafter only what is accepted."""
     tables, sampler = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
-    whole = FedChoice("rejection", 1.0, 0, 1.0, sampler.fed)
+    whole = FedChoice("rejection", 1.0, 0, 1.0, fed=sampler.fed)
 
     def verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
         return rejection_verifier(logits, draft, context._replace(sampler=sampler))

@@ -84,7 +84,11 @@ def test_branch_columns_are_what_the_drafter_proposes(
         assert torch.equal(lm.cache.layers[0].keys, fresh.cache.layers[0].keys)
 
 
-RANK_CHOICES = {**CHOICES, "nucleus": Sampler("gumbel", 0.8, seed=4, top_p=0.7)}
+RANK_CHOICES = {
+    **CHOICES,
+    "nucleus": Sampler("gumbel", 0.8, seed=4, top_p=0.7),
+    "top-k": Sampler("gumbel", 0.8, seed=4, top_k=10),
+}
 
 
 @pytest.mark.parametrize("sampler", RANK_CHOICES.values(), ids=RANK_CHOICES.keys())

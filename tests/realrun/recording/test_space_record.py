@@ -149,11 +149,11 @@ def from_target(logits: torch.Tensor, draft: Draft, context: RoundContext) -> li
     return [*draft.tokens[:place], min(int(last), len(probs[place]) - 1)]
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_candidates_from_masks_are_judged_to_the_exact_distribution(top_p: float) -> None:
-    """Temperature and top-p warp both distributions (C12); the paper's replacement from Q stands out (C1)."""
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.8, 0), (0.95, 2)])
+def test_candidates_from_masks_are_judged_to_the_exact_distribution(top_p: float, top_k: int) -> None:
+    """Temperature, top-k and top-p warp both distributions (C12); the paper's replacement from Q stands out (C1)."""
     tables = tables_of_a_model(3, 2)
-    sampler = FedChoice("rejection", 0.9, top_p=top_p)
+    sampler = FedChoice("rejection", 0.9, top_p=top_p, top_k=top_k)
     distribution = exact_distribution(tables, 2, sampler)
     assert distance(emitted_distribution(tables, 2, sampler, rejection_verifier), distribution) < EXACT
     assert distance(emitted_distribution(tables, 2, sampler, from_target), distribution) > 0.01
