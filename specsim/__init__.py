@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specsim.api.generate import generate
     from specsim.api.predict import policies, predict, replay
     from specsim.api.tune import cross_validate, leaderboard, tune
     from specsim.cost.files import read_cost
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from specsim.policy.registry import make_policy
     from specsim.policy.tree.base import TreePolicy
     from specsim.trace.files import read_trace, write_trace
-    from specsim.trace.joined import join_traces
+    from specsim.api.join import join_traces
     from specsim.trace.trace import Trace
 
 __version__ = "0.1.0"
@@ -31,7 +32,8 @@ _HOMES = {  # public name -> module that defines it
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
     "cross_validate": "specsim.api.tune",
-    "join_traces": "specsim.trace.joined",
+    "generate": "specsim.api.generate",
+    "join_traces": "specsim.api.join",
     "leaderboard": "specsim.api.tune",
     "make_policy": "specsim.policy.registry",
     "policies": "specsim.api.predict",
@@ -51,6 +53,7 @@ __all__ = [
     "Trace",
     "TreePolicy",
     "cross_validate",
+    "generate",
     "join_traces",
     "leaderboard",
     "make_policy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -18,12 +19,12 @@ def example_files(kind: Kind) -> dict[str, Path]:
     return {f"{PREFIX}{path.stem}": path for path in sorted(FOLDER.glob(f"*{SUFFIXES[kind]}"))}
 
 
-def is_example(path: Path | str) -> bool:
+def is_example(path: str | PathLike[str]) -> bool:
     """Whether this names an example, if there is one of that name, and not a file."""
     return str(path).startswith(PREFIX)
 
 
-def located(path: Path | str, kind: Kind) -> Path:
+def located(path: str | PathLike[str], kind: Kind) -> Path:
     """The file that an example's name stands for, and any other path as it is; InputError for an unknown name."""
     if not is_example(path):
         return Path(path)

@@ -72,6 +72,19 @@ def parse_json(text: bytes | str, name: str, shape: Any = Any, *, invalid: str, 
     return checked(document, name, shape, invalid=invalid)
 
 
+def plain_json(value: object, name: str, *, invalid: str) -> Any:
+    """A mapping as the document of its file would be parsed: with lists for tuples and arrays, and the same checks."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return dict(item)
+        if hasattr(item, "tolist"):  # an array, or one of numpy's numbers
+            return item.tolist()
+        raise InputError(f"{name} holds a {type(item).__name__}; {invalid}")
+
+    return parse_json(json.dumps(value, default=plain), name, invalid=invalid)
+
+
 def checked(value: Any, name: str, shape: Any, *, invalid: str) -> Any:
     """The value if it has this shape, else InputError.
 

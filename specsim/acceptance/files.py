@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
@@ -34,7 +35,7 @@ def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, An
     write_json(as_document(model, fitted_to), path, indent=2)
 
 
-def load_model(path: Path | str) -> AcceptanceModel:
+def load_model(path: str | PathLike[str]) -> AcceptanceModel:
     """Read a model; InputError says what is wrong with the file."""
     path = Path(path)
     make = "make a model with `specsim acceptance fit`"

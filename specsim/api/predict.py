@@ -5,25 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from specsim.api.run import Run
+from specsim.cost.files import as_cost
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.fitting.fit import fit, is_fitted, needs_fitting
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.registry import NAMED, find_policies, find_policy
+from specsim.policy.registry import NAMED, PolicyName, find_policies, find_policy, make_policy
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.priced import PricedTrace
+from specsim.report.result import Result
 from specsim.speedup.prediction import Prediction, oracle_seconds, predict_policy, summarise
+from specsim.trace.files import as_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.space import cap_depth
 
 
 @dataclass(frozen=True, repr=False)
-class PolicyPrediction(Prediction):
+class PolicyPrediction(Result, Prediction):
     """A prediction that says what it is of.
 
     learned_on : sequences that the policy learned from, none of which it is reported on; 0 if it learned nothing
@@ -42,13 +46,17 @@ class PolicyPrediction(Prediction):
         return [*([learned] if self.learned_on else []), *(["expected"] if self.expected else []), *super().notes]
 
 
-def policies(files: Iterable[str] = ()) -> dict[str, type[Policy]]:
+TraceLike = Trace | str | PathLike[str]  # a path, or the name of one that ships
+CostLike = CostModel | str | PathLike[str] | Mapping[str, Any]
+
+
+def policies(files: PolicyName | Iterable[PolicyName] = ()) -> dict[str, type[Policy]]:
     """The policies that there are, by name.
 
     Parameters
     ----------
-    files : iterable of str, optional
-        Files with policies of your own, FILE.py or FILE.py:NAME.
+    files : str, Path, class, or several, optional
+        Policies of your own, as FILE.py, FILE.py:NAME, or classes.
 
     Returns
     -------
@@ -70,13 +78,13 @@ def policies(files: Iterable[str] = ()) -> dict[str, type[Policy]]:
     >>> specsim.policies()["adaedl"].source
     'Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1'
     """
-    return find_policies([*NAMED, *files])
+    return {**NAMED, **find_policies(files)}
 
 
 def predict(
-    trace: Trace,
-    cost: CostModel,
-    policy: str | Policy,
+    trace: TraceLike,
+    cost: CostLike,
+    policy: PolicyName | Policy,
     *,
     tuning_share: float = 0.5,
     expected: bool = False,
@@ -90,12 +98,12 @@ def predict(
 
     Parameters
     ----------
-    trace : Trace
-        Recorded positions, see `read_trace`.
-    cost : CostModel
-        Seconds of draft steps and target passes, see `read_cost` and `ConstantCost`.
-    policy : str or Policy
-        A name that `policies` lists, FILE.py, FILE.py:NAME, or a policy as `make_policy` and `tune` give it.
+    trace : Trace, str or Path
+        Recorded positions, or where they are, as `read_trace` takes it.
+    cost : CostModel, str, Path or mapping
+        Seconds of draft steps and target passes, or where they are, as `read_cost` takes it.
+    policy : str, Path, class or Policy
+        A name that `policies` lists, FILE.py, FILE.py:NAME, a class, or a policy as `make_policy` and `tune` give it.
     tuning_share : float
         Share of the sequences that a policy which learns learns from, in (0, 1).
     expected : bool
@@ -103,8 +111,8 @@ def predict(
     seed : int
         Seed of the split and of what the policy draws.
     **settings
-        Settings of a policy given by name. Limits of the draft length that are not given are lowered to the
-        depth of the trace.
+        Settings of the policy. Of one given by name or class, limits of the draft length that are not given are lowered
+        to the depth of the trace.
 
     Returns
     -------
@@ -118,6 +126,8 @@ def predict(
     InputError
         For an unknown policy or setting, a policy that the trace or the costs cannot serve, or one given as an
         object that has not learned what it learns.
+    TypeError
+        For what is neither a trace, costs or a policy nor names one.
 
     References
     ----------
@@ -126,31 +136,19 @@ def predict(
     Examples
     --------
     >>> import specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
     >>> cost = specsim.ConstantCost(s_d=0.001, s_t=0.010)
     >>> found = specsim.predict(trace, cost, "fixed_k", k=4)
     >>> found.speedup.low < found.speedup.estimate < found.speedup.high
     True
     """
-    return predict_with(
-        PricedTrace(trace, cost), policy, settings, tuning_share=tuning_share, expected=expected, seed=seed
-    )
-
-
-def predict_with(
-    priced: PricedTrace,
-    policy: str | Policy,
-    settings: Mapping[str, Any],
-    *,
-    tuning_share: float = 0.5,
-    expected: bool = False,
-    seed: int = 0,
-) -> PolicyPrediction:
-    """`predict`, with the settings as one mapping."""
-    part, chosen, learned_on = fitted_part(priced, policy, settings, tuning_share, seed)
+    part, chosen, learned_on = fitted_part(priced(trace, cost), policy, settings, tuning_share, seed)
     return predict_fitted(part, chosen, learned_on, expected=expected, seed=seed)
+
+
+def priced(trace: TraceLike, cost: CostLike) -> PricedTrace:
+    """A trace and costs as all functions take them."""
+    return PricedTrace(as_trace(trace), as_cost(cost))
 
 
 def predict_fitted(
@@ -168,11 +166,11 @@ def predict_fitted(
 
 
 def fitted_part(
-    priced: PricedTrace, policy: str | Policy, settings: Mapping[str, Any], tuning_share: float, seed: int
+    priced: PricedTrace, policy: PolicyName | Policy, settings: Mapping[str, Any], tuning_share: float, seed: int
 ) -> tuple[PricedTrace, Policy, int]:
     """What a policy is reported on, the policy as it is there, and how many sequences it learned from (0: nothing)."""
     chosen, given = _policy(policy, settings, priced.trace.depth)
-    if isinstance(policy, str) and needs_fitting(type(chosen)):
+    if not isinstance(policy, Policy) and needs_fitting(type(chosen)):
         tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=seed)
         train = priced.trace.select(tuning)
         learned = fit(type(chosen), given, train, PricedTrace(train, priced.cost).table())
@@ -183,7 +181,9 @@ def fitted_part(
     return priced, chosen, 0
 
 
-def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0, **settings: Any) -> Run:
+def replay(
+    trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, seed: int = 0, **settings: Any
+) -> Run:
     """Replay a trace under one policy, round for round what a real run would do.
 
     Parameters
@@ -211,32 +211,32 @@ def replay(trace: Trace, cost: CostModel, policy: str | Policy, *, seed: int = 0
     Examples
     --------
     >>> import specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
     >>> run = specsim.replay(trace, specsim.ConstantCost(s_d=0.001, s_t=0.010), "fixed_k", k=5)
     >>> len(run.rounds.to_frame()) == int(run.num_rounds.sum())
     True
     """
-    priced = PricedTrace(trace, cost)
-    chosen, given = _policy(policy, settings, trace.depth)
-    if not is_fitted(chosen, given, trace, priced.table()):
+    both = priced(trace, cost)
+    chosen, given = _policy(policy, settings, both.trace.depth)
+    if not is_fitted(chosen, given, both.trace, both.table()):
         raise InputError(
             f"policy {chosen.name} learns from data or costs and has not yet; use specsim.predict, or replay the "
             "`best` of specsim.tune"
         )
-    return Run(**vars(priced.replay(chosen, seed=seed, log=True)))
+    return Run(**vars(both.replay(chosen, seed=seed, log=True)))
 
 
-def _policy(policy: str | Policy, settings: Mapping[str, Any], depth: int) -> tuple[Policy, dict[str, Any]]:
+def _policy(
+    policy: PolicyName | Policy, settings: Mapping[str, Any], depth: int
+) -> tuple[Policy, dict[str, Any]]:
     """The policy and those of its settings that are given, not learned.
 
-    By name: these settings, drafts no longer than the trace is deep. An object's: all that are not its defaults.
+    By name or class: these settings, drafts no longer than the trace is deep. An object's: all but its defaults.
     """
-    if isinstance(policy, str):
+    if not isinstance(policy, Policy):
         kind = find_policy(policy)
         given = {**cap_depth(kind, depth), **settings}
         return build_policy(kind, given), given
-    chosen = dataclasses.replace(policy, **settings) if settings else policy
+    chosen = make_policy(policy, settings)
     fields = dataclasses.fields(chosen)
     return chosen, {f.name: value for f in fields if (value := getattr(chosen, f.name)) != f.default}

@@ -6,15 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from specsim.api.predict import CostLike, TraceLike, priced
 from specsim.api.tuned import CrossValidated, Tuned
-from specsim.cost.model import CostModel
-from specsim.policy.registry import find_policies, find_policy
+from specsim.policy.registry import PolicyName, find_policies, find_policy
 from specsim.progress import Counter
 from specsim.ranking.leaderboard import Board, default_policies
 from specsim.ranking.leaderboard import leaderboard as boards_of
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
-from specsim.trace.trace import Trace
 from specsim.tuning.crossval import cross_validate as run_cross_validate
 from specsim.tuning.search import TuneResult
 from specsim.tuning.search import tune as run_tune
@@ -22,9 +21,9 @@ from specsim.tuning.settings import Search, SearchSettings
 
 
 def tune(
-    trace: Trace,
-    cost: CostModel,
-    policy: str,
+    trace: TraceLike,
+    cost: CostLike,
+    policy: PolicyName,
     *,
     search: Search | None = None,
     trials: int = 100,
@@ -41,8 +40,8 @@ def tune(
     ----------
     trace, cost
         As in `predict`.
-    policy : str
-        A name that `policies` lists, FILE.py or FILE.py:NAME.
+    policy : str, Path or class
+        A name that `policies` lists, FILE.py, FILE.py:NAME, or a class.
     search : {"grid", "race", "optuna"}, optional
         How to search. Default: Optuna for up to 500 trials where it is installed, else a race.
     trials : int
@@ -79,35 +78,33 @@ def tune(
     Examples
     --------
     >>> import specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
     >>> best = specsim.tune(trace, specsim.ConstantCost(s_d=0.001, s_t=0.010), "fixed_k")
     >>> best.best.k > 1
     True
     """
     settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
-    found = tune_with(PricedTrace(trace, cost), policy, settings, tuning_share=tuning_share, progress=progress)
+    found = tune_with(priced(trace, cost), policy, settings, tuning_share=tuning_share, progress=progress)
     return Tuned(**vars(found))
 
 
 def tune_with(
-    priced: PricedTrace,
-    policy: str,
+    whole: PricedTrace,
+    policy: PolicyName,
     settings: SearchSettings,
     *,
     tuning_share: float = 0.5,
     progress: Counter | None = None,
 ) -> TuneResult:
     """`tune`, with how to search as one object."""
-    tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=settings.seed)
-    return run_tune(find_policy(policy), priced.select(tuning), priced.select(rest), settings, progress=progress)
+    tuning, rest = split_sequences(whole.trace, tuning_share=tuning_share, seed=settings.seed)
+    return run_tune(find_policy(policy), whole.select(tuning), whole.select(rest), settings, progress=progress)
 
 
 def cross_validate(
-    trace: Trace,
-    cost: CostModel,
-    policy: str,
+    trace: TraceLike,
+    cost: CostLike,
+    policy: PolicyName,
     *,
     folds: int = 5,
     search: Search | None = None,
@@ -145,24 +142,21 @@ def cross_validate(
     Examples
     --------
     >>> import specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
     >>> found = specsim.cross_validate(trace, specsim.ConstantCost(s_d=0.001, s_t=0.010), "fixed_k", folds=4)
     >>> len(found.folds)
     4
     """
     settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
-    priced = PricedTrace(trace, cost)
-    found = run_cross_validate(find_policy(policy), priced, settings, folds=folds, progress=progress)
+    found = run_cross_validate(find_policy(policy), priced(trace, cost), settings, folds=folds, progress=progress)
     return CrossValidated(**vars(found))
 
 
 def leaderboard(
-    trace: Trace,
-    cost: CostModel,
+    trace: TraceLike,
+    cost: CostLike,
     *,
-    policies: Iterable[str] = (),
+    policies: PolicyName | Iterable[PolicyName] = (),
     max_draft_tokens: int | None = None,
     trials: int = 100,
     tuning_share: float = 0.5,
@@ -177,8 +171,8 @@ def leaderboard(
     ----------
     trace, cost, trials, tuning_share, seed, jobs
         As in `tune`.
-    policies : iterable of str, optional
-        Names of policies, FILE.py or FILE.py:NAME; default: all.
+    policies : str, Path, class, or several, optional
+        What to compare, each as in `tune`; default: all that are meant for such a trace.
     max_draft_tokens : int, optional
         Longest draft; default: as deep as recorded.
     replays : int
@@ -203,17 +197,16 @@ def leaderboard(
     Examples
     --------
     >>> import specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
     >>> board = specsim.leaderboard(trace, specsim.ConstantCost(0.001, 0.010), policies=["fixed_k", "adaedl"], trials=8)
     >>> board.to_frame()["speedup"].is_monotonic_decreasing
     True
     """
+    whole = priced(trace, cost)
     (board,) = boards_of(
-        {"trace": trace},
-        [cost],
-        kinds=list(find_policies([*(policies or default_policies([trace]))]).values()),
+        {"trace": whole.trace},
+        [whole.cost],
+        kinds=list((find_policies(policies) or default_policies([whole.trace])).values()),
         max_drafts=() if max_draft_tokens is None else (max_draft_tokens,),
         trials=trials,
         tuning_share=tuning_share,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specsim.report.result import Result
 from specsim.tuning.crossval import CrossValidation
 from specsim.tuning.search import CALLED, Reference, TuneResult
 
@@ -18,7 +19,7 @@ WHAT = "speedup on sequences that did not tune, with 95 % intervals"
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned(TuneResult):
+class Tuned(Result, TuneResult):
     """What tuning found, see there for its fields."""
 
     def plot(self) -> Figure:
@@ -39,8 +40,8 @@ class Tuned(TuneResult):
         return _beside_others(self.holdout.speedup, self.references)
 
 
-@dataclass(frozen=True)
-class CrossValidated(CrossValidation):
+@dataclass(frozen=True, repr=False)
+class CrossValidated(Result, CrossValidation):
     """What cross-validation found, see there for its fields."""
 
     def plot(self) -> Figure:

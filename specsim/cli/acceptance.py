@@ -99,14 +99,21 @@ def generate(
     Example: specsim acceptance generate model.json --out synthetic --sequences 200
     """
     from specsim.acceptance.files import load_model
-    from specsim.acceptance.synthetic import generate as run_generate
+    from specsim.api.generate import generate as run_generate
     from specsim.trace.files import check_free, write_trace
 
     check_free(out, overwrite=overwrite)
     loaded = load_model(model)
     with progress_bar() as report:
         report("generate", 0, 2)
-        trace = run_generate(loaded, sequences, output_tokens, max_draft_tokens, seed, prompt_tokens=prompt_tokens)
+        trace = run_generate(
+            loaded,
+            sequences=sequences,
+            output_tokens=output_tokens,
+            depth=max_draft_tokens,
+            prompt_tokens=prompt_tokens,
+            seed=seed,
+        )
         report("generate", 1, 2)
         write_trace(trace, out, overwrite=overwrite)
     document = {

@@ -34,7 +34,7 @@ class BatchProfileDocument(TypedDict):
     round_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BatchProfileCost(BatchCostModel):
     """Measured rounds of a batch, linear between what was measured.
 

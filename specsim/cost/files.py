@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -14,14 +16,14 @@ from specsim.cost.batch_profile import (
 )
 from specsim.cost.joined import JOINED_COST_KIND, JoinedCost
 from specsim.cost.linear import LinearCost
-from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost, CostModel, not_a_cost
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.silicon.cost import SiliconCost
 from specsim.cost.written import KIND, check_written, shipped_costs, written_cost
 from specsim.errors import InputError
 from specsim.examples import located
-from specsim.json_files import checked, read_json
+from specsim.json_files import checked, plain_json, read_json
 
 MAKE = "make one with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
 
@@ -40,15 +42,16 @@ class Constants(TypedDict):
     s_t: float
 
 
-def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
+def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | None = None) -> CostModel:
     """Read what things cost on a machine.
 
     Parameters
     ----------
-    path : Path or str
+    cost : str, Path or mapping
         A profile made by `realrun profile`; a file that you wrote (see `specsim.cost.written`), such as
         {"s_d": seconds, "s_t": seconds}; the costs of several drafters, as `specsim join` writes them; or the name of
-        one that ships, see `specsim cost list`, and `specsim example --list` for those of examples.
+        one that ships, see `specsim cost list`, and `specsim example --list` for those of examples. A mapping is read
+        as such a file would be.
     batch : int, optional
         Sequences in lockstep, of linear, roofline and silicon costs.
 
@@ -61,6 +64,8 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
     ------
     InputError
         For a file that is missing, or holds no costs, and for a batch of costs that know none.
+    TypeError
+        For anything but a path, a name or a mapping.
 
     References
     ----------
@@ -68,25 +73,37 @@ def read_cost(path: Path | str, *, batch: int | None = None) -> CostModel:
 
     Examples
     --------
-    >>> import pathlib, tempfile, specsim
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "cost.json")
-    ...     _ = file.write_text('{"s_d": 0.001, "s_t": 0.010}')
-    ...     specsim.read_cost(file)
+    >>> import specsim
+    >>> specsim.read_cost({"s_d": 0.001, "s_t": 0.010})
     ConstantCost(s_d=0.001, s_t=0.01)
     >>> specsim.read_cost("vllm-llama3.1-8b-eagle-h100").step_s
     0.00120683946
     >>> round(float(specsim.read_cost("example:llama-3.1-8b-eagle-h100").autoregressive_step(1000)), 3)
     0.006
     """
-    where = cost_path(path)
-    cost = _cost_of(read_cost_document(where), str(where))
+    if isinstance(cost, Mapping):
+        where, document = "(a mapping)", plain_json(cost, "cost file (a mapping)", invalid=MAKE)
+    elif isinstance(cost, str | PathLike):
+        where = str(cost_path(cost))
+        document = read_cost_document(Path(where))
+    else:
+        raise not_a_cost(cost)
+    model = _cost_of(document, where)
     if batch is None:
-        return cost
+        return model
     try:
-        return with_batch(cost, batch)
+        return with_batch(model, batch)
     except InputError as error:
-        raise InputError(f"cost file {path}: {error}") from None
+        raise InputError(f"cost file {where if isinstance(cost, Mapping) else cost}: {error}") from None
+
+
+def as_cost(cost: object) -> CostModel:
+    """A cost model as it is, or read from a path, a name or a mapping; TypeError, in words, for anything else."""
+    if isinstance(cost, CostModel):
+        return cost
+    if isinstance(cost, str | PathLike | Mapping):
+        return read_cost(cost)
+    raise not_a_cost(cost)
 
 
 def with_batch(cost: CostModel, batch: int) -> CostModel:
@@ -96,7 +113,7 @@ def with_batch(cost: CostModel, batch: int) -> CostModel:
     return replace(cost, batch=batch)
 
 
-def cost_path(path: Path | str) -> Path:
+def cost_path(path: str | PathLike[str]) -> Path:
     """The file of that path, or the one that ships under that name."""
     path = located(path, "cost")
     return path if path.exists() else shipped_costs().get(str(path), path)

@@ -60,7 +60,7 @@ class GridDocument(TypedDict):
     provenance: Made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GridCost:
     """One model's measured passes.
 
@@ -79,6 +79,10 @@ class GridCost:
     tokens: Ints
     median_s: Seconds
     missing: npt.NDArray[np.str_]
+
+    def __repr__(self) -> str:
+        sizes = f"batches to {self.batches[-1]}, contexts to {self.contexts[-1]:,}, passes to {self.tokens[-1]} tokens"
+        return f"GridCost: {self.model} on {self.device}, {self.dtype}, {sizes}"
 
     def pass_s(self, batch: int, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """Seconds of one pass over n_tokens new tokens per sequence, behind context cached ones.
@@ -133,7 +137,7 @@ class GridCost:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GridPairCost(CostModel):
     """The cost model of a target's grid and a drafter's, measured apart, at one batch size.
 
@@ -158,6 +162,11 @@ class GridPairCost(CostModel):
                 f"({', '.join(others)}) were measured differently; measure both on one device in one dtype"
             )
         check_seconds(self, "policy_step_s", "round_overhead_s", "autoregressive_overhead_s")
+
+    @property
+    def contexts(self) -> Ints:
+        """Cached tokens per sequence at which the target was measured [C]."""
+        return self.target.contexts
 
     @property
     def max_tree_tokens(self) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from specsim.arrays import Floats, Seconds
 from specsim.cost.contexts import context_range
-from specsim.cost.model import CostModel
+from specsim.cost.model import CostModel, not_a_cost
 from specsim.cost.table import CostTable, column_contexts, compile_table
 from specsim.errors import InputError
 from specsim.trace.joined import JoinedTrace
@@ -32,6 +32,11 @@ class JoinedCost(CostModel):
     parts : tuple of CostModel
         Of one target on one machine.
 
+    Raises
+    ------
+    TypeError
+        For a part that is no cost model; `read_cost` reads those of files.
+
     Examples
     --------
     >>> import specsim
@@ -41,6 +46,11 @@ class JoinedCost(CostModel):
     """
 
     parts: tuple[CostModel, ...]
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if not isinstance(part, CostModel):
+                raise not_a_cost(part)
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return self.parts[0].draft(n_tokens, context)

@@ -60,7 +60,7 @@ class BatchPass(Protocol):
     def batch_seconds(self, tokens: BatchTokens) -> Seconds: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearCost(BatchCostModel):
     """A target and a drafter with linear passes, and what a step costs beside them.
 

@@ -16,6 +16,7 @@ from specsim.errors import InputError
 
 MAX_TREE_TOKENS = 512  # that a cost table prices
 MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a call can take: what lies outside is a mistake, and sums would overflow
+SHOWN_CONTEXT = 1000  # cached tokens at which `repr` says what costs are that hold at any
 SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
 
 
@@ -30,8 +31,28 @@ def check_seconds(costs: object, *names: str, least: float = 0.0) -> None:
             )
 
 
+def not_a_cost(cost: object) -> TypeError:
+    """The error for what is given as costs and is none."""
+    return TypeError(
+        f"cost is a {type(cost).__name__}; expected a cost model such as specsim.ConstantCost(s_d=0.001, s_t=0.010), a "
+        'cost file, a name of `specsim cost list`, or a mapping such as {"s_d": 0.001, "s_t": 0.010}'
+    )
+
+
 class CostModel:
     """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden."""
+
+    def __repr__(self) -> str:
+        """One line: milliseconds of a decoding step and of a draft step in the middle of the contexts covered."""
+        contexts = getattr(self, "contexts", (SHOWN_CONTEXT,))
+        context, batch = int(contexts[len(contexts) // 2]), getattr(self, "batch", 1)
+        try:
+            steps = (self.autoregressive_step(context), "decoding step"), (self.draft(1, context), "draft step")
+        except (InputError, NotImplementedError):  # such as a class that is being written
+            return object.__repr__(self)
+        shown = ", ".join(f"{name} {1e3 * float(seconds):.4g} ms" for seconds, name in steps)
+        of_batch = f"batch {batch}, " if batch > 1 else ""
+        return f"{type(self).__name__}: {of_batch}{shown} at {context:,} cached tokens"
 
     @property
     def max_tree_tokens(self) -> int:

@@ -93,7 +93,7 @@ class TreeProfile:
         return np.asarray(values[left] + (values[right] - values[left]) * share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProfileCost(CostModel):
     """A measured grid: means per context, linear in context between grid points.
 

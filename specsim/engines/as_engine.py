@@ -56,11 +56,10 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
 
     Examples
     --------
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
+    >>> import specsim
     >>> from specsim.engines.as_engine import as_engine
     >>> from specsim.engines.conventions import CONVENTIONS
-    >>> recorded = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> recorded = specsim.generate(acceptance=0.8, sequences=4, output_tokens=30, depth=8)
     >>> run = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=20)
     >>> run.trace.output_tokens.tolist(), run.cut_off
     ([19, 19, 19, 19], 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Any
 
 from specsim.errors import InputError
@@ -33,7 +34,9 @@ from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.vct import VCT
-from specsim.policy.user_file import load_policy_file
+from specsim.policy.user_file import check_policy, load_policy_file
+
+PolicyName = str | PathLike[str] | type[Policy]  # a name, FILE.py or FILE.py:NAME, or the class itself
 
 
 def is_file_name(name: str) -> bool:
@@ -41,39 +44,63 @@ def is_file_name(name: str) -> bool:
     return name.endswith(".py") or ".py:" in name
 
 
-def find_policies(names: Sequence[str]) -> dict[str, type[Policy]]:
-    """Policies by name, from names of built-in ones, FILE.py (all that it defines) or FILE.py:NAME.
+def find_policies(policies: PolicyName | Iterable[PolicyName]) -> dict[str, type[Policy]]:
+    """Policies by name, from one or several of: a built-in's name, FILE.py (all in it), FILE.py:NAME, a class.
 
-    Raises InputError for an unknown name, a file that cannot serve, and two policies of one name.
+    Raises InputError for an unknown name, a file or class that cannot serve, and two policies of one name, and
+    TypeError for anything else.
     """
     found: dict[str, type[Policy]] = {}
-    for name in names:
-        if is_file_name(name):
-            kinds = _from_file(name)
-        elif name in NAMED:
-            kinds = [NAMED[name]]
-        else:
-            raise InputError(f"unknown policy {name!r}; known: {', '.join(NAMED)}, or a FILE.py of your own")
-        for kind in kinds:
+    several = isinstance(policies, Iterable) and not isinstance(policies, str | PathLike | type)
+    for policy in policies if several else [policies]:  # type: ignore[union-attr]
+        for kind in _kinds_of(policy):
             if found.setdefault(kind.name, kind) is not kind:
-                raise InputError(f"{name}: another file has a policy {kind.name!r} too; rename one of them")
+                raise InputError(f"{policy}: another file has a policy {kind.name!r} too; rename one of them")
     return found
 
 
-def find_policy(name: str) -> type[Policy]:
-    """The one policy of that name; InputError if a file of several is named without saying which."""
-    found = find_policies([name])
+def find_policy(policy: PolicyName) -> type[Policy]:
+    """The one policy of that name, or class; InputError if a file of several is named without saying which."""
+    found = {kind.name: kind for kind in _kinds_of(policy)}
     if len(found) > 1:
-        raise InputError(f"{name} has the policies {', '.join(found)}; name one as {name}:{next(iter(found))}")
+        raise InputError(f"{policy} has the policies {', '.join(found)}; name one as {policy}:{next(iter(found))}")
     return next(iter(found.values()))
+
+
+def _kinds_of(policy: object) -> list[type[Policy]]:
+    if isinstance(policy, type) and issubclass(policy, Policy):
+        if NAMED.get(getattr(policy, "name", "")) is not policy:
+            check_policy(policy)
+            _refuse_built_in_name(policy.__name__, policy)
+        return [policy]
+    if isinstance(policy, Policy):
+        raise TypeError(
+            f"policy is {policy}, whose settings are already chosen; give its name {policy.name!r} or class where they "
+            "are searched, and settings to keep by name"
+        )
+    if not isinstance(policy, str | PathLike):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}; expected a name such as 'fixed_k', FILE.py, FILE.py:NAME, or a class "
+            "of ChainPolicy or TreePolicy"
+        )
+    name = str(policy)
+    if is_file_name(name):
+        return _from_file(name)
+    if name not in NAMED:
+        raise InputError(f"unknown policy {name!r}; known: {', '.join(NAMED)}, or a FILE.py of your own")
+    return [NAMED[name]]
+
+
+def _refuse_built_in_name(where: str, kind: type[Policy]) -> None:
+    if kind.name in NAMED:
+        raise InputError(f"{where}: policy {kind.name!r} has the name of a built-in one; give it another")
 
 
 def _from_file(name: str) -> list[type[Policy]]:
     path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
     kinds = load_policy_file(path)
     for kind in kinds:
-        if kind.name in NAMED:
-            raise InputError(f"{path}: policy {kind.name!r} has the name of a built-in one; give it another")
+        _refuse_built_in_name(path, kind)
     if not wanted:
         return kinds
     chosen = [kind for kind in kinds if kind.name == wanted]
@@ -124,14 +151,16 @@ CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPol
 TREE_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, TreePolicy)}
 
 
-def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
+def make_policy(policy: PolicyName | Policy, given: Mapping[str, Any] | None = None, /, **settings: Any) -> Policy:
     """Make a policy.
 
     Parameters
     ----------
-    name : str
-        A name that `policies` lists, FILE.py or FILE.py:NAME.
-    settings : mapping, optional
+    policy : str, Path, class or Policy
+        A name that `policies` lists, FILE.py or FILE.py:NAME, a class; of a policy, a copy with other settings.
+    given : mapping, optional
+        Settings as one mapping, such as the `params` of a result.
+    **settings
         Values, or their text; the others stay at their defaults.
 
     Returns
@@ -147,7 +176,10 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
     Examples
     --------
     >>> import specsim
-    >>> specsim.make_policy("fixed_k", {"k": 3}).k
+    >>> specsim.make_policy("fixed_k", k=3).k
     3
     """
-    return build_policy(find_policy(name), settings or {})
+    chosen = {**(given or {}), **settings}
+    if isinstance(policy, Policy):
+        return build_policy(type(policy), {**policy.settings, **chosen})
+    return build_policy(find_policy(policy), chosen)

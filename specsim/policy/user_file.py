@@ -59,7 +59,7 @@ def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
     if not kinds:
         raise InputError(f"{path} defines no policy; write a class of ChainPolicy or TreePolicy, see docs/extending.md")
     for kind in kinds:
-        _check(path, kind)
+        _check(f"{path}: {kind.__name__}", kind)
     names = [kind.name for kind in kinds]
     for name in names:
         if names.count(name) > 1:
@@ -98,9 +98,13 @@ def _defines(module: ModuleType, name: str, value: Any) -> bool:
     return value.__module__ == module.__name__ and not name.startswith("_")
 
 
-def _check(path: Path, kind: type[Policy]) -> None:
-    """InputError unless the class is a complete policy whose functions compile."""
-    where = f"{path}: {kind.__name__}"
+@cache
+def check_policy(kind: type[Policy]) -> None:
+    """InputError unless a class that a program or notebook defines is a complete policy whose functions compile."""
+    _check(kind.__name__, kind)
+
+
+def _check(where: str, kind: type[Policy]) -> None:
     for name in ("name", "source"):
         if not isinstance(getattr(kind, name, None), str):
             raise InputError(f'{where} has no {name!r}; add a line such as {name} = "..."')

@@ -28,6 +28,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import PARTS
+from specsim.report.result import Result
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, summarise
 from specsim.trace.joined import JoinedTrace
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
     """One form of one policy on the hold-out sequences.
 
@@ -64,6 +65,9 @@ class Row:
     speculative_s: Floats
     train_speedup: float
     to_leader: Comparison | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.label}: speedup {self.prediction.speedup}"
 
     @property
     def tied(self) -> bool:
@@ -101,7 +105,7 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Board:
+class Board(Result):
     """One trace at one maximal draft length.
 
     tuning, holdout : sequences; output_tokens : of the hold-out ones, together
@@ -124,7 +128,7 @@ class Board:
     sweeps: list[Sweep]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{row.label}: speedup {row.prediction.speedup}" for row in self.rows)
+        return "\n".join(map(repr, self.rows))
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per form of a policy, best first; speedups as ratios, lengths in tokens."""

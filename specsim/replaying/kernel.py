@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -28,15 +28,20 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     all functions and settings can be imported by name.
     """
     functions = {name: getattr(kind, name) for name in kind.functions}
-    sources = {Path(inspect.getfile(f.py_func)) for f in functions.values()}
-    folders = PACKAGE / "policy", PACKAGE / "replaying"
-    sources |= {PACKAGE / "rng.py", *(path for folder in folders for path in folder.rglob("*.py"))}
-    version = digest(*(path.read_bytes() for path in sorted(sources)), length=12)
+    modules = {kind.Params.__module__, *(f.py_func.__module__ for f in functions.values())}
+    own = all(module.startswith("specsim.") for module in modules)
+    version = _source_digest(f.py_func for f in functions.values()) if own else "unkept"
     bound = FunctionType(kernel.__code__, {**names, **functions}, f"replay_{kind.name}_{version}")
     bound.__module__ = names["__name__"]
     bound.__qualname__ = bound.__name__
     compile_kernel: Callable[[Callable[..., int]], Kernel]
-    modules = {kind.Params.__module__, *(f.py_func.__module__ for f in functions.values())}
-    own = all(module.startswith("specsim.") for module in modules)
     compile_kernel = nb.njit(cache=own, nogil=True, error_model="numpy")
     return compile_kernel(bound)
+
+
+def _source_digest(functions: Iterable[Callable[..., Any]]) -> str:
+    """Of the files that a kernel of specsim's own policies is compiled from."""
+    folders = PACKAGE / "policy", PACKAGE / "replaying"
+    sources = {PACKAGE / "rng.py", *(path for folder in folders for path in folder.rglob("*.py"))}
+    sources |= {Path(inspect.getfile(function)) for function in functions}
+    return digest(*(path.read_bytes() for path in sorted(sources)), length=12)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RoundArrays = namedtuple("RoundArrays", "sequence t drafted accepted verified last drafter")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoundLog:
     """Rounds in the order in which they were replayed, one array of int64 [R] per fact.
 
@@ -46,6 +46,9 @@ class RoundLog:
     @property
     def arrays(self) -> RoundArrays:
         return RoundArrays(*(getattr(self, name) for name in RoundArrays._fields))
+
+    def __repr__(self) -> str:
+        return f"RoundLog: {len(self):,} rounds, {self.drafted.sum():,} tokens drafted, {self.accepted.sum():,} accepted"
 
     def __len__(self) -> int:
         return len(self.sequence)

@@ -20,13 +20,30 @@ REPEATS = 2000  # resamples of an interval
 FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % interval over sequences."""
+@dataclass(frozen=True, eq=False)
+class Estimate(float):
+    """A value with its 95 % interval over sequences.
+
+    It is a float, the value: it compares, adds, formats and converts as that, so that the interval is left behind by
+    arithmetic. Equality and hash are the number's too; compare `as_dict()` where the interval matters.
+
+    Examples
+    --------
+    >>> from specsim.speedup.intervals import Estimate
+    >>> speedup = Estimate(1.25, 1.1, 1.4)
+    >>> speedup > 1.1, 2 * speedup, f"{speedup:.1f}", str(speedup), speedup.low
+    (True, 2.5, '1.2', '1.250 [1.100, 1.400]', 1.1)
+    """
 
     estimate: float
     low: float
     high: float
+
+    def __new__(cls, estimate: float, low: float, high: float) -> Self:
+        return super().__new__(cls, estimate)
+
+    def __getnewargs__(self) -> tuple[float, float, float]:  # type: ignore[override]  # float copies with its value alone
+        return self.estimate, self.low, self.high
 
     @classmethod
     def exact(cls, value: float) -> Self:

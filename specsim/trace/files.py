@@ -6,6 +6,7 @@ The folder of a joined trace has one of those for each drafter, named 1, 2 and s
 from __future__ import annotations
 
 import json
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -51,14 +52,14 @@ class JoinedFile(TypedDict):
     parts: int
 
 
-def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) -> None:
+def write_trace(trace: Trace | str | PathLike[str], folder: str | PathLike[str], *, overwrite: bool = False) -> None:
     """Write a trace folder, whole or not at all.
 
     Parameters
     ----------
-    trace : Trace
-        N positions in S sequences.
-    folder : Path or str
+    trace : Trace, str or Path
+        N positions in S sequences, or where they are, as `read_trace` takes it.
+    folder : str or Path
         Made, with `meta.json` and a table each of sequences, positions and, where recorded, trees; of a joined
         trace, with a folder for each drafter.
     overwrite : bool
@@ -76,15 +77,13 @@ def write_trace(trace: Trace, folder: Path | str, *, overwrite: bool = False) ->
     Examples
     --------
     >>> import pathlib, tempfile, specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=4, output_tokens=30, depth=8)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     specsim.write_trace(trace, pathlib.Path(folder, "trace"))
     ...     specsim.read_trace(pathlib.Path(folder, "trace")).output_tokens.tolist()
     [30, 30, 30, 30]
     """
-    folder = Path(folder)
+    folder, trace = Path(folder), as_trace(trace)
     check_free(folder, overwrite=overwrite)
     with replacing_folder(folder) as work:
         if not isinstance(trace, JoinedTrace):
@@ -119,12 +118,12 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
 
 
-def read_trace(folder: Path | str) -> Trace:
+def read_trace(folder: str | PathLike[str]) -> Trace:
     """Read and check a recorded trace.
 
     Parameters
     ----------
-    folder : Path or str
+    folder : str or Path
         A folder that `realrun record`, `specsim join` or `write_trace` made, one packed as .zip, or the name of one
         that ships, such as "example:lab-eagle"; `specsim example --list` has them.
 
@@ -145,9 +144,7 @@ def read_trace(folder: Path | str) -> Trace:
     Examples
     --------
     >>> import pathlib, tempfile, specsim
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> trace = specsim.generate(acceptance=0.8, sequences=4, output_tokens=30, depth=8)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     specsim.write_trace(trace, pathlib.Path(folder, "trace"))
     ...     specsim.read_trace(pathlib.Path(folder, "trace")).output_tokens.tolist()
@@ -155,6 +152,8 @@ def read_trace(folder: Path | str) -> Trace:
     >>> specsim.read_trace("example:lab-eagle").meta["drafter"]
     'lab/eagle'
     """
+    if not isinstance(folder, str | PathLike):
+        raise _not_a_trace(folder)
     folder = located(folder, "trace")
     if folder.suffix == ".zip" and folder.is_file():
         with unpacked(folder) as there:
@@ -191,12 +190,29 @@ def read_trace(folder: Path | str) -> Trace:
     return trace
 
 
-def read_plain_trace(folder: Path | str) -> Trace:
-    """A trace of one drafter; InputError for a joined one, whose parts are to be given instead."""
-    trace = read_trace(folder)
-    if isinstance(trace, JoinedTrace):
-        raise InputError(f"{folder} is a joined trace of {len(trace.parts)} drafters; give one of them, as {folder}/1")
-    return trace
+def as_trace(trace: object) -> Trace:
+    """A trace as it is, or read from where its folder or name says; TypeError, in words, for anything else."""
+    if isinstance(trace, Trace):
+        return trace
+    if isinstance(trace, str | PathLike):
+        return read_trace(trace)
+    raise _not_a_trace(trace)
+
+
+def _not_a_trace(trace: object) -> TypeError:
+    return TypeError(
+        f"trace is a {type(trace).__name__}; expected a Trace, its folder, or a name such as 'example:lab-model' (see "
+        "specsim.read_trace; specsim.generate makes synthetic ones)"
+    )
+
+
+def read_plain_trace(trace: object) -> Trace:
+    """A trace of one drafter, as `as_trace` takes it; InputError for a joined one, whose parts are to be given."""
+    found = as_trace(trace)
+    if isinstance(found, JoinedTrace):
+        joined, part = ("this", "its parts[0]") if isinstance(trace, Trace) else (trace, f"{trace}/1")
+        raise InputError(f"{joined} is a joined trace of {len(found.parts)} drafters; give one of them, as {part}")
+    return found
 
 
 def _read_sequences(path: Path) -> dict[str, Array]:

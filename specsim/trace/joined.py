@@ -36,7 +36,7 @@ class DrafterColumns(NamedTuple):
     foretold: Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JoinedTrace(Trace):
     """A dense trace with several drafters. What belongs to a drafter is the first one's, but in `parts`.
 
@@ -76,36 +76,7 @@ def foretold(trace: Trace) -> Floats:
 
 
 def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
-    """Join traces of one target with the same outputs, each of another drafter.
-
-    Records of trees are left behind, and all drafts are cut to the depth of the shallowest. A trace made from texts
-    (`specsim record-text`) says neither its target nor how it was decoded, and takes both from the others.
-
-    Parameters
-    ----------
-    traces : mapping
-        Two or three traces, by the names that errors give them; the order is that of the drafters.
-
-    Returns
-    -------
-    JoinedTrace
-
-    Raises
-    ------
-    InputError
-        Says what differs, and where: target, decoding, prompts, outputs, limits, or the tokens that end a text; also
-        for outputs of rejection sampling, which depend on the drafter, for SPACE, and for a trace without text.
-
-    Examples
-    --------
-    >>> import specsim
-    >>> from specsim.trace.from_text import TokenText, lookup_trace
-    >>> from specsim.trace.ngram import RULES
-    >>> texts = [TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4)]
-    >>> joined = specsim.join_traces({rule: lookup_trace(texts, RULES[rule], 3) for rule in ("specsim", "vllm")})
-    >>> joined.columns.match_len.tolist()
-    [[3, 2, 1, 0], [0, 0, 0, 0]]
-    """
+    """Join recorded traces; see `specsim.api.join.join_traces`, which takes their names and folders too."""
     if not 2 <= len(traces) <= MAX_DRAFTERS:
         raise InputError(f"{len(traces)} traces to join; give 2 to {MAX_DRAFTERS}, each of another drafter")
     for name, trace in traces.items():

@@ -42,7 +42,7 @@ OPTIONAL_LISTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """A dense trace in memory. N positions in S sequences, recorded to depth D.
 
@@ -64,9 +64,8 @@ class Trace:
 
     Examples
     --------
-    >>> from specsim.acceptance.iid import IID
-    >>> from specsim.acceptance.synthetic import generate
-    >>> trace = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    >>> import specsim
+    >>> trace = specsim.generate(acceptance=0.8, sequences=4, output_tokens=30, depth=8)
     >>> trace.depth, trace.sequences, trace.select([0, 2]).sequences
     (8, 4, 2)
     """
@@ -90,6 +89,16 @@ class Trace:
     tree: TreeRecord | None = None
     source: npt.NDArray[np.str_] | None = None
     prompt: IntArray | None = None
+
+    def __repr__(self) -> str:
+        """One line: sizes, both models, and how the output was sampled."""
+        decoding = self.meta.get("decoding", "unknown")
+        sampling = decoding if isinstance(decoding, str) else decoding.get("mode", "unknown")
+        if temperature := decoding.get("temperature") if isinstance(decoding, dict) else None:
+            sampling += f" at temperature {temperature:g}"
+        sizes = f"{self.sequences:,} sequences, {len(self.token):,} tokens, depth {self.depth}"
+        models = f"target {self.meta.get('target')}, drafter {self.meta.get('drafter')}"
+        return f"{type(self).__name__}: {sizes}, {models}, {sampling}"
 
     @property
     def depth(self) -> int:

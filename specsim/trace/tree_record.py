@@ -22,7 +22,7 @@ MAX_NODES = 1023  # per position
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TreeRecord:
     """N positions, up to M nodes each, numbered from 1 in level order; node 0 is the pending token.
 
@@ -40,6 +40,9 @@ class TreeRecord:
     first_child: IntArray
     horizon: npt.NDArray[np.float32]
     width: int
+
+    def __repr__(self) -> str:
+        return f"TreeRecord: {len(self.prob):,} positions, up to {self.nodes} nodes, {self.width} children a node"
 
     @property
     def nodes(self) -> int:

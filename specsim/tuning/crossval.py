@@ -53,7 +53,7 @@ class Fold:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CrossValidation:
     """What tuning this kind of policy on these data gains, every sequence held out once.
 
@@ -67,6 +67,10 @@ class CrossValidation:
     references: Mapping[str, Reference]
     warnings: tuple[str, ...]
     interrupted: bool
+
+    def __repr__(self) -> str:
+        tried = f"cross-validated in {len(self.folds)} folds, the settings of the first:"
+        return "\n".join([tried, repr(self.estimate), *(f"warning: {text}" for text in self.warnings)])
 
     def to_frame(self) -> pd.DataFrame:
         """A table of predictions over all folds: the tuned policies', then those beside them; as of `TuneResult`."""

@@ -190,7 +190,7 @@ class PassCost(BatchCostModel):
         return found + beside
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RooflineCost(PassCost):
     """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
 

@@ -47,7 +47,7 @@ def silicon_from_document(document: Mapping[str, Any]) -> SiliconCost:
     return SiliconCost(target, drafter, batch=document.get("batch", 1), overheads=overheads)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SiliconCost(PassCost):
     """Costs of a target and a drafter by NVIDIA's measured operators.
 
