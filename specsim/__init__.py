@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specsim.api.generate import generate
+    from specsim.api.join import join_traces
     from specsim.api.predict import policies, predict, replay
     from specsim.api.tune import cross_validate, leaderboard, tune
     from specsim.cost.files import read_cost
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from specsim.policy.registry import make_policy
     from specsim.policy.tree.base import TreePolicy
     from specsim.trace.files import read_trace, write_trace
-    from specsim.api.join import join_traces
     from specsim.trace.trace import Trace
 
 __version__ = "0.1.0"

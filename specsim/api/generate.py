@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Real
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,7 @@ def generate(
     return generate_from_model(model, sequences, output_tokens, depth, seed, prompt_tokens=prompt_tokens)
 
 
-def _as_model(acceptance: object) -> AcceptanceModel:
+def _as_model(acceptance: object) -> Any:
     if isinstance(acceptance, Real):
         return IID(float(acceptance))
     if isinstance(acceptance, str | PathLike):
@@ -82,7 +83,7 @@ def _as_model(acceptance: object) -> AcceptanceModel:
     if isinstance(acceptance, Sequence | np.ndarray) and all(isinstance(rate, Real) for rate in acceptance):
         return PerPosition(tuple(map(float, acceptance)))
     if hasattr(acceptance, "draw") and not isinstance(acceptance, type):
-        return acceptance  # type: ignore[return-value]  # a user's own model
+        return acceptance  # a user's own model
     raise TypeError(
         f"acceptance is a {type(acceptance).__name__}; expected a probability such as 0.8, one for each place of a "
         "draft such as [0.9, 0.7], an acceptance model, or its file"

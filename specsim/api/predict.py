@@ -18,8 +18,8 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import NAMED, PolicyName, find_policies, find_policy, make_policy
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.priced import PricedTrace
-from specsim.report.result import Result
 from specsim.speedup.prediction import Prediction, oracle_seconds, predict_policy, summarise
+from specsim.speedup.result import Result
 from specsim.trace.files import as_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -181,9 +181,7 @@ def fitted_part(
     return priced, chosen, 0
 
 
-def replay(
-    trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, seed: int = 0, **settings: Any
-) -> Run:
+def replay(trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, seed: int = 0, **settings: Any) -> Run:
     """Replay a trace under one policy, round for round what a real run would do.
 
     Parameters
@@ -226,9 +224,7 @@ def replay(
     return Run(**vars(both.replay(chosen, seed=seed, log=True)))
 
 
-def _policy(
-    policy: PolicyName | Policy, settings: Mapping[str, Any], depth: int
-) -> tuple[Policy, dict[str, Any]]:
+def _policy(policy: PolicyName | Policy, settings: Mapping[str, Any], depth: int) -> tuple[Policy, dict[str, Any]]:
     """The policy and those of its settings that are given, not learned.
 
     By name or class: these settings, drafts no longer than the trace is deep. An object's: all but its defaults.

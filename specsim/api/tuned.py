@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specsim.report.result import Result
+from specsim.speedup.result import Result
 from specsim.tuning.crossval import CrossValidation
 from specsim.tuning.search import CALLED, Reference, TuneResult
 

@@ -70,7 +70,7 @@ def find_policy(policy: PolicyName) -> type[Policy]:
 def _kinds_of(policy: object) -> list[type[Policy]]:
     if isinstance(policy, type) and issubclass(policy, Policy):
         if NAMED.get(getattr(policy, "name", "")) is not policy:
-            check_policy(policy)
+            check_policy(policy)  # type: ignore[arg-type]  # a class hashes well
             _refuse_built_in_name(policy.__name__, policy)
         return [policy]
     if isinstance(policy, Policy):
@@ -80,8 +80,8 @@ def _kinds_of(policy: object) -> list[type[Policy]]:
         )
     if not isinstance(policy, str | PathLike):
         raise TypeError(
-            f"policy is a {type(policy).__name__}; expected a name such as 'fixed_k', FILE.py, FILE.py:NAME, or a class "
-            "of ChainPolicy or TreePolicy"
+            f"policy is a {type(policy).__name__}; expected a name such as 'fixed_k', FILE.py, FILE.py:NAME, or a "
+            "class of ChainPolicy or TreePolicy"
         )
     name = str(policy)
     if is_file_name(name):

@@ -28,9 +28,9 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import PARTS
-from specsim.report.result import Result
 from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, summarise
+from specsim.speedup.result import Result
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences

@@ -48,7 +48,9 @@ class RoundLog:
         return RoundArrays(*(getattr(self, name) for name in RoundArrays._fields))
 
     def __repr__(self) -> str:
-        return f"RoundLog: {len(self):,} rounds, {self.drafted.sum():,} tokens drafted, {self.accepted.sum():,} accepted"
+        return (
+            f"RoundLog: {len(self):,} rounds, {self.drafted.sum():,} tokens drafted, {self.accepted.sum():,} accepted"
+        )
 
     def __len__(self) -> int:
         return len(self.sequence)

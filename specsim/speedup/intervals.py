@@ -25,7 +25,7 @@ class Estimate(float):
     """A value with its 95 % interval over sequences.
 
     It is a float, the value: it compares, adds, formats and converts as that, so that the interval is left behind by
-    arithmetic. Equality and hash are the number's too; compare `as_dict()` where the interval matters.
+    arithmetic. It equals a number that is its value, and another estimate of the same value and interval.
 
     Examples
     --------
@@ -41,6 +41,16 @@ class Estimate(float):
 
     def __new__(cls, estimate: float, low: float, high: float) -> Self:
         return super().__new__(cls, estimate)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Estimate):
+            return (self.estimate, self.low, self.high) == (other.estimate, other.low, other.high)
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:  # or it were the float's
+        return not self == other
+
+    __hash__ = float.__hash__
 
     def __getnewargs__(self) -> tuple[float, float, float]:  # type: ignore[override]  # float copies with its value alone
         return self.estimate, self.low, self.high

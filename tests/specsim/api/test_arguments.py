@@ -56,7 +56,7 @@ def own_class() -> type[specsim.ChainPolicy]:
     """A class as a cell of a notebook defines it: of no module's, in no file."""
     names: dict[str, object] = {"__name__": "__main__"}
     exec(compile(MINE, "<cell 1>", "exec"), names)
-    return names["Floor"]  # type: ignore[return-value]
+    return names["Floor"]
 
 
 def test_traces_and_costs_by_name_path_text_and_object_are_the_same(folder: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_mapping_is_read_as_its_file_would_be() -> None:
         document = json.loads(shipped_costs()[name].read_text())
         assert specsim.read_cost(document) == specsim.read_cost(name)
     assert specsim.read_cost({"s_d": np.float32(0.5), "s_t": np.int64(1)}) == specsim.ConstantCost(0.5, 1.0)
-    assert specsim.read_cost({"s_d": 0.05, "s_t": 1}).s_t == 1  # type: ignore[attr-defined]
+    assert specsim.read_cost({"s_d": 0.05, "s_t": 1}).s_t == 1
     for wrong, why in (({"s_d": 0.05}, "neither a profile nor"), ({"s_d": "x", "s_t": 1}, "wanted a number"),
                        ({"s_d": float("nan"), "s_t": 1}, "finite"), ({"s_d": -1.0, "s_t": 1}, "positive")):  # fmt: skip
         with pytest.raises(specsim.InputError, match=why):
@@ -135,12 +135,13 @@ def test_a_class_that_cannot_serve_is_refused_in_words() -> None:
 
 
 def test_settings_are_keywords() -> None:
-    assert specsim.make_policy("fixed_k", k=3).k == 3  # type: ignore[attr-defined]
+    assert specsim.make_policy("fixed_k", k=3).k == 3
     assert specsim.make_policy("fixed_k", {"k": 3}) == specsim.make_policy("fixed_k", k="3")
     policy = specsim.make_policy("adaedl", gamma=0.2)
     changed = specsim.make_policy(policy, lambda0=0.4)
     assert changed.settings == {**policy.settings, "lambda0": 0.4}
-    assert specsim.predict(TRACE, COST, specsim.make_policy("fixed_k"), k=2).policy == specsim.make_policy("fixed_k", k=2)
+    asked = specsim.predict(TRACE, COST, specsim.make_policy("fixed_k"), k=2)
+    assert asked.policy == specsim.make_policy("fixed_k", k=2)
     for call in (lambda: specsim.make_policy("fixed_k", width=3), lambda: specsim.make_policy(policy, width=3)):
         with pytest.raises(specsim.InputError, match="no setting 'width'"):
             call()
@@ -156,13 +157,16 @@ WRONG = {
         "policy is fixed_k(k=3), whose settings are already chosen; give its name 'fixed_k' or class",
     ),
     "the same on a board": (
-        lambda: specsim.leaderboard(TRACE, COST, policies=[specsim.make_policy("fixed_k")]), "already chosen"
+        lambda: specsim.leaderboard(TRACE, COST, policies=[specsim.make_policy("fixed_k")]),
+        "already chosen",
     ),
     "an array for a trace": (
-        lambda: specsim.predict(np.zeros(3), COST, "fixed_k"), "trace is a ndarray; expected a Trace, its folder"
+        lambda: specsim.predict(np.zeros(3), COST, "fixed_k"),
+        "trace is a ndarray; expected a Trace, its folder",
     ),
     "a trace for costs": (
-        lambda: specsim.predict(TRACE, specsim.read_trace(TRACE), "fixed_k"), "cost is a Trace; expected a cost model"
+        lambda: specsim.predict(TRACE, specsim.read_trace(TRACE), "fixed_k"),
+        "cost is a Trace; expected a cost model",
     ),
     "a number for costs": (lambda: specsim.tune(TRACE, 0.1, "fixed_k"), "cost is a float; expected"),
     "no costs": (lambda: specsim.read_cost(None), "cost is a NoneType; expected"),

@@ -45,4 +45,4 @@ def test_what_is_no_acceptance_is_refused() -> None:
         specsim.generate("model.json")
     for wrong in (None, {"alpha": 0.8}, ["a"]):
         with pytest.raises(TypeError, match="acceptance is a .*expected a probability"):
-            specsim.generate(wrong)  # type: ignore[arg-type]
+            specsim.generate(wrong)

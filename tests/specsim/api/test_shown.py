@@ -84,17 +84,17 @@ def test_results_are_short(name: str) -> None:
 @pytest.mark.parametrize("name", ["prediction", "tuned", "cross_validated", "board"])
 def test_a_notebook_shows_the_table_and_every_remark(name: str) -> None:
     result = results()[name]
-    page = result._repr_html_()  # type: ignore[attr-defined]
-    assert page.count("<tr") == 1 + len(result.to_frame())  # type: ignore[attr-defined]
+    page = result._repr_html_()
+    assert page.count("<tr") == 1 + len(result.to_frame())
     for remark in (*getattr(result, "notes", ()), *getattr(result, "warnings", ())):
         assert remark in page
-    assert json.loads(json.dumps(result.to_dict())) == json.loads(json.dumps(result.as_dict()))  # type: ignore[attr-defined]
+    assert json.loads(json.dumps(result.to_dict())) == json.loads(json.dumps(result.as_dict()))
 
 
 def test_what_a_file_says_is_no_markup() -> None:
     prediction = results()["prediction"]
     object.__setattr__(prediction, "cost_notes", ("<script>alert(1)</script>",))
     try:
-        assert "<script>" not in prediction._repr_html_()  # type: ignore[attr-defined]
+        assert "<script>" not in prediction._repr_html_()
     finally:
         object.__setattr__(prediction, "cost_notes", ())
