@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from reprlib import repr as short
 from types import NoneType, UnionType
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import IO, Any, AnyStr, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from specsim.errors import InputError
 
@@ -51,6 +51,15 @@ def read_json(
     except OSError as error:
         raise InputError(f"{name} cannot be read ({error.strerror}); make it readable") from None
     return parse_json(content, name, shape, invalid=invalid, max_bytes=max_bytes)
+
+
+def bounded_lines(file: IO[AnyStr], most: int = MAX_BYTES) -> Iterator[AnyStr]:
+    """The lines of a file; of one with more than `most` characters or bytes the first `most` + 1, never the rest."""
+    while line := file.readline(most + 1):
+        yield line
+        newline = "\n" if isinstance(line, str) else b"\n"
+        while len(line) > most and not line.endswith(newline):
+            line = file.readline(most + 1)
 
 
 def parse_json(text: bytes | str, name: str, shape: Any = Any, *, invalid: str, max_bytes: int = MAX_BYTES) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, Turn, 
 from realrun.engines.gguf_file import ids_of, write_gguf
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
+from specsim.engines.formats.imported import log_lines
 from specsim.engines.formats.llamacpp import Log
 from specsim.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
@@ -20,7 +22,7 @@ from specsim.policy.chain.p_min import LlamaCpp
 PROCESS = "run_llamacpp.py"
 TRACE = {"LLAMA_TRACE": "1"}  # a line in the log for every round
 THREADS = 1
-DRAFTING = re.compile(r"statistics .*dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # since a server's start
+DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # since a server's start
 
 
 class LlamaCppEngine(Engine):
@@ -44,9 +46,8 @@ class LlamaCppEngine(Engine):
         turns = [(0, prompt) for prompt in range(len(job.prompts))]
         made = run_apart(PROCESS, server_job(job, [setting], turns), job.folder, TRACE)
         log = Log()
-        with (job.folder / "log.txt").open(errors="replace") as lines:
-            for line in lines:
-                log.take(line)
+        for line in log_lines([job.folder / "log.txt"], Counter()):
+            log.take(line)
         requests = [task.request() for task in log.tasks]
         if len(requests) != len(job.prompts):
             raise InputError(f"{setting}: the log has {len(requests)} requests of {len(job.prompts)}; run it again")
@@ -75,7 +76,7 @@ def draft_seconds(lines: Sequence[str], turns: Sequence[tuple[int, bool]]) -> li
 
     turns : the server's number, and whether it drafts at all; one that does counts since its start
     """
-    printed = [float(found[1]) / 1000 for line in lines if (found := DRAFTING.search(line))]
+    printed = [float(found[1]) / 1000 for line in lines if "statistics " in line and (found := DRAFTING.search(line))]
     if len(printed) != sum(drafts for _, drafts in turns):
         raise InputError(
             f"the log has statistics of {len(printed)} requests of {sum(drafts for _, drafts in turns)}; this version "

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 from specsim.files import read_csv
-from specsim.json_files import parse_json
+from specsim.json_files import bounded_lines, parse_json
 from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _read_lines(path: Path) -> Columns:
     """Mooncake's trace, or Qwen-Bailian's, whose times are seconds."""
     rows: list[tuple[float, int, int]] = []
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(bounded_lines(file), start=1):
             if line.strip():
                 name = f"arrivals {path}, line {number}"
                 entry = parse_json(line, name, Line, invalid=f"give {FORMATS}")

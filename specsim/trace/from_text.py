@@ -11,7 +11,7 @@ import numpy as np
 
 from specsim.errors import InputError
 from specsim.files import digest
-from specsim.json_files import parse_json
+from specsim.json_files import bounded_lines, parse_json
 from specsim.progress import Counter, no_progress
 from specsim.trace.joined import LOOKUP, SUFFIX
 from specsim.trace.ngram import NgramRule, lookup_columns
@@ -49,7 +49,7 @@ def read_token_texts(path: Path) -> list[TokenText]:
         raise InputError(f"{path} does not exist; {WRITE}")
     texts = []
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(bounded_lines(lines), start=1):
             where = f"{path}, line {number}"
             if not line.strip():
                 continue

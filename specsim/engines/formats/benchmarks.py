@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -110,17 +111,18 @@ def read_specdec_bench(paths: Sequence[Path]) -> Imported:
     return Imported(found, "specdec_bench", definition, "", len(document["Request_AL"]), notes=notes)
 
 
-YAML_LINE = re.compile(r"( *)([^\s#:'\"]+):(?: +(\S.*?))? *$")
+YAML_LINE = re.compile(r"( *)([^\s#:'\"]+):(?: +(\S.*))?$")
 
 
 def read_inferencex(paths: Sequence[Path]) -> Imported:
     """Mean acceptance lengths by K of InferenceX: model, mode, and `K: length` below, of YAML's plainest form."""
     lengths: dict[str, dict[int, float]] = {}
     above: list[tuple[int, str]] = []  # indentation and name of what a line is inside of
-    for line in log_lines(paths):
+    skipped: Counter[str] = Counter()
+    for line in log_lines(paths, skipped):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = YAML_LINE.match(line)
+        found = YAML_LINE.match(line.rstrip())
         if found is None:
             raise InputError(f"{paths[0]}: {line.strip()!r:.60} is no line of such a table; {GOLDEN}")
         indent, name, value = len(found[1]), found[2], found[3]
@@ -146,5 +148,6 @@ def read_inferencex(paths: Sequence[Path]) -> Imported:
     averages = {f"{where}, K = {k}": length for where, by_k in lengths.items() for k, length in sorted(by_k.items())}
     return Imported(
         None, "inferencex", "1 + accepted tokens / drafts, mean of a run for each K", averages=averages,
-        notes=tuple(notes), instead="these are means without counts; import those of your own server, such as a scrape",
+        notes=tuple(notes), skipped=skipped,
+        instead="these are means without counts; import those of your own server, such as a scrape",
     )  # fmt: skip

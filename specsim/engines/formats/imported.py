@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,11 @@ from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Counters, Round
 from specsim.engines.conventions import CONVENTIONS, Conventions
 from specsim.engines.definitions import DEFINITIONS, Totals
 from specsim.errors import InputError
-from specsim.json_files import parse_json, read_json
+from specsim.json_files import bounded_lines, parse_json, read_json
 from specsim.trace.trace import Trace
 
 MOST_BYTES = 2**31  # of a log
+LONGEST_LINE = 2**16  # characters of a line of a log; engines print their settings in 10,000 or so
 MOST_DIGITS = 17  # of a count as printed
 
 
@@ -139,15 +141,19 @@ def lengths_of(requests: Sequence[Request]) -> tuple[int, ...] | None:
     return told if told and len(told) == len(requests) else None
 
 
-def log_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """Lines of logs, one file after another."""
+def log_lines(paths: Sequence[Path], skipped: Counter[str]) -> Iterator[str]:
+    """Lines of logs, one file after another; those that are too long to be of an engine's statistics are counted."""
     for path in paths:
         if not path.is_file():
             raise InputError(f"{path} does not exist; give the engine's log")
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} is larger than {MOST_BYTES >> 30} GiB; give the part that holds the run")
         with path.open(encoding="utf-8", errors="replace") as file:
-            yield from file
+            for line in bounded_lines(file, LONGEST_LINE):
+                if len(line) <= LONGEST_LINE:
+                    yield line
+                else:
+                    skipped[f"lines of more than {LONGEST_LINE:,} characters"] += 1
 
 
 def json_records(paths: Sequence[Path], *, invalid: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -177,7 +183,7 @@ def _lines_of_json(path: Path, invalid: str) -> tuple[list[Any], bool] | None:
         raise InputError(f"{path} is larger than {MOST_BYTES >> 30} GiB; give a part of it")
     records: list[Any] = []
     with path.open("rb") as file:
-        for number, line in enumerate(file):
+        for number, line in enumerate(bounded_lines(file)):
             if not line.strip():
                 continue
             try:

@@ -7,6 +7,7 @@ drafter, and the acceptance of every request. The rounds of a request are taken 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,16 +34,16 @@ APART = "give a log that no other program wrote into"
 INSTEAD = "set LLAMA_TRACE=1 for llama-server and import its log (llamacpp-log), which has every round"
 
 ROUND = re.compile(r"task (\d+) \| accepted\s+(\d+)/\s*(\d+) draft tokens(, new n_tokens = \d+)?\s*$")
-LENGTH = re.compile(r"task (\d+) \|\s+eval time =.*?/\s*(\d+) tokens")
+LENGTH = re.compile(r"task (\d+) \|\s+eval time =[^|/]*/\s*(\d+) tokens")
 SUMMARY = re.compile(
     r"task (\d+) \| draft acceptance(?: rate)? = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)"
     r"(?:, mean (?:acceptance length|len) =\s*([\d.]+))?(?:, acceptance rate per position = \(([\d., ]+)\))?"
 )
 PER_POSITION = re.compile(r"task (\d+) \|\s+acc per pos = \(([\d., ]+)\)")
-STATISTICS = re.compile(
-    r"statistics\s+(\S+?):? #calls.*?#gen drafts =\s*(\d+),.*?#gen tokens =\s*(\d+), #acc tokens =\s*(\d+)"
-    r"(?:.*?#acc rate/pos = \(([\d., ]*)\))?"
-)
+STATISTICS = re.compile(r"statistics\s+(\S+?):? #calls")
+COUNTS = re.compile(r"#(gen drafts|gen tokens|acc tokens) =\s*(\d+)")
+RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
+COUNTED = ("gen drafts", "gen tokens", "acc tokens")
 BUILD = re.compile(r"build: (\d+ \([0-9a-f]+\))")
 MARKS = ("| accepted ", "draft acceptance", "#gen drafts")
 
@@ -90,9 +91,17 @@ class Log:
         elif found := PER_POSITION.search(line):
             if found[1] in self.ended:
                 self.ended[found[1]].rates = found[2]
-        elif found := STATISTICS.search(line):
-            numbers = (count(found[2], "#gen drafts"), count(found[3], "#gen tokens"), count(found[4], "#acc tokens"))
-            self.statistics.setdefault(found[1], []).append((*numbers, found[5]))
+        elif (found := STATISTICS.search(line)) and len(counts := dict(COUNTS.findall(line))) == len(COUNTED):
+            drafts, drafted, accepted = (count(counts[name], f"#{name}") for name in COUNTED)
+            if accepted > drafted or bool(drafts) != bool(drafted):
+                raise InputError(
+                    f"statistics of {found[1]}: {accepted:,} of {drafted:,} tokens accepted in {drafts:,} drafts "
+                    f"cannot be; {APART}"
+                )
+            by_position = RATES.search(line)
+            self.statistics.setdefault(found[1], []).append(
+                (drafts, drafted, accepted, by_position[1] if by_position else None)
+            )
         elif found := BUILD.search(line):
             self.builds.append(found[1])
         elif any(mark in line for mark in MARKS) and "restore checkpoint" not in line:
@@ -111,10 +120,12 @@ class Log:
 def read_log(paths: Sequence[Path]) -> Imported:
     """The log of llama-server, of one run or of several one after another."""
     log = Log()
-    for line in log_lines(paths):
+    skipped: Counter[str] = Counter()
+    for line in log_lines(paths, skipped):
         log.take(line)
     version = one_version(log.builds)
-    skipped = {"lines that were cut off or have another form": log.unread} if log.unread else {}
+    if log.unread:
+        skipped["lines that were cut off or have another form"] = log.unread
     if any(task.rounds or task.repeated for task in log.tasks):
         return _of_rounds(log, version, skipped)
     if any(line[1] for lines in log.statistics.values() for line in lines):

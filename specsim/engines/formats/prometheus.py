@@ -8,6 +8,7 @@ interval, which cannot be summed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from specsim.engines.formats.imported import Imported, definition_of, log_lines
 from specsim.errors import InputError
 
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^\s{}]+)(?: -?[\d.]+)?\s*$")
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 PREFIXES = {
     "vllm:": "vllm",
     "llamacpp:": "llamacpp",
@@ -55,28 +56,29 @@ def read_prometheus(paths: Sequence[Path]) -> Imported:
     counts = scrapes[0].counts if len(paths) == 1 else _difference(scrapes[0].counts, scrapes[1].counts, paths)
     imported = _imported(engines[0], counts, paths[-1])
     alone = () if len(paths) == 2 else ("all since the server's start; two scrapes count what came between them",)
-    skipped = {"lines that are no sample": unread} if (unread := sum(one.unread for one in scrapes)) else {}
+    skipped = sum((one.skipped for one in scrapes), Counter())
     return replace(imported, notes=(*imported.notes, *alone), skipped=skipped)
 
 
 class Scrape(NamedTuple):
-    """The engine, its counters of speculation by name and position, and how many lines could not be read."""
+    """The engine, its counters of speculation by name and position, and how many lines could not be read, and why."""
 
     engine: str
     counts: Counts
-    unread: int
+    skipped: Counter[str]
 
 
 def scrape(path: Path) -> Scrape:
     """A file of metrics; InputError where it has no counters of speculation, or several engines'."""
     found: dict[tuple[str, int | None], int] = {}
-    engines, models, unread = set(), set(), 0
-    for line in log_lines([path]):
+    engines, models = set(), set()
+    skipped: Counter[str] = Counter()
+    for line in log_lines([path], skipped):
         if line.startswith("#") or not line.strip():
             continue
         sample = SAMPLE.match(line)
         if sample is None:
-            unread += 1
+            skipped["lines that are no sample"] += 1
             continue
         name, labels = sample[1], dict(LABEL.findall(sample[2] or ""))
         prefix = next((one for one in PREFIXES if name.startswith(one)), None)
@@ -102,7 +104,7 @@ def scrape(path: Path) -> Scrape:
     if len(engines) > 1 or len(models) > 1:
         several = sorted(engines) if len(engines) > 1 else sorted(map(str, models))
         raise InputError(f"{path} is of {' and '.join(several)}; give one server's and one model's metrics")
-    return Scrape(engines.pop(), found, unread)
+    return Scrape(engines.pop(), found, skipped)
 
 
 def _whole(text: str, name: str, most: int) -> int:

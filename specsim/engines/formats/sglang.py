@@ -7,6 +7,7 @@ is 1, which the histogram's length shows. Names and definitions changed in pull 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,8 @@ def _with_counters(about: Imported, requests: Sequence[Verified]) -> Imported:
     return replace(about, source=found, notes=tuple(notes), instead="")
 
 
-DECODE = re.compile(r"Decode batch[.,].*?#running-req: (\d+)")
+DECODE = re.compile(r"Decode batch[.,]")
+RUNNING = re.compile(r"#running-req: (\d+)")
 LENGTH = re.compile(r"accept len: (\d+\.\d+)")
 RATE = re.compile(r"accept rate: (\d+\.\d+)")
 
@@ -137,8 +139,9 @@ def read_log(paths: Sequence[Path]) -> Imported:
     """SGLang's log: averages of its intervals, weighted by running requests, as counts are not printed."""
     lengths, shares, weights = [], [], []
     cut = 0
-    for line in log_lines(paths):
-        decode = DECODE.search(line)
+    skipped: Counter[str] = Counter()
+    for line in log_lines(paths, skipped):
+        decode = RUNNING.search(line) if DECODE.search(line) else None
         if decode is None:
             continue
         length, rate = LENGTH.search(line), RATE.search(line)
@@ -160,7 +163,8 @@ def read_log(paths: Sequence[Path]) -> Imported:
     }
     notes = [f"averages of {len(lengths):,} lines, each weighted by its running requests, as no counts are printed"]
     notes += _guess(lengths, shares)
-    skipped = {"lines that were cut off": cut} if cut else {}
+    if cut:
+        skipped["lines that were cut off"] = cut
     return Imported(
         None, ENGINE, definition_of(ENGINE), averages=averages, notes=tuple(notes), skipped=skipped, instead=INSTEAD
     )

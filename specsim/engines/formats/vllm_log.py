@@ -7,6 +7,7 @@ were follows from them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,19 +49,15 @@ def _read(paths: Sequence[Path], engine: str, instead: str) -> Imported:
     old: list[tuple[int, int]] = []
     oldest: tuple[int, int, int] | None = None
     versions: list[str] = []
-    skipped: dict[str, int] = {}
-
-    def skip(why: str) -> None:
-        skipped[why] = skipped.get(why, 0) + 1
-
-    for line in log_lines(paths):
+    skipped: Counter[str] = Counter()
+    for line in log_lines(paths, skipped):
         if found := VERSION.search(line):
             versions.append(found[1])
         if not any(mark in line for mark in MARKS):
             continue
         fields = {name: pattern.search(line) for name, pattern in FIELDS.items()}
         if NOTHING in line:
-            skip("intervals without a draft")
+            skipped["intervals without a draft"] += 1
         elif all(fields.values()) and LAST.search(line):
             parts.append(_part({name: one[1] for name, one in fields.items() if one}, engine))
         elif fields["mean"] is None and (one := OLD.search(line)):
@@ -68,7 +65,7 @@ def _read(paths: Sequence[Path], engine: str, instead: str) -> Imported:
         elif one := OLDEST.search(line):
             oldest = count(one[1], "accepted"), count(one[2], "drafted"), count(one[3], "emitted")
         else:
-            skip("lines that were cut off or have another form")
+            skipped["lines that were cut off or have another form"] += 1
     kinds = [bool(parts), bool(old), oldest is not None]
     if sum(kinds) > 1:
         raise InputError(f"the log has lines of several versions of {engine}; {APART}")
@@ -120,7 +117,8 @@ def read_vllm_bench(paths: Sequence[Path]) -> Imported:
     """What `vllm bench serve` prints at its end, of one run."""
     sums: dict[str, int] = {}
     texts: list[str] = []
-    for line in log_lines(paths):
+    skipped: Counter[str] = Counter()
+    for line in log_lines(paths, skipped):
         for name, pattern in BENCH.items():
             if found := pattern.match(line):
                 if name in sums:
@@ -137,4 +135,4 @@ def read_vllm_bench(paths: Sequence[Path]) -> Imported:
     if counted is None:
         raise InputError(f"acceptance by position does not fit {sums['accepted']:,} accepted tokens; {APART}")
     parts = [rates.Part(sums["drafts"], sums["drafted"], counted, 0)]
-    return _of_parts(parts, Imported(None, "vllm", definition_of("vllm"), instead=DETAILED))
+    return _of_parts(parts, Imported(None, "vllm", definition_of("vllm"), skipped=skipped, instead=DETAILED))

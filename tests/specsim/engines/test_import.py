@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,55 @@ def test_statistics_of_two_processes_are_added_and_of_two_drafters_refused(tmp_p
     log.write_text(once + once.replace("draft-simple", "ngram-mod"))
     with pytest.raises(InputError, match=r"several drafters \(draft-simple, ngram-mod\)"):
         read_format("llamacpp-log", [log])
+
+
+@pytest.mark.parametrize(
+    ("drafts", "drafted", "accepted"), [(0, 138, 47), (47, 0, 0), (47, 138, 139), (0, 138, 0), (0, 0, 5)]
+)
+def test_statistics_that_cannot_be_are_refused(drafts: int, drafted: int, accepted: int, tmp_path: Path) -> None:
+    line = FIXTURES.joinpath("llamacpp_log_k3.txt").read_text().splitlines()[50]
+    for name, real, changed in (("gen drafts", 47, drafts), ("gen tokens", 138, drafted), ("acc tokens", 47, accepted)):
+        line = re.sub(rf"#{name} =\s+{real}", f"#{name} = {changed}", line)
+    (tmp_path / "log").write_text(line + "\n")
+    says = f"{accepted} of {drafted} tokens accepted in {drafts} drafts cannot be"
+    assert_refused(call("specsim", "import", "llamacpp-log", tmp_path / "log"), says)
+
+
+LONG, TIMES = 60_000, 30  # characters of a line, and lines; a quadratic expression took seconds for each
+PIECES = [
+    ("", "task 1 |  eval time = "), ("", "statistics a: #calls "), ("", "statistics  #calls #gen drafts = 1, "),
+    ("statistics a: #calls ", "#gen drafts = 1, "), ("statistics a: #calls #gen drafts = 1, ", "#gen tokens = 1, "),
+    ("", "#acc rate/pos = (0.1, "), ("", "task 1 | accepted  1/ "), ("task 1 | accepted ", " "), ("build: ", "1"),
+    ("", "task 1 | draft acceptance = 0.5 (1 accepted / "), ("", "Decode batch. "), ("Decode batch. ", "accept len: "),
+    ("", "SpecDecoding metrics: Per-position acceptance rate: 0.1, "), ("", "Draft acceptance rate: 1.1"),
+    ("SpecDecoding metrics: Per-position acceptance rate: 0.1", ", 0.1"), ("Speculative metrics: ", "Drafted: 1"),
+    ("", "LLM engine (v"), ("", "Number of accepted tokens: 1, "), ("Drafts:", " "), ("    Position ", "1"),
+    ("vllm:spec_decode_num_drafts{", "a"), ("vllm:spec_decode_num_drafts{", '"'), ("vllm:spec_decode{", "} "),
+    ("vllm:spec_decode_num_drafts{", 'a="\\"'), ("a: x", " "), ("", "a: "), ("", " "), ("", "a"),
+]  # fmt: skip
+TEXTS = ["llamacpp-log", "sglang-log", "vllm-log", "lmdeploy-log", "vllm-bench", "prometheus", "inferencex"]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_long_lines_take_no_longer_than_many_short_ones(kind: str, tmp_path: Path) -> None:
+    """Lines that make one expression or another start over at each of their pieces."""
+    log = tmp_path / "log"
+    for start, piece in PIECES:
+        log.write_text((start + piece * ((LONG - len(start)) // len(piece)) + "x\n") * TIMES)
+        with pytest.raises(InputError):
+            read_format(kind, [log])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fixture", "lines"), [("llamacpp-log", "llamacpp_log_k3.txt", 100), ("vllm-log", "vllm_log.txt", 1)]
+)
+def test_a_line_of_many_megabytes_is_left_out_and_counted(kind: str, fixture: str, lines: int, tmp_path: Path) -> None:
+    log, plain = tmp_path / "log", tmp_path / "plain"
+    plain.write_text("".join((FIXTURES / fixture).read_text().splitlines(keepends=True)[:lines]))
+    log.write_text("Decode batch. statistics " * 400_000 + "\n" + plain.read_text() + "x" * 100_000)
+    found, wanted = read_format(kind, [log]), read_format(kind, [plain])
+    assert sums(found) == sums(wanted)
+    assert dict(found.skipped) == {**wanted.skipped, "lines of more than 65,536 characters": 2}
 
 
 def vllm_line(drafted: np.ndarray, accepted: np.ndarray, k: int) -> str:
