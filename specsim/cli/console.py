@@ -6,12 +6,12 @@ import atexit
 import errno
 import gc
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,7 +25,6 @@ from specsim.progress import Progress, ProgressLines, ProgressReports
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
 BAR_WIDTH, BESIDE_BAR = 40, 50  # characters of a bar at most, and of what stands beside it
-COMPILING = "compiling policies, which takes some seconds each; specsim's own are kept for the next time"
 Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -144,8 +143,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 def progress_bar() -> Iterator[Progress]:
     """Bars on standard error; where that is no terminal, a line every half a minute; with --progress json, objects."""
     as_json = _progress_form.get() is ProgressForm.JSON
-    prepare_compiler(announced=not as_json)
     if as_json:
+        logging.getLogger("specsim").setLevel(logging.ERROR)  # or remarks would stand among the objects
         yield ProgressReports(lambda line: print(line, file=sys.stderr, flush=True))
         return
     if not sys.stderr.isatty():
@@ -168,52 +167,6 @@ def progress_bar() -> Iterator[Progress]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield report
-
-
-def prepare_compiler(*, announced: bool = True) -> None:
-    """Get numba ready, if it is used at all, and have it say once, on standard error, when it begins to compile."""
-    if "numba" in sys.modules:
-        _load_compiler()
-        if announced:
-            _listen_for_compiling()
-
-
-@cache
-def _load_compiler() -> None:
-    """Load numba's own registries without SciPy's linear algebra, which takes longer than all that a replay does.
-
-    Numba looks there whether np.cov has what it needs; it has, when it is asked for.
-    """
-    from numba.core.registry import cpu_target
-
-    if "scipy.linalg" in sys.modules:
-        return
-    sys.modules["scipy.linalg"] = None  # type: ignore[assignment]  # not to be imported
-    try:
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
-    finally:
-        del sys.modules["scipy.linalg"]
-    from numba.np import arraymath
-
-    arraymath._HAVE_BLAS = True
-
-
-@cache
-def _listen_for_compiling() -> None:
-    from numba.core import event
-
-    class Announcement(event.Listener):
-        said = False
-
-        def on_start(self, event: Any) -> None:
-            if not self.said:
-                self.said = True
-                print(COMPILING, file=sys.stderr, flush=True)
-
-        def on_end(self, event: Any) -> None: ...
-
-    event.register("numba:compile", Announcement())
 
 
 def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> list[Number]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.console import parse_settings, prepare_compiler, print_json, print_table
+from specsim.cli.console import parse_settings, print_json, print_table
 from specsim.cli.options import (
     BatchOption,
     CostOption,
@@ -70,7 +70,6 @@ def replay(
         from specsim.engines.counts import engine_counts
 
         conventions = find_conventions(as_)
-    prepare_compiler()
     recorded, beyond = read_trace(trace), 0
     if as_ is not None:
         recorded, beyond = as_engine(recorded, conventions, max_output_tokens=max_output_tokens)

@@ -12,9 +12,11 @@ import numba as nb
 
 from specsim.files import digest
 from specsim.policy.base import Policy
+from specsim.policy.compiler import prepare_compiler
 
 Kernel = Callable[..., int]
 PACKAGE = Path(__file__).parents[1]
+prepare_compiler()  # ahead of the first function that is compiled, or loaded
 
 
 def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:
