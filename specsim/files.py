@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import socket
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
 TRIAL_BYTES = 4096  # written to see that a folder can be written to
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # of a file or folder while it is written; group 1 is its name
 LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # unpacked: what any file may take, and how many times its own size
 
 
 @contextmanager
-def working_in(folder: Path, how: str = "the same command goes on") -> Iterator[None]:
-    """Have a folder to oneself, for long work that keeps what is done and goes on from there.
+def working_in(folder: Path, how: str | None = "the same command goes on") -> Iterator[None]:
+    """Have a folder to oneself, for long work.
 
     The folder is made and written to on entry, so that a full disk or a lack of permission is found before the work;
     what killed processes were writing into it is cleared, and it is removed again if nothing came to be in it. A
-    KeyboardInterrupt becomes Interrupted, which says `how` to go on. InputError where another process works there; its
-    lock ends with it.
+    KeyboardInterrupt becomes Interrupted, which says `how` to go on; None for work that keeps nothing. InputError
+    where another process works there; its lock ends with it.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a folder")
+    _refuse_file(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,6 +52,8 @@ def working_in(folder: Path, how: str = "the same command goes on") -> Iterator[
             _clear_dead(folder)
             yield
     except KeyboardInterrupt:
+        if how is None:
+            raise
         kept = folder.is_dir() and any(folder.iterdir())
         what = f"what was done is kept in {folder}; {how}" if kept else "nothing was kept so far"
         raise Interrupted(what) from None
@@ -67,7 +70,19 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file")
-    _write_something(next(parent for parent in path.absolute().parents if parent.exists()))
+    if _is_device(path):
+        return
+    _write_something(next(parent for parent in path.resolve().parents if parent.exists()))
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is a device or pipe, which takes what is written but cannot be replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _refuse_file(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder")
 
 
 def _write_something(folder: Path) -> None:
@@ -84,73 +99,119 @@ def _write_something(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """A lock on a folder, where the system has such; nothing of it is in the folder."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())  # not one just removed
-        except BlockingIOError:
-            mine = False
-        except OSError:  # a file system without locks
-            mine = True
-        if not mine:
+        if not (_lock(handle) and _is_at(handle, folder)):  # it may have been removed in between
             raise InputError(f"another process works in {folder}; wait for its end or give another folder")
         yield
     finally:
         os.close(handle)
 
 
+def _lock(handle: int, *, wait: bool = False, without: bool = True) -> bool:
+    """Whether this open file or folder is locked now, until it is closed or the process ends.
+
+    Locks belong to the open file, not to a process id, which says nothing in another container.
+    without : what to return where the system or the file system has no locks
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return without
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the open file or folder is the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """A temporary file to write, which takes the place of `path` where the block ends without an error."""
+    """A temporary file to write, which takes the place of `path` where the block ends without an error.
+
+    Symbolic links are followed: the file that they name is replaced. A device or pipe is written to.
+    """
     path = Path(path)
     with _blamed_on(path):
+        if _is_device(path):
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder, path.name)
+                with Path(folder, path.name).open("rb") as written, path.open("wb") as device:
+                    shutil.copyfileobj(written, device)
+            return
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         clear_left(path)
-        handle, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        try:
+        with _temporary(path, lambda new: new.touch(exist_ok=False)) as temporary:
             yield temporary
-            temporary.chmod(0o644)
             os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which takes the place of `folder` where the block ends without an error."""
+    """A temporary folder to fill, which takes the place of `folder` where the block ends without an error.
+
+    Symbolic links are followed: the folder that they name is replaced.
+    """
+    _refuse_file(folder)
     with _blamed_on(folder):
+        folder = folder.resolve()
         folder.parent.mkdir(parents=True, exist_ok=True)
         clear_left(folder)
-        work = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
-        try:
+        with _temporary(folder, Path.mkdir) as work:
             yield work
-            work.chmod(0o755)
-            if not folder.exists():
+            if folder.exists():
+                _exchange(work, folder)
+            else:
                 os.replace(work, folder)
-                return
-            _exchange(work, folder)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        shutil.rmtree(work)
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder, if there is one, at once: a kill leaves it whole or hidden, never a part of it."""
     if folder.is_dir():
         clear_left(folder)
-        aside = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
-        os.replace(folder, aside)
-        shutil.rmtree(aside)
+        with _temporary(folder, Path.mkdir) as aside:
+            os.replace(folder, aside)
+
+
+@contextmanager
+def _temporary(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
+    """A hidden file or folder beside `path`, removed at the end if it is still there.
+
+    It has the permissions of what stands at `path`, else those that the umask leaves. It is locked, so that writers
+    in other containers and machines on the same folder see that it is in use.
+    """
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        create(temporary)
+        handle = os.open(temporary, os.O_RDONLY if temporary.is_dir() else os.O_RDWR)  # NFS locks what may be written
+        _lock(handle, wait=True)
+        if _is_at(handle, temporary):
+            break
+        os.close(handle)  # another process took it for left behind, before it was locked
+    try:
+        if path.exists():
+            owner = stat.S_IRWXU if temporary.is_dir() else stat.S_IRUSR | stat.S_IWUSR  # to be written at all
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode) | owner)
+        yield temporary
+    finally:
+        _remove(temporary)
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)  # another process may be clearing it, too
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -159,43 +220,31 @@ def _blamed_on(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = Path(os.fsdecode(error.filename)).name if error.filename else _prefix(path)
-        if error.errno and named.startswith((_prefix(path), "tmp")):
+        name = Path(os.fsdecode(error.filename)).name if error.filename else ""
+        if error.errno and (not name or name.startswith("tmp") or TEMPORARY.fullmatch(name)):
             error.filename = str(path)
         raise
 
 
 def clear_left(path: Path) -> None:
-    """Remove what processes of this machine left beside a file or folder when they were killed while writing it."""
-    _clear_dead(path.parent, re.escape(path.name))
+    """Remove what writers of this file or folder left beside it when they were killed."""
+    _clear_dead(path.parent, path.name)
 
 
-def _clear_dead(folder: Path, name: str = ".+") -> None:
-    """Remove from a folder what dead processes of this machine left beside paths of this name, a pattern."""
-    temporary = re.compile(rf"\.{name}\.{_machine()}-(\d+)\..*")
+def _clear_dead(folder: Path, name: str | None = None) -> None:
+    """Remove temporary files and folders that nobody writes any more, of paths of this name or of all."""
     for left in [*folder.iterdir()]:
-        found = temporary.fullmatch(left.name)
-        if found and not _is_alive(int(found[1])):
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def _prefix(path: Path) -> str:
-    """Of the temporary file or folder beside this one, which says whose it is."""
-    return f".{path.name}.{_machine()}-{os.getpid()}."
-
-
-def _machine() -> str:
-    return digest(socket.gethostname(), length=6)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        pass
-    return True
+        match = TEMPORARY.fullmatch(left.name)
+        if match is None or name not in (None, match[1]):
+            continue
+        try:
+            handle = os.open(left, (os.O_RDONLY if left.is_dir() else os.O_RDWR) | getattr(os, "O_NOFOLLOW", 0))
+        except OSError:  # gone, or somebody else's
+            continue
+        with contextlib.suppress(OSError):
+            if _lock(handle, without=False):
+                _remove(left)
+        os.close(handle)
 
 
 def _exchange(new: Path, old: Path) -> None:
@@ -204,14 +253,13 @@ def _exchange(new: Path, old: Path) -> None:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
         if rename(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(old), RENAME_EXCHANGE) == 0:
             return
-    aside = Path(tempfile.mkdtemp(prefix=_prefix(old), dir=old.parent))
-    os.replace(old, aside)
-    try:
-        os.replace(new, old)
-    except BaseException:
-        os.replace(aside, old)
-        raise
-    os.replace(aside, new)
+    with _temporary(old, Path.mkdir) as aside:
+        os.replace(old, aside)
+        try:
+            os.replace(new, old)
+        except BaseException:
+            os.replace(aside, old)
+            raise
 
 
 def write_text(path: Path | str, text: str) -> None:

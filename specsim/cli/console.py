@@ -7,7 +7,9 @@ import errno
 import gc
 import json
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +26,7 @@ from specsim.progress import Progress, ProgressLines, ProgressReports
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
+AGAIN_S = 0.01  # until a dropped KeyboardInterrupt is raised again
 BAR_WIDTH, BESIDE_BAR = 40, 50  # characters of a bar at most, and of what stands beside it
 Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
@@ -37,7 +40,8 @@ def run(app: typer.Typer) -> None:
     """Run a command line; its output is escaped, and bad input becomes one line on standard error and exit code 2."""
     atexit.register(gc.disable)  # or Python looks for garbage once more, among all that was imported
     try:
-        code = app(standalone_mode=False)
+        with _no_lost_interrupt():
+            code = app(standalone_mode=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
@@ -65,6 +69,29 @@ def run(app: typer.Typer) -> None:
     if code == INTERRUPTED:  # typer's, too, for Ctrl-C in a command that keeps nothing
         print("interrupted: nothing is kept, the same command starts anew", file=sys.stderr)
     raise SystemExit(code or 0)
+
+
+@contextmanager
+def _no_lost_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt again where Python dropped it.
+
+    Python prints and drops an exception in a finalizer or weak reference's callback, of which drawing a figure has
+    many, and the command would go on.
+    """
+    hook = sys.unraisablehook
+
+    def interrupt_again(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # Not in here, where it would be dropped, too.
+            threading.Timer(AGAIN_S, signal.raise_signal, [signal.SIGINT]).start()
+        else:
+            hook(unraisable)
+
+    sys.unraisablehook = interrupt_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def _what_failed(error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
-from specsim.ranking.document import RESULT, as_document, trace_names, write_results
+from specsim.ranking.document import as_document, trace_names, write_results
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import truncated_text
 from specsim.report.table import as_text
@@ -81,33 +82,17 @@ def leaderboard(
 
     Example: specsim leaderboard TRACE --cost profile.json --policy-file my_policy.py --out board
     """
-    from specsim.files import check_writable
+    from specsim.files import working_in
     from specsim.policy.registry import find_policies
     from specsim.ranking.leaderboard import default_policies
     from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
-    if out is not None:
-        check_writable(out / RESULT)
     depths = parse_numbers(max_draft_tokens, "--max-draft-tokens", int, "3,7,16") if max_draft_tokens else []
     models = [read_costs(path, draft_cost, batch) for path in cost]
     find_policies([*policy, *policy_file])  # names a bad one before any trace is read
     named = dict(zip(trace_names(traces), map(read_trace, traces), strict=True))
     kinds = find_policies([*(policy or default_policies(named.values())), *policy_file])
-    with progress_bar() as report:
-        boards = run(
-            named,
-            models,
-            kinds=list(kinds.values()),
-            max_drafts=depths,
-            trials=trials,
-            tuning_share=tuning_share,
-            replays=replays,
-            seed=seed,
-            sensitivity=sensitivity,
-            jobs=jobs or -1,
-            progress=report,
-        )
     options = {
         "cost": ", ".join(path.name for path in cost),
         "draft_cost": draft_cost.name if draft_cost else None,
@@ -117,9 +102,24 @@ def leaderboard(
         "seeds": replays,
         "seed": seed,
     }
-    document = as_document(boards, {key: value for key, value in options.items() if value is not None})
-    if out is not None:
-        write_results(out, document)
+    with nullcontext() if out is None else working_in(out, None):
+        with progress_bar() as report:
+            boards = run(
+                named,
+                models,
+                kinds=list(kinds.values()),
+                max_drafts=depths,
+                trials=trials,
+                tuning_share=tuning_share,
+                replays=replays,
+                seed=seed,
+                sensitivity=sensitivity,
+                jobs=jobs or -1,
+                progress=report,
+            )
+        document = as_document(boards, {key: value for key, value in options.items() if value is not None})
+        if out is not None:
+            write_results(out, document)
     if json:
         print_json(document)
         return

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from specsim import files
 from specsim.cli.console import run
-from specsim.errors import Interrupted
-from specsim.files import check_writable, remove_folder, replacing, working_in
+from specsim.errors import InputError, Interrupted
+from specsim.files import check_writable, remove_folder, replacing, replacing_folder, working_in, write_text
 from tests.support.checks import refusal
 
 
@@ -53,10 +55,7 @@ def test_folders_made_for_nothing_are_removed_and_leftovers_cleared(tmp_path: Pa
     with pytest.raises(ValueError, match="no such model"), working_in(tmp_path / "a" / "b"):
         raise ValueError("no such model")
     assert not any(tmp_path.iterdir())
-    with subprocess.Popen([sys.executable, "-c", ""]) as killed:
-        killed.wait()
-    left = tmp_path / f".plan.json.{files._machine()}-{killed.pid}.x"
-    left.mkdir()
+    (tmp_path / ".plan.json.0123abcd.tmp").mkdir()
     (tmp_path / ".mine").write_text("")
     hold(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".mine"]
@@ -82,7 +81,7 @@ def test_a_folder_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = tmp_path / "partial"
     folder.mkdir()
 
-    def killed(path: Path) -> None:
+    def killed(path: Path, **options: bool) -> None:
         raise InterruptedError
 
     with monkeypatch.context() as patch:
@@ -145,3 +144,95 @@ def test_ctrl_c_in_a_command_that_keeps_nothing(
     with pytest.raises(SystemExit, match="130"):
         run(app)
     assert capsys.readouterr().err.strip() == "interrupted: nothing is kept, the same command starts anew"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from specsim.files import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.write_text("whole")
+    print("writing", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_what_is_written_elsewhere_is_left_alone_and_what_was_killed_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the writer's process id says nothing here, as in another container of the same host name."""
+    path = tmp_path / "report.html"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+    def no_such_process(process: int, number: int) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", no_such_process)
+    with subprocess.Popen(command, **pipes) as writer:
+        writer.stdout.readline()
+        write_text(path, "mine")
+        assert path.read_text() == "mine"
+        writer.communicate("\n")
+    assert writer.returncode == 0 and path.read_text() == "whole"
+    monkeypatch.undo()
+    with subprocess.Popen(command, **pipes) as killed:
+        killed.stdout.readline()
+        killed.kill()
+    assert len([*tmp_path.iterdir()]) == 2
+    write_text(path, "again")
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "again"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_permissions_are_those_that_the_umask_leaves_or_that_were_there(tmp_path: Path, umask: int) -> None:
+    """As the standard library's own calls give them, beside ours."""
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").write_text("")
+        (tmp_path / "folder").mkdir()
+        write_text(tmp_path / "written", "")
+        with replacing_folder(tmp_path / "filled") as work:
+            (work / "inside").write_text("")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        assert modes["written"] == modes["plain"] and modes["filled"] == modes["folder"]
+        (tmp_path / "written").chmod(0o640)
+        (tmp_path / "filled").chmod(0o750)
+        write_text(tmp_path / "written", "again")
+        with replacing_folder(tmp_path / "filled"):
+            pass
+        assert stat.S_IMODE((tmp_path / "written").stat().st_mode) == 0o640
+        assert stat.S_IMODE((tmp_path / "filled").stat().st_mode) == 0o750
+    finally:
+        os.umask(before)
+
+
+def test_links_are_followed_and_devices_written_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("there", "to_come"):
+        (tmp_path / name).symlink_to(elsewhere / name)
+    (elsewhere / "there").write_text("old")
+    for name in ("there", "to_come"):
+        check_writable(tmp_path / name)
+        write_text(tmp_path / name, name)
+        assert (tmp_path / name).is_symlink() and (elsewhere / name).read_text() == name
+    (elsewhere / "trace").mkdir()
+    (tmp_path / "trace").symlink_to(elsewhere / "trace")
+    with replacing_folder(tmp_path / "trace") as work:
+        (work / "new").write_text("")
+    assert (tmp_path / "trace").is_symlink() and (elsewhere / "trace" / "new").exists()
+    hold(tmp_path / "trace")
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        check_writable(pipe)
+        write_text(pipe, "through")
+        assert reader.communicate()[0] == b"through"
+    assert pipe.is_fifo()
+    (tmp_path / "null").symlink_to(os.devnull)
+    write_text(tmp_path / "null", "gone")
+    assert Path(os.devnull).is_char_device() and (tmp_path / "null").is_symlink()
+    with pytest.raises(InputError, match="is a file; give a folder"), replacing_folder(pipe):
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,31 +64,30 @@ def compare(
 
     Example: specsim cost compare --trace TRACE --model llama-3.1-8b --drafter eagle --weights int4
     """
-    from specsim.files import check_writable, write_json, write_text
+    from specsim.files import working_in, write_json, write_text
     from specsim.policy.registry import find_policies
     from specsim.ranking.hardware import compare_devices
     from specsim.trace.files import read_plain_trace
     from specsim.tuning.settings import SearchSettings
 
-    if out is not None:
-        check_writable(out / RESULT)
     named = [name.strip() for name in gpus.split(",")]
     costs, skipped = _costs(named, parse_numbers(batch, "--batch", int, "1,8"), model, drafter, weights)
     kinds = find_policies(policy)
     settings = SearchSettings(trials=trials, seed=seed)
     whole = read_plain_trace(trace)
-    with progress_bar() as bar:
-        found = compare_devices(
-            whole, costs, kinds, settings, tuning_share=tuning_share, progress=lambda *at: bar("GPUs", *at)
-        )
-    options = {"trace": trace.name, "model": model, "drafter": drafter, "weights": weights or "bfloat16",
-               "trials": trials, "seed": seed}  # fmt: skip
-    document = {**found.as_dict(), "options": options, "skipped": skipped}
-    if out is not None:
-        from specsim.report.hardware.page import render_comparison
+    with nullcontext() if out is None else working_in(out, None):
+        with progress_bar() as bar:
+            found = compare_devices(
+                whole, costs, kinds, settings, tuning_share=tuning_share, progress=lambda *at: bar("GPUs", *at)
+            )
+        options = {"trace": trace.name, "model": model, "drafter": drafter, "weights": weights or "bfloat16",
+                   "trials": trials, "seed": seed}  # fmt: skip
+        document = {**found.as_dict(), "options": options, "skipped": skipped}
+        if out is not None:
+            from specsim.report.hardware.page import render_comparison
 
-        write_json(document, out / RESULT)
-        write_text(out / PAGE, render_comparison(document))
+            write_json(document, out / RESULT)
+            write_text(out / PAGE, render_comparison(document))
     if json:
         print_json(document)
         return

@@ -20,7 +20,7 @@ import pytest
 
 from specsim import files
 from specsim.errors import InputError
-from specsim.files import file_digest, write_text
+from specsim.files import file_digest
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace
 from specsim.trace.trace import Trace
@@ -157,24 +157,6 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == (["trace"] if overwrite else [])
     if overwrite:
         assert_equal(read_trace(folder), small_trace())
-
-
-def test_what_a_killed_process_left_is_cleared_by_the_next_writer(tmp_path: Path) -> None:
-    """Not what a living one is writing, nor what is another's."""
-    killed = subprocess.Popen([sys.executable, "-c", ""])
-    killed.wait()
-    machine = files._machine()
-    folder, living = tmp_path / "trace", tmp_path / f".trace.{machine}-{os.getppid()}.b"
-    others = [living, tmp_path / ".trace.000000-1.c", tmp_path / ".trace.d"]
-    for path in (tmp_path / f".trace.{machine}-{killed.pid}.a", *others):
-        path.mkdir()
-        (path / STEPS).write_text("half")
-    write_trace(small_trace(), folder)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["trace", *(path.name for path in others)])
-    page = tmp_path / "report.html"
-    (tmp_path / f".report.html.{machine}-{killed.pid}.a").write_text("half")
-    write_text(page, "whole")
-    assert not list(tmp_path.glob(".report*")) and page.read_text() == "whole"
 
 
 REPLACED = """
