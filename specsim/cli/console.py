@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -83,7 +84,7 @@ def _no_lost_interrupt() -> Iterator[None]:
     def interrupt_again(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # Not in here, where it would be dropped, too.
-            threading.Timer(AGAIN_S, signal.raise_signal, [signal.SIGINT]).start()
+            threading.Timer(AGAIN_S, os.kill, [os.getpid(), signal.SIGINT]).start()
         else:
             hook(unraisable)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from specsim.errors import InputError
 
 Backend = Literal["loky", "dask", "ray"]
+KILLED = (
+    "a worker process was killed, most often because memory ran out; give fewer processes with --jobs. A sweep with "
+    "--out goes on where it was"
+)
+WAIT_S = 30  # for the first worker of a cluster
 Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 
 
@@ -53,56 +58,76 @@ class Workers:
     def ready(self) -> Iterator[Run]:
         """A function of a call and its tasks that gives their results as they are done, in any order.
 
-        Workers live as long as the block. InputError where the backend is not installed or not to be reached.
+        Workers live as long as the block. InputError where the backend is not installed or not to be reached, and where
+        workers are killed.
         """
-        from joblib import Parallel, delayed
-
-        # Ray's backend gives its results at the end alone.
-        as_done = "list" if self.backend == "ray" else "generator_unordered"
-
-        def run(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-            parallel = Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as=as_done)
-            results: Iterable[Any] = parallel(delayed(call)(*task) for task in tasks)
-            yield from results
-
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._cluster())
+                start = {"loky": _loky, "dask": _dask, "ray": _ray}[self.backend]
+                run = stack.enter_context(start(self.jobs, self.scheduler))
             except ImportError:
                 raise InputError(
                     f"backend {self.backend} is not installed; pip install -c constraints.txt '.[{self.backend}]'"
                 ) from None
-            except (OSError, ValueError) as error:  # as both libraries say that nobody answers
+            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Dask's workers died at the start
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise InputError(f"no {self.backend} cluster at {self.scheduler} ({reason:.200}); check it") from None
+                where = f"no {self.backend} cluster at {self.scheduler}"
+                if self.scheduler is None:
+                    where = f"{self.backend} cannot start workers on this machine"
+                raise InputError(f"{where} ({reason:.200}); check it") from None
             yield run
-
-    def _cluster(self) -> AbstractContextManager[None]:
-        """In here, joblib works on this backend."""
-        start = {"dask": _dask, "ray": _ray}.get(self.backend)
-        return nullcontext() if start is None else start(self.jobs, self.scheduler)
 
 
 @contextmanager
-def _dask(jobs: int | None, scheduler: str | None) -> Iterator[None]:
-    """A lost worker's tasks are done again by others."""
-    from distributed import Client, LocalCluster
-    from joblib import cpu_count, parallel_config
+def _loky(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
+    yield _joblib(jobs, as_done="generator_unordered")
+
+
+def _joblib(jobs: int | None, *, as_done: str) -> Run:
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    def run(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        parallel = Parallel(n_jobs=jobs or -1, batch_size=1, return_as=as_done)
+        try:
+            results: Iterable[Any] = parallel(delayed(call)(*task) for task in tasks)
+            yield from results
+        except BrokenProcessPool:
+            raise InputError(KILLED) from None
+
+    return run
+
+
+@contextmanager
+def _dask(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
+    """A lost worker's tasks are done again by others.
+
+    Not by joblib, which waits for ever where a task failed.
+    """
+    from distributed import Client, KilledWorker, LocalCluster, as_completed
+    from joblib import cpu_count
+
+    def run(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        futures = [client.submit(call, *task, pure=False) for task in tasks]
+        try:
+            for _, result in as_completed(futures, with_results=True):
+                yield result
+        except KilledWorker:
+            raise InputError(KILLED) from None
 
     with ExitStack() as stack:
         where: Any = scheduler
         if where is None:
-            local = LocalCluster(
-                n_workers=jobs or cpu_count(), threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR
-            )
-            where = stack.enter_context(local)
+            count = jobs or cpu_count()
+            options = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.CRITICAL}
+            where = stack.enter_context(LocalCluster(n_workers=count, **options))
         client = stack.enter_context(Client(where))
-        stack.enter_context(parallel_config(backend="dask", client=client))
-        yield
+        client.wait_for_workers(1, timeout=WAIT_S)
+        yield run
 
 
 @contextmanager
-def _ray(jobs: int | None, scheduler: str | None) -> Iterator[None]:
+def _ray(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
     import ray
     from joblib import cpu_count, parallel_config
     from ray.util.joblib import register_ray
@@ -115,6 +140,6 @@ def _ray(jobs: int | None, scheduler: str | None) -> Iterator[None]:
     try:
         register_ray()
         with parallel_config(backend="ray"):
-            yield
+            yield _joblib(jobs, as_done="list")  # Ray's backend gives its results at the end alone
     finally:
         ray.shutdown()

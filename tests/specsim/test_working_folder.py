@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from specsim.cli.console import run
 from specsim.errors import InputError, Interrupted
 from specsim.files import check_writable, remove_folder, replacing, replacing_folder, working_in, write_text
 from tests.support.checks import refusal
+from tests.support.commands import assert_refused, call
+
+COST, HARDWARE = "vllm-llama3.1-8b-eagle-h100", ["--model", "llama-3.1-8b", "--drafter", "eagle", "--gpus", "h100"]
 
 
 def hold(folder: Path) -> None:
@@ -129,6 +135,36 @@ def test_what_a_disk_refuses_is_one_line_that_names_the_users_file(
         assert said.startswith(f"error: {named}: {what}") and said.count("\n") == 1
         for made in tmp_path.iterdir():
             made.rmdir()
+
+
+@pytest.mark.parametrize("words", [["leaderboard", "example:lab-model"], ["cost", "compare"]], ids=" ".join)
+def test_commands_that_keep_nothing_lock_their_folder_too(tmp_path: Path, words: list[str]) -> None:
+    given = ["--cost", COST] if words[0] == "leaderboard" else ["--trace", "example:lab-model", *HARDWARE]
+    with working_in(tmp_path):
+        assert_refused(call("specsim", *words, *given, "--out", tmp_path), "another process works in", tmp_path)
+
+
+def test_a_ctrl_c_that_python_drops_is_not_lost(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As happens where it comes in a weak reference's callback, of which a figure has thousands."""
+    app = typer.Typer()
+
+    class Held:
+        pass
+
+    @app.command()
+    def draw() -> None:
+        held = Held()
+        watcher = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGINT))
+        del held
+        assert watcher() is None
+        time.sleep(20)
+
+    monkeypatch.setattr(sys, "argv", ["specsim"])
+    with pytest.raises(SystemExit, match="130"):
+        run(app)
+    assert capfd.readouterr().err == "interrupted: nothing is kept, the same command starts anew\n"
 
 
 def test_ctrl_c_in_a_command_that_keeps_nothing(

@@ -240,6 +240,35 @@ def test_one_line_says_what_a_backend_needs(
     assert_refused(call(*given), f"backend {backend} is not installed", f".[{backend}]")
 
 
+def _die(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("backend", ["loky", "dask"])
+def test_workers_that_are_killed_end_in_one_line(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "dask":
+        pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+        dask = pytest.importorskip("dask")
+        monkeypatch.setitem(dask.config.config["distributed"]["scheduler"], "allowed-failures", 0)
+
+    def work() -> None:
+        with Workers(backend, 2).ready() as each:  # type: ignore[arg-type]
+            list(each(_die, [(0,), (1,)]))
+
+    refusal(work, "a worker process was killed", "--jobs", "goes on")
+
+
+def test_dask_workers_that_die_at_the_start_end_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    dask = pytest.importorskip("dask")
+
+    def work() -> None:
+        with dask.config.set({"distributed.worker.preload": ["import os\nos._exit(3)"]}), Workers("dask", 1).ready():
+            pass
+
+    refusal(work, "dask cannot start workers on this machine")
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_ends_in_the_same_bytes(traces: list[Path], tmp_path: Path) -> None:
     """Killed again and again while it works, by what only a started-anew process can go on from."""
