@@ -215,7 +215,7 @@ def without_truncated(board: Document) -> Document:
     left_out = [row for row in board["rows"] if row["truncated_share"] > MOST_TRUNCATED]
     for row in rows[1:] if left_out else ():
         behind = paired_difference(board["baseline_s"], rows[0]["sequence_seconds"], row["sequence_seconds"])
-        row |= {"tied_with_leader": not behind.separated, "leader_minus_this": behind.as_dict()}
+        row |= {"tied_with_leader": not behind.significant, "leader_minus_this": behind.as_dict()}
     if left_out and rows:
         rows[0] |= {"tied_with_leader": False, "leader_minus_this": None}
     named = [{"policy": row["label"], "truncated_share": row["truncated_share"]} for row in left_out]

@@ -118,7 +118,7 @@ def measured_difference(document: Config, a: Row, b: Row) -> Comparison:
 def told_apart(document: Config, a: Row, b: Row) -> bool:
     """Whether two measured rows differ, significantly (95 %) and by more than the noise floor."""
     both = (row["measured"]["estimate"] for row in (a, b))
-    return measured_difference(document, a, b).separated and beyond_floor(document["noise_floor_percent"], *both)
+    return measured_difference(document, a, b).significant and beyond_floor(document["noise_floor_percent"], *both)
 
 
 def measured_verdict(document: Config, a: Row | None, b: Row | None) -> str:
@@ -127,7 +127,7 @@ def measured_verdict(document: Config, a: Row | None, b: Row | None) -> str:
         return "not really run"
     difference = measured_difference(document, a, b)
     text = verdict(difference)
-    if not difference.separated or told_apart(document, a, b):
+    if not difference.significant or told_apart(document, a, b):
         return text
     return f"{text[: text.index(']') + 1]} below the noise floor"
 

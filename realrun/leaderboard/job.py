@@ -202,9 +202,10 @@ def run_leaderboard(
         }
         for name, profile in documents.items():
             write_json(profile, out / name / "profile.json")
-    null_arm = None
+    null_arm = baseline_s = None
     if measured is not None:
         wanted = measured[0].tokens
+        baseline_s = measured[0].seconds_for(wanted).tolist()
         null_arm = ratio_interval(measured[0].seconds_for(wanted), measured[-1].seconds_for(wanted))
     board = rows(entries, pairs, plain, holdouts, models(documents), measured, settings.seed)
     document = {
@@ -218,6 +219,7 @@ def run_leaderboard(
         "null_arm": None if null_arm is None else null_arm.as_dict(),
         "noise_floor_percent": None if null_arm is None else noise_floor_percent(null_arm),
         "best": best_of(board, 0.0 if null_arm is None else noise_floor_percent(null_arm)),
+        "baseline_sequence_seconds": baseline_s,
         "looping_prompts": sum(share <= LOOPS for share in trigram_shares(next(iter(holdouts.values())))),
         "rows": board,
         "skipped": [{"drafter": name, **one} for name in traces for one in tuned[name][1]],

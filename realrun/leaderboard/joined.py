@@ -254,7 +254,7 @@ def _compared(
         "best_switch": rows[switch]["label"],
         "predicted": predicted_gain.as_dict(),
         "measured": measured_gain.as_dict(),
-        "resolved": bool(measured_gain.separated and beyond_floor(floor, *speedups)),
+        "resolved": bool(measured_gain.significant and beyond_floor(floor, *speedups)),
     }
     return {
         "null_arm": null_arm.as_dict(),

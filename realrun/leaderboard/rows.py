@@ -25,8 +25,9 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.sums import PARTS
 from specsim.speedup.formulas import distinct_trigrams
-from specsim.speedup.intervals import beyond_floor, paired_difference, ratio_interval
+from specsim.speedup.intervals import Estimate, beyond_floor, ratio_interval
 from specsim.speedup.prediction import summarise
+from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.trace import Trace
 
 FIXED, ADAPTIVE, TREE, PAPER = "fixed K", "adaptive chain", "tree", "its paper's"
@@ -93,13 +94,14 @@ def rows(
         against, *ranked_by = (one.seconds_for(wanted) for one in measured[:-1])
     order = np.argsort([s.sum() for s in ranked_by], kind="stable").tolist()
     leader = order[0]
+    forecast, ranking = simultaneous(baseline_s, seconds), simultaneous(against, ranked_by)
     most = {name: max(e.train_speedup for e in entries if e.drafter == name) for name in holdouts}
     flows = np.array([share > LOOPS for share in trigram_shares(holdouts[own])])
     board = []
     for at in order:
         entry, replayed = entries[at], found[at]
         predicted = summarise(replayed)
-        behind = None if at == leader else paired_difference(against, ranked_by[leader], ranked_by[at])
+        behind = None if at == leader else ranking.difference(leader, at)
         spent = replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
         board.append(
             {
@@ -112,16 +114,16 @@ def rows(
                 "params": entry.policy.settings,
                 "own_target": has_own_target(pairs[entry.drafter], plain),
                 "best_of_drafter": entry.train_speedup == most[entry.drafter],
-                "speedup": ratio_interval(baseline_s, seconds[at]).as_dict(),
+                "speedup": forecast.speedups[at].as_dict(),
                 "leader_minus_this": None if behind is None else behind.as_dict(),
-                "tied_with_leader": behind is not None and not behind.separated,
+                "tied_with_leader": behind is not None and not behind.significant,
                 "without_loops": _over(flows, against, ranked_by[at]),
                 "train_speedup": entry.train_speedup,
                 **{key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm")},
                 "truncated_share": predicted.truncated_share,
                 "token_seconds": dict(zip(PARTS, spent.tolist(), strict=True)),
                 "sequence_seconds": seconds[at].tolist(),
-                **_measured(seconds[at], baseline_s, measured, at),
+                **_measured(seconds[at], baseline_s, measured, at, ranking.speedups[at]),
             }
         )
     return board
@@ -155,18 +157,21 @@ def best_of(board: Sequence[Mapping[str, Any]], noise_percent: float) -> dict[st
     }
 
 
-def _measured(seconds: Floats, baseline_s: Floats, measured: Sequence[Measured] | None, at: int) -> dict[str, Any]:
-    """What really decoding the entry of this number gave; the baseline is the first that was measured."""
+def _measured(
+    seconds: Floats, baseline_s: Floats, measured: Sequence[Measured] | None, at: int, found: Estimate
+) -> dict[str, Any]:
+    """What really decoding the entry of this number gave. found : its measured speedup, where it was measured"""
+    keys = ("measured", "error_percent", "rounds_identical_percent", "output_identical_percent")
     if measured is None:
-        return dict.fromkeys(("measured", "error_percent", "rounds_identical_percent", "output_identical_percent"))
-    baseline, own = measured[0], measured[1 + at]
-    found = ratio_interval(baseline.seconds_for(baseline.tokens), own.seconds_for(baseline.tokens))
+        return dict.fromkeys((*keys, "measured_sequence_seconds"))
+    own = measured[1 + at]
     assert own.rounds_identical is not None and own.output_identical is not None
     return {
         "measured": found.as_dict(),
         "error_percent": (float(baseline_s.sum() / seconds.sum()) / found.estimate - 1) * 100,
         "rounds_identical_percent": 100 * own.rounds_identical,
         "output_identical_percent": 100 * own.output_identical,
+        "measured_sequence_seconds": own.seconds_for(measured[0].tokens).tolist(),
     }
 
 

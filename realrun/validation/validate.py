@@ -148,7 +148,7 @@ class Validation:
         """Whether two rows' measured speedups differ: by more than the noise floor, and significantly."""
         difference = paired_difference(self.autoregressive_s, best.speculative_s, row.speculative_s)
         speedups = row.measured.estimate, best.measured.estimate
-        return difference.separated and beyond_floor(self.noise_floor_percent, *speedups)
+        return difference.significant and beyond_floor(self.noise_floor_percent, *speedups)
 
 
 def candidates(

@@ -68,10 +68,10 @@ def leaderboard(
 ) -> None:
     """Tune every policy on one part of each trace, rank them on the other.
 
-    A row is a policy in one form: tuned, with its threshold static or moving, or with an
-    engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval;
-    "behind", the leader's speedup less the row's, and "=" where the two do not differ
-    significantly (95 %) on these sequences; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
+    A row is a policy in one form: tuned, with a fixed or adaptive threshold, or with an
+    engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval, which
+    holds for all rows at once; "behind", the leader's speedup less the row's, and "not significant"
+    where these sequences do not show that the row is slower; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
     their harmonic mean; tau, output tokens per target pass; the mean number of drafted tokens
     that a round verified, with the middle 80 % of rounds; regret, the time beyond that of the
     oracle, a policy that knows beforehand what will be accepted.

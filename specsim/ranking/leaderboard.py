@@ -1,8 +1,7 @@
 """The leaderboard: every policy tuned on one part of a trace, ranked on the other.
 
-Ranking is by the speedup replayed on the hold-out sequences. Differences to the leader are
-paired over sequences; the leader is picked on those same sequences, so that its own figure is
-a little flattered, and policies that do not differ significantly (95 %) from it are marked.
+Ranking is by the speedup replayed on the held-out sequences. The leader is picked on those same sequences, so all
+intervals hold at once (`specsim.speedup.simultaneous`), and rows that are not significantly slower are marked.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import PARTS
-from specsim.speedup.intervals import Comparison, Estimate, paired_difference, ratio_interval
+from specsim.speedup.intervals import Comparison, Estimate, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, summarise
 from specsim.speedup.result import Result
+from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
@@ -52,7 +52,8 @@ class Row:
     token_s : seconds per output token in draft, policy, verify, other
     speculative_s : seconds per hold-out sequence [S], mean of the replays
     train_speedup : on the tuning sequences, whether it was tuned or not
-    to_leader : the leader's speedup less this one's; None for the leader
+    speedup : with its interval that holds for all rows of the board at once; the prediction's own holds for it alone
+    to_leader : the leader's speedup less this one's, its interval holding for all rows at once; None for the leader
     """
 
     label: str
@@ -64,15 +65,16 @@ class Row:
     token_s: tuple[float, ...]
     speculative_s: Floats
     train_speedup: float
+    speedup: Estimate
     to_leader: Comparison | None = None
 
     def __repr__(self) -> str:
-        return f"{self.label}: speedup {self.prediction.speedup}"
+        return f"{self.label}: speedup {self.speedup}"
 
     @property
     def tied(self) -> bool:
-        """Whether this row does not differ significantly (95 %) from the leader."""
-        return self.to_leader is not None and not self.to_leader.separated
+        """Whether the difference to the leader is not significant (95 %, all rows at once)."""
+        return self.to_leader is not None and not self.to_leader.significant
 
     @property
     def mean_length(self) -> float:
@@ -91,6 +93,7 @@ class Row:
             "settings": str(self.policy).removeprefix(self.policy.name)[1:-1],
             "tuned": self.tuned,
             **{key: document[key] for key in keys},
+            "speedup": self.speedup.as_dict(),
             "train_speedup": self.train_speedup,
             "mean_draft_tokens": self.mean_length,
             "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
@@ -138,9 +141,9 @@ class Board(Result):
             {
                 "label": row.label,
                 "policy": row.policy.name,
-                "speedup": row.prediction.speedup.estimate,
-                "speedup_low": row.prediction.speedup.low,
-                "speedup_high": row.prediction.speedup.high,
+                "speedup": row.speedup.estimate,
+                "speedup_low": row.speedup.low,
+                "speedup_high": row.speedup.high,
                 "tied_with_leader": row.tied,
                 **{name: getattr(row.prediction, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
                 "mean_draft_tokens": row.mean_length,
@@ -160,8 +163,8 @@ class Board(Result):
         """What these sequences do not show, a sentence each."""
         warned = [f"costs: {note}" for note in self.rows[0].prediction.cost_notes]
         if tied := sum(row.tied for row in self.rows):
-            rest = f"{tied} of the {len(self.rows) - 1} other rows: their differences may be chance"
-            warned.insert(0, f"{self.holdout} sequences cannot separate the leader from {rest}")
+            others = f"{tied} of {len(self.rows) - 1} other policies"
+            warned.insert(0, f"not significant on {self.holdout} sequences: the leader's lead over {others}")
         return warned
 
     def as_dict(self) -> dict[str, Any]:
@@ -244,7 +247,7 @@ def default_policies(traces: Iterable[Trace]) -> Mapping[str, type[Policy]]:
 def combined(boards: Sequence[Board]) -> list[Standing]:
     """Standings over boards of several traces, best geometric mean first; only what ran on all of them."""
     ranks = [{row.label: place for place, row in enumerate(board.rows, start=1)} for board in boards]
-    speedups = [{row.label: row.prediction.speedup.estimate for row in board.rows} for board in boards]
+    speedups = [{row.label: row.speedup.estimate for row in board.rows} for board in boards]
     everywhere = [name for name in ranks[0] if all(name in board for board in ranks)]
     standings = [
         Standing(
@@ -317,13 +320,11 @@ def _board(
     if not rows:
         why = "; ".join(f"{policy}: {reason}" for policy, reason in skipped)
         raise InputError(f"trace {name} serves none of the policies ({why}); choose others")
-    rows.sort(key=lambda row: -row.prediction.speedup.estimate)
-    leader = rows[0]
-    rows[1:] = [
-        dataclasses.replace(
-            row, to_leader=paired_difference(holdout.baseline_s, leader.speculative_s, row.speculative_s)
-        )
-        for row in rows[1:]
+    rows.sort(key=lambda row: -row.speedup.estimate)
+    found = simultaneous(holdout.baseline_s, [row.speculative_s for row in rows])
+    rows = [
+        dataclasses.replace(row, speedup=found.speedups[at], to_leader=found.difference(0, at) if at else None)
+        for at, row in enumerate(rows)
     ]
     return Board(
         trace=name,
@@ -368,16 +369,18 @@ def _row(
     whole = together(replays)
     times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
     verified = np.concatenate([_rounds(one).verified for one in replays])
+    prediction = summarise(whole, oracle_s * times)
     return Row(
         label=name,
         policy=policy,
         tuned=tuned,
-        prediction=summarise(whole, oracle_s * times),
+        prediction=prediction,
         replays=len(replays),
         lengths=np.bincount(verified, minlength=holdout.trace.depth + 1),
         token_s=tuple((whole.seconds.sum(axis=0) / whole.output_tokens.sum()).tolist()),
         speculative_s=whole.speculative_s / times,
         train_speedup=train_speedup,
+        speedup=prediction.speedup,
     )
 
 

@@ -32,7 +32,7 @@ YES = plain(lambda value: "yes" if value else "no")
 
 
 def _board_policy(row: Row) -> str:
-    tie = '<span class="tie">tied</span>' if row.get("tied_with_leader") else ""
+    tie = '<span class="tie">not significant</span>' if row.get("tied_with_leader") else ""
     settings = f'<span class="settings">{escape(row["settings"])}</span>' if "settings" in row else ""
     return f"{escape(row['label'])}{tie}{settings}"
 
@@ -52,7 +52,7 @@ BOARD_COLUMNS = (
     Column("policy", None, Format(lambda row: str(row["label"]), _board_policy)),
     Column("speedup [95 % interval]", "speedup", SPEEDUP, "speedup"),
     Column("behind", behind_leader, DIFFERENCE, "to the leader"),
-    Column("", lambda row: "=" if row.get("tied_with_leader") else None, only=TERMINAL),
+    Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
     Column("v_d", "v_d", THREE),
     Column("r_d", "r_d", THREE),
     Column("HM", "hm", THREE),
@@ -94,7 +94,7 @@ def effect_rows(board: Mapping[str, Any]) -> list[Row]:
 
 
 def _drafter_policy(row: Row) -> str:
-    tie = '<span class="tie">not separated</span>' if row["tied_with_leader"] else ""
+    tie = '<span class="tie">not significant</span>' if row["tied_with_leader"] else ""
     star = " &#9733;" if row["best_of_drafter"] else ""
     return f'{escape(row["form"])}{star}{tie}<span class="settings">{escape(row["settings"])}</span>'
 
@@ -116,7 +116,7 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         Column("policy", lambda row: row if "form" in row else None, policy),
         *(real if measured else [predicted]),
         Column("behind", behind_leader, DIFFERENCE, "to the leader"),
-        Column("", lambda row: "=" if row.get("tied_with_leader") else None, only=TERMINAL),
+        Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
         Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, "without<br>loops"),
         Column("tau", "tau", TWO),
         Column("v_d", "v_d", THREE),

@@ -49,12 +49,10 @@ DEFINITIONS = {
     "taken for as many tokens as the baseline emits. Speed alone is compared: whether it writes as well is not.",
     "Fixed K, adaptive chain, tree": "The best policy of each kind that the drafter can have, chosen by its speedup "
     "on the tuning prompts, and so are its settings. A star marks the one of them that is best there.",
-    "Interval": "95 % bootstrap over prompts, the independent units; below a dozen prompts, Student's t. It does not "
-    "hold the error of the measured costs: what was measured shows how large that is.",
-    "To the leader": "Speedup of the first row less that of the row, the same prompts resampled for both. A "
-    "row whose interval takes in 0 is marked as not separated: on these prompts it does not differ "
-    "significantly (95 %) from the leader, "
-    "which was picked on them, so that its own figure is a little flattered.",
+    "Interval": "95 % over prompts, and it holds for all rows at once, because the leader is picked on the same "
+    "prompts. It does not contain the error of the measured costs: what was measured shows how large that is.",
+    "To the leader": "Speedup of the first row less that of the row, on the same prompts. A row whose interval "
+    "contains 0 is marked as not significant: these prompts do not show that it is slower than the leader.",
     "Error": f"Predicted / measured {MINUS} 1.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly; a round that asked for "
     "more nodes than were recorded may not be.",
@@ -135,10 +133,10 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     )
     verdict = f"{by}: {speculation_text(top['label'], speedup, document['noise_floor_percent'] or 0.0)}"
     if ties:
-        verdict += f" Not significantly slower (95 %): {', '.join(row['label'] for row in ties)}."
+        verdict += f" Not significantly slower: {', '.join(row['label'] for row in ties)}."
     boxes = [
         (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}"),
-        (f"{len(ties) + 1} of {len(rows)}", "rows share the first place within the data's resolution"),
+        (f"{len(ties) + 1} of {len(rows)}", "policies may be the fastest: differences not significant"),
     ]
     measured = [row for row in rows if row["measured"] is not None]
     if measured:

@@ -29,13 +29,12 @@ KIND = "specsim-leaderboard"
 DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
     "sequences under the cost model.",
-    "Interval": "95 % bootstrap over sequences, the independent units; tokens are not. Below a dozen sequences, "
-    "Student's t.",
-    "Leader": "The row with the largest speedup. It was picked on the sequences that its figure is from, so the "
-    "figure is a little flattered.",
-    "To the leader": "Speedup of the leader less that of the row, the same sequences resampled for both. A row "
-    "whose interval takes in 0 is marked as tied: on these sequences it does not differ significantly (95 %) from "
-    "the leader.",
+    "Interval": "95 %, and it holds for all rows at once, because the leader is picked on the same sequences: half its "
+    "width bounds the largest difference between any two of the policies and no speculation, in standard errors. Of "
+    "many sequences that bound is the bootstrap's, of few it is Student's t with Bonferroni's inequality.",
+    "Leader": "The row with the largest speedup on these sequences.",
+    "To the leader": "Speedup of the leader less that of the row, on the same sequences. A row whose interval contains "
+    "0 is marked as not significant: these sequences do not show that it is slower than the leader.",
     "Tuned": "Settings searched on the tuning sequences alone. Forms that are not tuned run with the settings shown; "
     "RenewalStop and TimeGain learn the rest from the tuning sequences and the costs.",
     "v_d": "Accepted over drafted tokens: how much of the drafting was of use.",
@@ -92,10 +91,10 @@ def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
     verdict = speculation_text(top["label"], speedup)
     if ties:
         others = "one other" if ties == 1 else f"{ties} others"
-        verdict += f" On these sequences {others} did not differ significantly (95 %) from it."
+        verdict += f" The difference to {others} is not significant."
     boxes = (
         (f"{speedup['estimate']:.2f}", f"best held-out speedup, {top['label']}"),
-        (f"{ties + 1} of {len(board['rows'])}", "rows share the first place within the data's resolution"),
+        (f"{ties + 1} of {len(board['rows'])}", "policies may be the fastest: differences not significant"),
         (f"{oracle['estimate']:.2f}", "the oracle's speedup on the same sequences"),
         (f"{100 * top['oracle_regret']:.0f} %", "more time than the oracle, the leader's regret"),
     )
@@ -141,9 +140,9 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
         (
             "Ranking",
             figures.ranking(board, name),
-            "Green rows are the leader and those that do not differ significantly (95 %) from it; bars are "
-            "95 % intervals, "
-            "which policies on the same sequences share, so that overlapping bars alone are no tie.",
+            "Green rows are the leader and those whose difference to it is not significant. Bars are 95 % intervals that "
+            "hold for all rows at once; of two overlapping bars the difference may still be significant, because all "
+            "policies run on the same sequences.",
         ),
         (
             "Where the time goes, and regret",

@@ -1,6 +1,6 @@
 """Figures of a leaderboard report, each a function from plain data to inline SVG.
 
-Green is the leader and what the data cannot separate from it, blue is the rest, orange the
+Green is the leader and the rows whose difference to it is not significant, blue is the rest, orange the
 oracle, in every figure.
 """
 

@@ -27,7 +27,7 @@ def verdict(comparison: Comparison | None) -> str:
 
 def difference_text(d: Estimate) -> str:
     """A difference with its interval and what it says."""
-    word = "better" if d.low > 0 else "worse" if d.high < 0 else "not separated"
+    word = "better" if d.low > 0 else "worse" if d.high < 0 else "not significant"
     return f"{d.estimate:+.3f} [{d.low:+.3f}, {d.high:+.3f}] {word}"
 
 

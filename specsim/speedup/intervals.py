@@ -111,12 +111,12 @@ class Comparison:
     sequences: int
 
     @property
-    def separated(self) -> bool:
+    def significant(self) -> bool:
         """Whether the two differ significantly (95 %): the interval of the difference leaves out 0."""
         return self.sequences > 1 and (self.difference.low > 0 or self.difference.high < 0)
 
     def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "separated": self.separated}
+        return {**asdict(self), "significant": self.significant}
 
 
 def resample(sequences: int, *, repeats: int = REPEATS, seed: int = 0) -> Ints:
@@ -139,7 +139,7 @@ def ratio_interval(
     The same seed resamples the same sequences, so that intervals of two policies on one trace are paired. Raises
     InputError when there is no sequence.
     """
-    top, bottom = _columns(numerator, denominator)
+    top, bottom = filled_columns(numerator, denominator)
     index = resample(top.size, repeats=repeats, seed=seed)
     ratios = _ratios(top, bottom, index)
     value = float(top.sum() / bottom.sum())
@@ -183,7 +183,7 @@ def ratio_difference(
     Speedups over baselines of their own, or acceptance lengths (tokens over rounds). Raises InputError when
     no sequence has output.
     """
-    a, over_a, b, over_b = _columns(a_top, a_bottom, b_top, b_bottom)
+    a, over_a, b, over_b = filled_columns(a_top, a_bottom, b_top, b_bottom)
     index = resample(a.size, repeats=repeats, seed=seed)
     differences = _ratios(a, over_a, index) - _ratios(b, over_b, index)
     of_a, of_b = float(a.sum() / over_a.sum()), float(b.sum() / over_b.sum())
@@ -208,7 +208,7 @@ def ratio_of_ratios(
     The interval is Student's t on the linear part of the logarithm, in pairs: what makes a sequence easy for both
     cancels. Of one sequence it says nothing but the value. Raises InputError when there is no sequence or a sum is 0.
     """
-    columns = _columns(a_top, a_bottom, b_top, b_bottom)
+    columns = filled_columns(a_top, a_bottom, b_top, b_bottom)
     sums = [float(column.sum()) for column in columns]
     if not all(total > 0 for total in sums):
         raise InputError("a ratio of ratios: one of its sums is not positive; compare other sequences")
@@ -267,7 +267,8 @@ def student_quantile(freedom: int, prob: float) -> float:
         value += step
 
 
-def _columns(*values: npt.ArrayLike) -> list[Floats]:
+def filled_columns(*values: npt.ArrayLike) -> list[Floats]:
+    """Columns of one value per sequence, without sequences in which all are 0; InputError if none is left."""
     columns = [np.asarray(value, dtype=np.float64) for value in values]
     assert all(column.shape == columns[0].shape for column in columns), "one value of each per sequence"
     if columns[0].size == 0:

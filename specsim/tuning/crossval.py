@@ -147,11 +147,12 @@ def cross_validate(
             break
     tuned = together(replays.pop(""))
     oracle = np.concatenate(oracle_s)
-    references = {}
+    others = {}
     for name, ones in replays.items():
         if len(ones) == len(done):  # it applies in every fold
             other = together(ones)
-            references[name] = Reference(summarise(other, oracle), compared(tuned, other))
+            others[name] = other, summarise(other, oracle)
+    references = compared(tuned, others)
     return CrossValidation(
         folds=done,
         estimate=summarise(tuned, oracle),

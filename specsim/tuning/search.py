@@ -18,8 +18,9 @@ from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.progress import Counter, no_progress
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.speedup.intervals import Comparison, paired_difference
+from specsim.speedup.intervals import Comparison
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, oracle_width, summarise
+from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.joined import JoinedTrace
 from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
 from specsim.tuning.grid import grid_search
@@ -156,11 +157,13 @@ def tune(
     found = find_best(kind, train, settings, progress=progress)
     _, on_train = replayed(train, found.best, settings.seed, kind)
     result, on_holdout = replayed(holdout, found.best, settings.seed, kind)
-    references = {}
+    references: dict[str, Reference] = {}
     if compare:
+        others: dict[str, tuple[Replay, Prediction]] = {}
         for name, policy in reference_policies(kind, train, settings, found).items():
             other, prediction = replayed(holdout, policy, settings.seed, kind)
-            references[name] = Reference(prediction, compared(result, other))
+            others[name] = other, prediction
+        references = compared(result, others)
     return TuneResult(
         best=found.best,
         train=on_train,
@@ -311,9 +314,14 @@ def replayed(priced: PricedTrace, policy: Policy, seed: int, kind: type[Policy])
     return result, summarise(result, oracle_s)
 
 
-def compared(tuned: Replay, other: Replay) -> Comparison:
-    """Speedup of the tuned policy less the other's, paired over sequences."""
-    return paired_difference(tuned.autoregressive_s, tuned.speculative_s, other.speculative_s)
+def compared(tuned: Replay, others: Mapping[str, tuple[Replay, Prediction]]) -> dict[str, Reference]:
+    """The tuned policy against each of the others, on the same sequences, with intervals that hold all at once."""
+    seconds = [tuned.speculative_s, *(replay.speculative_s for replay, _ in others.values())]
+    found = simultaneous(tuned.autoregressive_s, seconds)
+    return {
+        name: Reference(prediction, found.difference(0, at))
+        for at, (name, (_, prediction)) in enumerate(others.items(), start=1)
+    }
 
 
 def warnings_of(references: Mapping[str, Reference], tuned: Policy | None, sequences: int) -> tuple[str, ...]:
@@ -323,10 +331,10 @@ def warnings_of(references: Mapping[str, Reference], tuned: Policy | None, seque
         comparison = reference.comparison
         if reference.prediction.policy == tuned:
             continue
-        if not comparison.separated:
+        if not comparison.significant:
             found.append(
-                f"{sequences} sequences cannot separate the tuned policy from {CALLED[name]}: "
-                f"speedup differs by {comparison.difference}"
+                f"not significant on {sequences} sequences: the tuned policy's speedup differs from that of "
+                f"{CALLED[name]} by {comparison.difference}"
             )
         elif comparison.difference.high < 0:
             found.append(

@@ -155,7 +155,7 @@ def order(board: Document) -> str:
     names = {LONGEST: "Base-SPD", CONFIDENT: "Max-Confidence", ADAEDL: "AdaEDL"}
 
     def apart(a: str, b: str) -> bool:
-        return compare(board, a, b).separated
+        return compare(board, a, b).significant
 
     return order_of(values, PAPERS_ORDER, names, apart)
 

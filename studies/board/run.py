@@ -96,7 +96,7 @@ def board_table(document: Document) -> list[str]:
     rows = []
     for row in document["rows"]:
         behind = row["leader_minus_this"]
-        tie = " not separated" if row["tied_with_leader"] else ""
+        tie = " not significant" if row["tied_with_leader"] else ""
         star = " *" if row["best_of_drafter"] else ""
         rows.append(
             [

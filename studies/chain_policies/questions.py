@@ -64,7 +64,7 @@ def rule_order(board: Board) -> str:
 
     def apart(a: str, b: str) -> bool:
         comparison = compare(board, found[a], found[b])
-        return comparison is not None and comparison.separated
+        return comparison is not None and comparison.significant
 
     values = {name: one.prediction.speedup.estimate for name, one in found.items()}
     return order_of(values, list(RULES), RULES, apart)

@@ -64,7 +64,7 @@ def board_section(board: Board) -> list[str]:
         [
             r.label,
             interval_text(r.prediction.speedup.as_dict()),
-            "=" if r.tied else "",
+            "not significant" if r.tied else "",
             f"{r.prediction.v_d:.3f}",
             f"{r.prediction.r_d:.3f}",
             f"{r.prediction.tau:.2f}",
@@ -74,7 +74,7 @@ def board_section(board: Board) -> list[str]:
         for r in board.rows
     ]
     oracle = ["oracle", interval_text(board.oracle.as_dict()), *[""] * 5, "0.0 %"]
-    columns = ["policy", "speedup", "tied with the first", "v_d", "r_d", "tau", "mean draft", "regret"]
+    columns = ["policy", "speedup", "difference to the first", "v_d", "r_d", "tau", "mean draft", "regret"]
     return [
         *markdown_table(columns, [oracle, *rows]),
         *markdown_table(["question (difference of speedups, paired)", "answer"], questions(board)),

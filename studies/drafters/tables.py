@@ -83,7 +83,7 @@ def findings(documents: Mapping[str, Document]) -> list[str]:
     pays = [d for d, sure, far in zip(tops, above, clear, strict=True) if sure and far]
     rest = [d for d in tops if d not in pays]
     words = [gain.rpartition("] ")[2] for _, _, _, gain in gains(documents)]
-    kinds = ("better", "not separated", "below the noise floor", "worse")
+    kinds = ("better", "not significant", "below the noise floor", "worse")
     counts = ", ".join(f"{words.count(word)} {word}" for word in kinds)
     return [
         f"- Best on the tuning prompts: {drafter} under {name} ({row['label']}), measured at "

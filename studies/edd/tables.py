@@ -138,7 +138,7 @@ def acceptance_lengths_apart(a: tuple[Row, pd.DataFrame], b: tuple[Row, pd.DataF
         mine = rounds[rounds["policy"] == row["label"]]
         return row["sequence_tokens"], mine.groupby("sequence_id").size().to_numpy()
 
-    return ratio_difference(*counts(*a), *counts(*b)).separated
+    return ratio_difference(*counts(*a), *counts(*b)).significant
 
 
 def speedups_apart(a: Document, b: Document, row_a: Row, row_b: Row) -> bool:
@@ -149,5 +149,5 @@ def speedups_apart(a: Document, b: Document, row_a: Row, row_b: Row) -> bool:
     key, base = "sequence_seconds", "autoregressive_sequence_seconds"
     floor = max(one["noise_floor_percent"] for one in (a, b))
     speedups = (sum(run[base]) / sum(row[key]) for run, row in ((a, row_a), (b, row_b)))
-    separated = ratio_difference(a[base], row_a[key], b[base], row_b[key]).separated
+    separated = ratio_difference(a[base], row_a[key], b[base], row_b[key]).significant
     return separated and beyond_floor(floor, *speedups)

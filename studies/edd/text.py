@@ -42,7 +42,7 @@ def findings(documents: Documents, rounds: dict[str, pd.DataFrame], boards: Docu
         return told_apart(edd, trees[a], trees[b])
 
     def replays_apart(board: Document, rows: Mapping[str, Row]) -> Told:
-        return lambda a, b: tables.board_difference(board, rows[a], rows[b]).separated
+        return lambda a, b: tables.board_difference(board, rows[a], rows[b]).significant
 
     def estimates(rows: Mapping[str, Row], key: str) -> dict[str, float]:
         return {name: row[key]["estimate"] for name, row in rows.items()}

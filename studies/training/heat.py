@@ -160,7 +160,7 @@ def heat_findings(found: Mapping[Tuning, Document]) -> list[str]:
 
 
 def _changed(cost: Estimate) -> str:
-    word = "costs" if cost.low > 0 else "gains" if cost.high < 0 else "not separated"
+    word = "costs" if cost.low > 0 else "gains" if cost.high < 0 else "not significant"
     return f"{cost.estimate:+.4f} [{cost.low:+.4f}, {cost.high:+.4f}] {word}"
 
 

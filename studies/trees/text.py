@@ -311,7 +311,7 @@ def board_section(name: str, run: Run, cost: str) -> list[str]:
         [
             row["label"],
             interval_text(row["speedup"]),
-            "=" if row["tied_with_leader"] else "",
+            "not significant" if row["tied_with_leader"] else "",
             f"{row['tau']:.2f}",
             f"{rounds.verified.estimate:.1f}",
             f"{rounds.passes:.2f}",
@@ -321,7 +321,7 @@ def board_section(name: str, run: Run, cost: str) -> list[str]:
         for row, rounds in zip(board["rows"], run.rounds[cost], strict=True)
     ]
     oracle = ["oracle", interval_text(board["oracle"]), *[""] * 4, "0.0 %", ""]
-    columns = ["policy", "speedup", "tied with the first", "tau", "nodes verified", "draft passes", "regret"]
+    columns = ["policy", "speedup", "difference to the first", "tau", "nodes verified", "draft passes", "regret"]
     return [
         f"## {name}: all policies, {cost}",
         "",

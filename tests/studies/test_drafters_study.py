@@ -80,7 +80,7 @@ def test_findings_name_the_fastest_and_what_pays(document: dict[str, Any]) -> No
     assert pays.endswith("all 2 drafters together (Bonferroni): eesd; not so: medusa-1.")
     noisy = {**document, "noise_floor_percent": 30.0}  # 1.2 may be another 1
     assert "together (Bonferroni): none; not so: eesd." in tables.findings({"eesd": noisy})[1]
-    assert sampling.endswith("1 better, 0 not separated, 0 below the noise floor, 1 worse.")
+    assert sampling.endswith("1 better, 0 not significant, 0 below the noise floor, 1 worse.")
 
 
 def test_cheap_drafts_are_compared_over_the_boards_own_sequences(document: dict[str, Any]) -> None:

@@ -32,8 +32,8 @@ COLUMNS = (
 DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the policy, on sequences that did not tune; in "
     "folds, every sequence is reported on by settings tuned on the others.",
-    "Tuned gains": "Speedup of the tuned policy less that of the row, the same sequences resampled for both. Where the "
-    "interval takes in 0, these sequences do not tell the two apart.",
+    "Tuned gains": "Speedup of the tuned policy less that of the row, on the same sequences; the 95 % intervals "
+    "hold for all rows at once. The difference is not significant where its interval contains 0.",
     "v_d, r_d, HM": "Accepted over drafted tokens, accepted over output tokens, and their harmonic mean.",
     "tau": "Output tokens per target pass, the target's own included.",
     "Oracle regret": "Time beyond that of a policy which knows beforehand what will be accepted.",
@@ -56,8 +56,8 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
     )
     if document["interrupted"]:
         verdict = f"Interrupted: this is the best so far. {verdict}"
-    same = [one["label"] for one in others if not one["comparison"]["separated"]]
-    told = f"These sequences do not tell it from the {'; the '.join(same)}." if same else ""
+    same = [one["label"] for one in others if not one["comparison"]["significant"]]
+    told = f"Its difference is not significant to: {', '.join(same)}." if same else ""
     boxes = (
         (f"{speedup['estimate']:.2f}", "speedup on sequences that did not tune"),
         (f"{document['train']['speedup']['estimate']:.2f}", "on those that did"),

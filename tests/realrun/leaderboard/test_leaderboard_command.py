@@ -38,6 +38,7 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
 from specsim.speedup.intervals import paired_difference
+from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 from tests.realrun.cli.test_drafter_commands import command
@@ -248,12 +249,19 @@ def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
     assert speedups == sorted(speedups, reverse=True)
     assert rows[0]["leader_minus_this"] is None and not rows[0]["tied_with_leader"]
     base_s, seconds = measured_seconds(out, document)
-    for row, own_s in zip(rows[1:], seconds[1:], strict=True):
+    assert document["baseline_sequence_seconds"] == pytest.approx(base_s)
+    found = simultaneous(base_s, seconds)
+    for at, (row, own_s) in enumerate(zip(rows, seconds, strict=True)):
+        assert row["measured_sequence_seconds"] == pytest.approx(own_s)
+        spread = found.speedups[at]
+        assert (row["measured"]["low"], row["measured"]["high"]) == pytest.approx((spread.low, spread.high))
+        if at == 0:
+            continue
         behind = row["leader_minus_this"]
         assert behind["difference"]["estimate"] == pytest.approx(speedups[0] - row["measured"]["estimate"])
         low, high = behind["difference"]["low"], behind["difference"]["high"]
         assert row["tied_with_leader"] == (low <= 0 <= high)
-        expected = paired_difference(base_s, seconds[0], own_s).difference
+        expected = found.difference(0, at).difference
         assert (low, high) == pytest.approx((expected.low, expected.high))
     best = document["best"]
     trusted = max(rows, key=lambda row: row["speedup"]["estimate"])
@@ -263,7 +271,7 @@ def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
     assert best["resolved"] == (loss > document["noise_floor_percent"] and not trusted["tied_with_leader"])
     baseline = np.ones(len(rows[0]["sequence_seconds"]))
     same = paired_difference(baseline, rows[0]["sequence_seconds"], rows[0]["sequence_seconds"])
-    assert not same.separated
+    assert not same.significant
 
 
 def test_prompts_that_loop_are_counted_and_left_out_once_more(job: Job) -> None:

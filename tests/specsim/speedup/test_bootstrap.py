@@ -187,18 +187,18 @@ def test_comparisons_tell_better_from_worse() -> None:
     rng = np.random.default_rng(5)
     base, fast = rng.random(20) + 2, rng.random(20) + 1
     better = paired_difference(base, fast, 1.1 * fast)
-    assert better.separated and better.p_not_better == 0.0
+    assert better.significant and better.p_not_better == 0.0
     worse = paired_difference(base, 1.1 * fast, fast)
-    assert worse.separated and worse.p_not_better == 1.0
+    assert worse.significant and worse.p_not_better == 1.0
     assert worse.difference.estimate == -better.difference.estimate
     same = paired_difference(base, fast, fast)
-    assert not same.separated and same.p_not_better == 1.0
+    assert not same.significant and same.p_not_better == 1.0
     assert same == Comparison(Estimate(0.0, 0.0, 0.0), 1.0, 20)
     assert same.as_dict() == {
         "difference": {"estimate": 0.0, "low": 0.0, "high": 0.0},
         "p_not_better": 1.0,
         "sequences": 20,
-        "separated": False,
+        "significant": False,
     }
 
 
@@ -218,7 +218,7 @@ def test_equal_policies_are_separated_one_time_in_twenty() -> None:
         found = paired_difference(
             seconds["baseline"][rows], np.where(swap, k3, k4), np.where(swap, k4, k3), repeats=1000, seed=repetition
         )
-        separated += found.separated
+        separated += found.significant
         low_p += found.p_not_better <= 0.05
     assert stats.binomtest(separated, repetitions, 0.05).pvalue > 0.001
     assert 0.03 <= low_p / repetitions <= 0.10
@@ -250,7 +250,7 @@ def test_few_sequences_are_not_taken_for_many(sequences: int) -> None:
     for _ in range(trials):
         base = rng.gamma(20.0, size=sequences)
         a, b = (base / 1.5 * rng.gamma(30.0, 1 / 30, size=sequences) for _ in range(2))
-        told_apart += paired_difference(base, a, b, repeats=2).separated
+        told_apart += paired_difference(base, a, b, repeats=2).significant
         interval = ratio_interval(base, a, repeats=2)
         missed += not interval.low <= 1.5 <= interval.high
     assert 0.03 <= told_apart / trials <= 0.08
@@ -258,7 +258,7 @@ def test_few_sequences_are_not_taken_for_many(sequences: int) -> None:
 
 
 def test_one_sequence_tells_nothing_apart() -> None:
-    assert not paired_difference([3.0], [1.0], [2.0]).separated
+    assert not paired_difference([3.0], [1.0], [2.0]).significant
 
 
 def test_ratios_over_their_own_baselines_are_compared_sequence_by_sequence() -> None:
@@ -270,7 +270,7 @@ def test_ratios_over_their_own_baselines_are_compared_sequence_by_sequence() -> 
     drawn = base[index].sum(1) / a[index].sum(1) - other[index].sum(1) / b[index].sum(1)
     assert found.p_not_better == pytest.approx((drawn <= 0).mean())
     same = ratio_difference(base, a, 3 * base, 3 * a)
-    assert same.difference.estimate == pytest.approx(0) and not same.separated
+    assert same.difference.estimate == pytest.approx(0) and not same.significant
     assert ratio_difference(base, a, base, b) == paired_difference(base, a, b)
 
 
