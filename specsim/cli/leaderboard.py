@@ -71,10 +71,10 @@ def leaderboard(
     A row is a policy in one form: tuned, with a fixed or adaptive threshold, or with an
     engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval, which
     holds for all rows at once; "behind", the leader's speedup less the row's, and "not significant"
-    where these sequences do not show that the row is slower; v_d, accepted over drafted tokens; r_d, accepted over output tokens; HM,
-    their harmonic mean; tau, output tokens per target pass; the mean number of drafted tokens
-    that a round verified, with the middle 80 % of rounds; regret, the time beyond that of the
-    oracle, a policy that knows beforehand what will be accepted.
+    where these sequences do not show that the row is slower; v_d, accepted over drafted tokens;
+    r_d, accepted over output tokens; HM, their harmonic mean; tau, output tokens per target pass;
+    the mean number of drafted tokens that a round verified, with the middle 80 % of rounds;
+    regret, the time beyond that of the oracle, a policy that knows beforehand what will be accepted.
 
     What a trace cannot serve (a column not recorded, another kind of drafter) is listed with
     the reason. With several traces a combined ranking follows: geometric mean of the speedups,

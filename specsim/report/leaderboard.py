@@ -140,9 +140,9 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
         (
             "Ranking",
             figures.ranking(board, name),
-            "Green rows are the leader and those whose difference to it is not significant. Bars are 95 % intervals that "
-            "hold for all rows at once; of two overlapping bars the difference may still be significant, because all "
-            "policies run on the same sequences.",
+            "Green rows are the leader and those whose difference to it is not significant. Bars are 95 % intervals "
+            "that hold for all rows at once; the difference of two overlapping bars may still be significant, because "
+            "all policies run on the same sequences.",
         ),
         (
             "Where the time goes, and regret",
