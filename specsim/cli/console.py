@@ -167,6 +167,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     terminal.print_table(title, columns, rows, labels=labels)
 
 
+def print_notes(notes: Iterable[str]) -> None:
+    """What qualifies the result above, a line each."""
+    for note in notes:
+        print(f"note: {note}")
+
+
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Bars on standard error; where that is no terminal, a line every half a minute; with --progress json, objects."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from specsim.arrays import Ints, Seconds, increases
 from specsim.cost.batches import BatchCostModel, BatchTokens
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS
+from specsim.cost.physical import check_rounds
 from specsim.cost.profile import MAX_CONTEXT
 from specsim.errors import InputError
 from specsim.json_files import checked
@@ -112,4 +113,10 @@ def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
         raise InputError(f"{name}: a pass takes no time; {AGAIN}")
     batches, contexts, tokens = axes
     verify_s, draft_s, catch_up_s = tables
-    return BatchProfileCost(batches, contexts, tokens, verify_s, draft_s, catch_up_s, *beside.tolist())
+    profile = BatchProfileCost(batches, contexts, tokens, verify_s, draft_s, catch_up_s, *beside.tolist())
+    for each, size in enumerate(tokens[1:].tolist(), start=1):
+        places = np.minimum(np.arange(size - 1), draft_s.shape[2] - 1)
+        round_s = draft_s[:, :, places].sum(axis=2) + verify_s[:, :, each] + profile.step_s + profile.round_s
+        for batch, rounds_s, step_s in zip(batches, round_s, verify_s[:, :, 0] + profile.step_s, strict=True):
+            check_rounds(name, rounds_s[None], step_s, f"at batch {batch} a round at K = {size - 1}")
+    return profile

@@ -7,7 +7,7 @@ whole batch, each round of which serves every sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from specsim.arrays import Seconds
 from specsim.cost.batches import BatchCostModel, BatchTokens
 from specsim.cost.model import MAX_TREE_TOKENS, MIN_SECONDS, check_seconds
 from specsim.errors import InputError
+
+OTHERS = "use costs of several batches, such as specdecode-bench-llama3.1-8b-eagle-h100"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,45 @@ class LinearPass:
         return np.asarray(self.fixed_s + tokens.new * self.token_s + tokens.cached * self.cached_token_s)
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What proposing a draft takes once a round, however long the draft is.
+
+    Parameters
+    ----------
+    fixed_s : float
+        Seconds a round that drafts anything.
+    cached_token_s : float
+        Seconds per token in the cache.
+
+    Raises
+    ------
+    InputError
+        For a time that is negative.
+    """
+
+    fixed_s: float
+    cached_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_seconds(self, "fixed_s", "cached_token_s")
+
+    def batch_seconds(self, tokens: BatchTokens) -> Seconds:
+        """Of ragged batches."""
+        return np.asarray(self.fixed_s + tokens.cached * self.cached_token_s)
+
+
+class Fitted(NamedTuple):
+    """What costs were fitted to.
+
+    batches : smallest and largest batch; where they are one, nothing is known of others, nor of wider passes
+    draft_tokens : smallest and largest K; None where the source does not say
+    """
+
+    batches: tuple[int, int]
+    draft_tokens: tuple[int, int] | None = None
+
+
 class BatchPass(Protocol):
     """One model's passes over ragged batches: a `LinearPass`, or one of curves, see `specsim.cost.step_times`."""
 
@@ -68,6 +109,8 @@ class LinearCost(BatchCostModel):
     ----------
     target, drafter : LinearPass or StepTime
         Of one pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
+    proposal : Proposal, optional
+        What drafting takes once a round beside these K passes.
     step_s : float
         Seconds per engine step beside its passes, such as scheduling: once a round, and once a token without
         speculation.
@@ -75,22 +118,27 @@ class LinearCost(BatchCostModel):
         Seconds that a round of speculation takes beside its passes and `step_s`.
     batch : int
         Sequences in lockstep.
+    fitted : Fitted, optional
+        What all of it was fitted to. Costs of a single batch price neither other batches nor trees.
 
     Raises
     ------
     InputError
-        For a negative overhead, or a batch below 1.
+        For a negative overhead, a batch below 1, or another batch than the only one that was fitted.
 
     References
     ----------
-    Of the form: arXiv:2601.11580, fitted to vLLM on an H100.
+    Of the form: SpecDecode-Bench's simulator, arXiv:2601.11580, which charges drafting once a round.
 
     Examples
     --------
-    >>> from specsim.cost.linear import LinearCost, LinearPass
+    >>> from specsim.cost.linear import LinearCost, LinearPass, Proposal
     >>> cost = LinearCost(target=LinearPass(0.010, 0.001), drafter=LinearPass(0.002), step_s=0.001)
     >>> float(cost.verify(4, 100)), float(cost.draft(3, 100)), float(cost.autoregressive_step(100))
     (0.014, 0.006, 0.012)
+    >>> once = LinearCost(target=LinearPass(0.010), drafter=LinearPass(1e-6), proposal=Proposal(0.002))
+    >>> float(once.draft(1, 100)), float(once.draft(3, 100))
+    (0.002001, 0.002003)
     """
 
     target: BatchPass
@@ -98,18 +146,51 @@ class LinearCost(BatchCostModel):
     step_s: float = 0.0
     round_s: float = 0.0
     batch: int = 1
+    proposal: Proposal | None = None
+    fitted: Fitted | None = None
 
     def __post_init__(self) -> None:
         check_seconds(self, "step_s", "round_s")
         if self.batch < 1:
             raise InputError(f"cost: batch={self.batch}; give at least 1")
+        only = self.only_batch
+        if only is not None and self.batch != only:
+            raise InputError(f"was measured at batch {only} alone, which says nothing of batch {self.batch}; {OTHERS}")
+
+    @property
+    def only_batch(self) -> int | None:
+        """The batch, where all that was fitted to is a single one."""
+        return self.fitted.batches[0] if self.fitted and self.fitted.batches[0] == self.fitted.batches[1] else None
 
     @property
     def max_tree_tokens(self) -> int:
-        return MAX_TREE_TOKENS
+        return MAX_TREE_TOKENS if self.only_batch is None else 0
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
-        return self.drafter.batch_seconds(tokens)
+        seconds = self.drafter.batch_seconds(tokens)
+        if self.proposal is None:
+            return seconds
+        return seconds + np.where(np.asarray(place) == 0, self.proposal.batch_seconds(tokens), 0.0)
+
+    def proposal_seconds(self, context: npt.ArrayLike) -> Seconds:
+        if self.proposal is None:
+            return super().proposal_seconds(context)
+        return self.proposal.batch_seconds(BatchTokens.alike(self.batch, 1, context))
+
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        if self.fitted is None:
+            return []
+        beyond = []
+        (low, high), lengths = self.fitted.batches, self.fitted.draft_tokens
+        if not low <= self.batch <= high:
+            beyond.append(f"extrapolated: batch {self.batch}, fitted to {low} to {high}")
+        if lengths is None:
+            beyond.append(
+                "the source of these costs does not say which K they were fitted to; choose no K by them alone"
+            )
+        elif not lengths[0] <= max_draft_tokens <= lengths[1]:
+            beyond.append(f"extrapolated: drafts of {max_draft_tokens} tokens, fitted to {lengths[0]} to {lengths[1]}")
+        return beyond
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         return self.target.batch_seconds(tokens)

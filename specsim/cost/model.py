@@ -63,6 +63,10 @@ class CostModel:
         """Drafting n_tokens one after another, the first step ingesting one token."""
         raise NotImplementedError
 
+    def proposal_seconds(self, context: npt.ArrayLike) -> Seconds:
+        """What of `draft` is taken once a round, however many tokens are drafted."""
+        return np.zeros(np.shape(context))
+
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
         """What a round's first draft step takes more where it ingests two tokens."""
         return np.zeros(np.shape(context))

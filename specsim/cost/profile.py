@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds, increases
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel
+from specsim.cost.physical import check_rounds, disturbances
 from specsim.errors import InputError
 from specsim.json_files import checked
 
@@ -192,6 +193,16 @@ class ProfileCost(CostModel):
     def tree_round_overhead(self) -> float:
         return self._trees().round_overhead_s
 
+    @property
+    def round_s(self) -> Seconds:
+        """Rounds of 1, 2, ... drafts [K, C], as long as they are verified."""
+        longest = min(len(self.draft_step_s), len(self.verify_s) - 1)
+        drafts_s = np.cumsum(self.draft_step_s[:longest], axis=0)
+        return np.asarray(drafts_s + self.verify_s[1 : longest + 1] + self.round_overhead_s)
+
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        return disturbances(self.round_s, self.autoregressive_s, self.verify_s)
+
     def _trees(self) -> TreeProfile:
         if self.tree is None:
             raise InputError("cost profile has no trees; profile again with `realrun profile --tree-nodes`")
@@ -289,4 +300,8 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         raise InputError(f"{name}: a time is negative or not finite; profile again")
     if not (profile.autoregressive_s >= MIN_SECONDS).all():
         raise InputError(f"{name}: a token without speculation takes no time; profile again")
+    check_rounds(name, profile.round_s, profile.autoregressive_s)
+    if tree is not None:
+        rounds_s = profile.draft_step_s[0] + tree.verify_s[1:] + tree.round_overhead_s
+        check_rounds(name, rounds_s, profile.autoregressive_s, "a round with a tree")
     return profile

@@ -6,7 +6,9 @@ constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, what a round tak
     a verified token takes beside the pending one
 linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``. In
     place of ``token_s``, or by sequences, a curve: ``"tokens": {"at": [...], "seconds": [...]}``, as of
-    `specsim cost fit`
+    `specsim cost fit`. ``drafter`` is charged once per drafted token, ``proposal`` (``fixed_s``, ``cached_token_s``)
+    once per round that drafts. ``fitted`` says what the numbers come from: ``{"batches": [1, 64], "draft_tokens":
+    [2, 7]}``, each the smallest and the largest, without ``draft_tokens`` where the source does not tell them
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 silicon : the same by operators that NVIDIA measured, see `specsim.cost.silicon.cost`
 
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from specsim.cost.linear import BatchPass, LinearCost, LinearPass
+from specsim.cost.linear import BatchPass, Fitted, LinearCost, LinearPass, Proposal
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.roofline.document import NESTED, RooflineDocument, roofline_from_document
 from specsim.cost.silicon.cost import SiliconDocument, silicon_from_document
@@ -60,11 +62,27 @@ class Pass(TypedDict):
     tokens: NotRequired[CurveDocument]
 
 
+class ProposalDocument(TypedDict):
+    """What drafting takes once a round."""
+
+    fixed_s: float
+    cached_token_s: NotRequired[float]
+
+
+class FittedDocument(TypedDict):
+    """What costs were fitted to."""
+
+    batches: list[int]
+    draft_tokens: NotRequired[list[int]]
+
+
 class Linear(TypedDict):
     """Passes that take longer by the token."""
 
     target: Pass
     drafter: Pass
+    proposal: NotRequired[ProposalDocument]
+    fitted: NotRequired[FittedDocument]
     step_s: NotRequired[float]
     round_s: NotRequired[float]
 
@@ -97,6 +115,8 @@ def check_written(document: Any, where: str) -> dict[str, Any]:
         _refuse_others(document[part], set(Pass.__annotations__), f"{name}: {part}")
         for curve in {"sequences", "tokens"} & set(document[part]):
             _refuse_others(document[part][curve], set(CurveDocument.__annotations__), f"{name}: {part}: {curve}")
+    for part, known in (("proposal", ProposalDocument), ("fitted", FittedDocument)) if shape is Linear else ():
+        _refuse_others(document.get(part, {}), set(known.__annotations__), f"{name}: {part}")
     calibration = document.get("calibration", {})
     _refuse_others(calibration, set(NESTED), f"{name}: calibration")
     for part, found in calibration.items():
@@ -116,6 +136,26 @@ def _pass(document: Mapping[str, Any]) -> BatchPass:
     return step_time(document) if {"sequences", "tokens"} & set(document) else LinearPass(**document)
 
 
+def _fitted(document: FittedDocument) -> Fitted:
+    found: dict[str, tuple[int, int]] = {}
+    for key, ends in (("batches", document["batches"]), ("draft_tokens", document.get("draft_tokens"))):
+        if ends is None:
+            continue
+        if len(ends) != 2 or not 1 <= ends[0] <= ends[1]:
+            raise InputError(f"fitted: {key}={ends!r:.60}; give the smallest and the largest, such as [1, 64]")
+        found[key] = ends[0], ends[1]
+    return Fitted(**found)
+
+
+def _linear(document: Mapping[str, Any]) -> LinearCost:
+    target, drafter = (_pass(document[part]) for part in ("target", "drafter"))
+    proposal = Proposal(**document["proposal"]) if "proposal" in document else None
+    fitted = _fitted(document["fitted"]) if "fitted" in document else None
+    seconds = {key: document.get(key, 0.0) for key in ("step_s", "round_s")}
+    batch = fitted.batches[0] if fitted else 1
+    return LinearCost(target, drafter, **seconds, batch=batch, proposal=proposal, fitted=fitted)
+
+
 def written_cost(document: Mapping[str, Any], where: str) -> CostModel:
     """The cost model of a checked document."""
     try:
@@ -124,8 +164,7 @@ def written_cost(document: Mapping[str, Any], where: str) -> CostModel:
         if document["form"] == "silicon":
             return silicon_from_document(document)
         if document["form"] == "linear":
-            target, drafter = (_pass(document[part]) for part in ("target", "drafter"))
-            return LinearCost(target, drafter, document.get("step_s", 0.0), document.get("round_s", 0.0))
+            return _linear(document)
         s_d, s_t = document["s_d"], document["s_t"]
         token_s, round_s = document.get("token_s", 0.0), document.get("round_s", 0.0)
         if not token_s and not round_s:

@@ -58,6 +58,8 @@ class Advice:
         would.
     rounds : int
         That were counted.
+    notes : tuple of str
+        What the costs say of themselves, such as that they are extrapolated.
     """
 
     lengths: tuple[DraftLengthAdvice, ...]
@@ -65,6 +67,7 @@ class Advice:
     sure: bool
     times_rounds: int | None
     rounds: int
+    notes: tuple[str, ...] = ()
 
     @property
     def longest(self) -> bool:
@@ -133,7 +136,8 @@ def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> A
             more = _lengths(factor * accepted, factor * verified, seconds, seed)
             times = factor if more[chosen.k].near >= SURE else None
             factor *= 2
-    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified))
+    notes = tuple(cost.notes(len(verified), (context, context)))
+    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified), notes)
 
 
 def counts_by_depth(source: Source) -> tuple[Floats, Floats]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds
 from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.linear import OTHERS, LinearCost
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
 
@@ -33,9 +34,11 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
     """The cost model, if it knows what a batch costs."""
     if not isinstance(model, BatchCost):
         raise InputError(
-            "these costs do not say what a batch of mixed contexts costs; give linear, roofline or silicon costs or a "
-            "batch profile, such as vllm-llama3.1-8b-eagle-h100"
+            "this cost model is for batch size 1 alone; give a batch-aware one (linear, roofline, silicon or a batch "
+            "profile), such as specdecode-bench-llama3.1-8b-eagle-h100"
         )
+    if isinstance(model, LinearCost) and model.only_batch is not None:
+        raise InputError(f"these costs were measured at batch {model.only_batch} alone; {OTHERS}")
     return model
 
 

@@ -42,8 +42,9 @@ def show(
 ) -> None:
     """Show what a draft step, a target pass over n tokens, and a token without speculation take.
 
-    s_d / s_t is a mean draft step's time over that of a token without speculation; a pass over n tokens is shown in
-    such tokens' times, too: below n accepted tokens a round can pay.
+    s_d / s_t is a draft step's time over that of a token without speculation; a pass over n tokens is shown in
+    such tokens' times, too: below n accepted tokens a round can pay. Where drafting takes something once a round,
+    however many tokens are drafted, it has a column of its own, "proposal".
 
     Example: specsim cost show edd-llama2-chat-7b-a6000
     """
@@ -67,8 +68,9 @@ def show(
             {
                 "context": context,
                 "autoregressive_s": alone_s,
-                "draft_step_s": float(model.draft(1, context)),
-                "step_ratio": float(model.draft(1, context)) / alone_s,
+                "proposal_s": (proposal_s := float(model.proposal_seconds(context))),
+                "draft_step_s": (draft_s := float(model.draft(1, context)) - proposal_s),
+                "step_ratio": draft_s / alone_s,
                 "verify_s": passes_s,
                 "round_overhead_s": model.round_overhead(),
             }
@@ -77,16 +79,20 @@ def show(
     if json:
         print_json({"cost": file, "batch": batch or 1, "rows": rows, "notes": notes})
         return
+    proposes = any(row["proposal_s"] for row in rows)
     shown = [
         [
             f"{row['context']}",
             *(f"{1e3 * row[key]:.3f}" for key in ("autoregressive_s", "draft_step_s")),
             f"{row['step_ratio']:.3f}",
+            *([f"{1e3 * row['proposal_s']:.3f}"] if proposes else []),
             f"{1e3 * row['round_overhead_s']:.3f}",
             *(f"{1e3 * value:.3f} ({value / row['autoregressive_s']:.2f})" for value in row["verify_s"].values()),
         ]
         for row in rows
     ]
-    columns = ["context", "a token, ms", "draft step", "s_d / s_t", "overhead", *(f"pass of {size}" for size in sizes)]
+    once = ["proposal"] if proposes else []
+    passes = (f"pass of {size}" for size in sizes)
+    columns = ["context", "a token, ms", "draft step", "s_d / s_t", *once, "overhead", *passes]
     title = f"{file}: milliseconds; of passes also in tokens without speculation"
     print_table("; ".join([title, *notes]), columns, shown)

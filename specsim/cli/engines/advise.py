@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specsim.cli.console import print_json, print_table
+from specsim.cli.console import print_json, print_notes, print_table
 from specsim.cli.options import (
     BatchOption,
     ContextOption,
@@ -79,3 +79,4 @@ def advise(
     print_table(said, columns, rows)
     if flags:
         print(f"{engine}: {flags}")
+    print_notes(found.notes)

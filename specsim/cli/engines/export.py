@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from specsim.cli.console import OverwriteFileOption, check_new, print_json
+from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes
 from specsim.cli.options import ContextOption, JsonOption
 from specsim.cli.serve.arms import parse_schedule
 from specsim.errors import InputError
@@ -122,5 +122,4 @@ def export(
     print(setting.flags)
     if setting.file is not None and out is None:
         print(f"{setting.path}: {setting.file}")
-    for note in setting.notes:
-        print(f"note: {note}")
+    print_notes(setting.notes)

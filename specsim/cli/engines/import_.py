@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_table
+from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes, print_table
 from specsim.cli.options import JsonOption
 
 
@@ -74,8 +74,7 @@ def import_(
     ]
     if rows:
         print_table("acceptance", ["quantity", "by", "printed as", "value", "is"], rows, labels=3)
-    for note in imported.notes:
-        print(f"note: {note}")
+    print_notes(imported.notes)
     if imported.source is None:
         print(f"next: of these no acceptance by position follows; {imported.instead}")
     elif out is None:

@@ -10,8 +10,8 @@ from specsim.cli.serve.simulate import simulate
 serve = typer.Typer(
     help="Speculation on a server, where several sequences share every pass: what it gains in batches and under load, "
     "and the draft length for each batch.\n\nNeeds costs that know batches: linear ones, such as "
-    "vllm-llama3.1-8b-eagle-h100 (`specsim cost list` has those that ship), rooflines, silicon costs, or a profile of "
-    "`realrun batch-profile`.",
+    "specdecode-bench-llama3.1-8b-eagle-h100 (`specsim cost list` has those that ship), rooflines, silicon costs, or a "
+    "profile of `realrun batch-profile`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
+from specsim.cli.console import parse_numbers, print_json, print_notes, print_table, progress_bar
 from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, TraceArgument
 from specsim.cli.serve.arms import GOODPUT, BatchCostOption, choose_arms, cost_notes
 
@@ -44,7 +44,7 @@ def schedule(
     sequences. The schedule is printed as `specsim serve simulate --schedule` takes it;
     --json has it as vLLM's ranges [first batch, last batch, K], too.
 
-    Example: specsim serve schedule TRACE --cost vllm-llama3.1-8b-eagle-h100 --context 1024
+    Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
     """
     from specsim.cost.files import read_cost
     from specsim.serving.costs import batch_cost
@@ -77,9 +77,10 @@ def schedule(
                  "cost_notes": notes}  # fmt: skip
         print_json({**about, **found.as_dict()})
         return
-    said = [*(["approximate: rejection sampling"] if part.approximate else []), *notes]
+    approximate = "; approximate: rejection sampling" if part.approximate else ""
     for number in range(len(contexts)):
-        _print_context(found, number, "".join(f"; {note}" for note in said))
+        _print_context(found, number, approximate)
+    print_notes(notes)
 
 
 def _print_context(found: SpeedupMap, number: int, note: str) -> None:

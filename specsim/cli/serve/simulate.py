@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.cli.console import parse_numbers, parse_settings, print_json, print_table
+from specsim.cli.console import parse_numbers, parse_settings, print_json, print_notes, print_table
 from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, SetOption, TraceArgument
 from specsim.cli.serve.arms import BatchCostOption, choose_arms, cost_notes, parse_schedule
 from specsim.errors import InputError
@@ -66,9 +66,9 @@ def simulate(
     decode, and leave when they are done. The first tenth of the requests warms the server up
     and is left out, as is its end, once no more requests come.
 
-    Example: specsim serve simulate TRACE --cost vllm-llama3.1-8b-eagle-h100 --set k=3
+    Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --set k=3
 
-    Example: specsim serve simulate TRACE --cost vllm-llama3.1-8b-eagle-h100 --policy goodput
+    Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --policy goodput
     --arrivals poisson:20 --slots 64 --tpot-ms 10
     """
     from specsim.cost.files import read_cost
@@ -167,6 +167,7 @@ def _lockstep(trace: Trace, cost: Any, arm: Any, sizes: list[int], about: Any, *
         return
     columns = ["batch", "speedup [95 %]", "tok/s off", "tok/s on", "ms/round", "mean batch"]
     print_table(f"{drafts.label}, {trace.sequences} sequences in lockstep; {_learned(about)}", columns, rows)
+    print_notes(about["cost_notes"])
 
 
 def _learned(about: dict[str, Any]) -> str:
@@ -176,7 +177,7 @@ def _learned(about: dict[str, Any]) -> str:
 
 def _notes(about: dict[str, Any]) -> list[str]:
     """What is to be said of the numbers."""
-    return [*(["approximate: rejection sampling"] if about["approximate"] else []), *about["cost_notes"]]
+    return ["approximate: rejection sampling"] if about["approximate"] else []
 
 
 def _show_serving(off: ServingSummary, on: ServingSummary, about: dict[str, Any], *, json: bool) -> None:
@@ -188,6 +189,7 @@ def _show_serving(off: ServingSummary, on: ServingSummary, about: dict[str, Any]
     left = f", {about['left_out']} without output left out" if about["left_out"] else ""
     title = "; ".join([on.label, f"{on.requests} requests ({about['arrivals']}){left}", *_notes(about)])
     print_table(title, ["quantity", "off", "on"], rows)
+    print_notes(about["cost_notes"])
 
 
 def _ms(seconds: float) -> str:

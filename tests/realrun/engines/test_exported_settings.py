@@ -40,7 +40,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "min_ngram": ("--min-ngram", "2"),
     "max_ngram": ("--max-ngram", "3"),
     "acceptance": ("--acceptance", "counters.json"),
-    "cost": ("--cost", "vllm-llama3.1-8b-eagle-h100"),
+    "cost": ("--cost", "specdecode-bench-llama3.1-8b-eagle-h100"),
     "form": ("--form", "tokens"),
     "confidence": ("--confidence", "trace"),
 }

@@ -20,7 +20,7 @@ from specsim.speedup.intervals import ratio_interval
 from tests.specsim.claims.test_check import validation
 from tests.specsim.claims.test_files import beside
 
-COST = "vllm-llama3.1-8b-eagle-h100"
+COST = "specdecode-bench-llama3.1-8b-eagle-h100"
 SERVED = f'serving = "trace"\ncost = "{COST}"\nbatch = 3\n'
 
 

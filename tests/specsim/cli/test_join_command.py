@@ -78,7 +78,10 @@ def test_what_does_not_fit_is_refused_in_one_line(folder: Path, tmp_path: Path) 
         (("replay", both, "--policy", "switch_match", "--as", "vllm", *cost), "this trace is joined"),
         (("tree", "search", both, "--nodes", 4), f"joined trace of 2 drafters; give one of them, as {both}/1"),
         (("acceptance", "fit", both, "--model", "iid", "--out", tmp_path / "model.json"), "joined trace of 2 drafters"),
-        (("serve", "simulate", both, "--cost", "vllm-llama3.1-8b-eagle-h100"), "joined trace of 2 drafters"),
+        (
+            ("serve", "simulate", both, "--cost", "specdecode-bench-llama3.1-8b-eagle-h100"),
+            "joined trace of 2 drafters",
+        ),
     ):
         refused = call("specsim", *line)
         assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1, refused.err

@@ -143,7 +143,7 @@ def test_trees_cost_what_was_measured_and_lie_between_where_they_were_not(
 
 def test_predictions_read_means_and_of_older_files_medians() -> None:
     old = document()
-    means = {**old["median_s"], "verify": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "policy_step": 8.0}
+    means = {**old["median_s"], "verify": [[11.0, 21.0, 41.0], [14.0, 15.0, 46.0]], "policy_step": 8.0}
     for file, table in ((old, old["median_s"]), ({**old, "mean_s": means}, means)):
         model = profile_from_json(file, "here")
         np.testing.assert_array_equal(model.verify_s, table["verify"])

@@ -114,8 +114,14 @@ def test_the_command_recommends_and_says_what_to_type(tmp_path: Path) -> None:
     shown = call("specsim", *args)
     assert "longer drafts were not counted and may be better still" in " ".join(shown.out.split())
     assert_refused(call("specsim", *args, "--engine", "tgi"), "tgi", "vllm")
-    priced = call("specsim", "advise", counters, "--cost", "vllm-llama3.1-8b-eagle-h100", "--batch", 64, "--json")
-    assert json_of(priced)["k"] in (0, 1, 2)
+    many = "specdecode-bench-llama3.1-8b-eagle-h100"
+    priced = json_of(call("specsim", "advise", counters, "--cost", many, "--batch", 64, "--json"))
+    assert priced["k"] in (0, 1, 2) and priced["notes"] and "which K" in priced["notes"][0]
+    assert "note: the source of these costs" in call("specsim", "advise", counters, "--cost", many).out
+    one = ("--cost", "vllm-llama3.1-8b-eagle-h100")
+    assert_refused(call("specsim", "advise", counters, *one, "--batch", 64), "measured at batch 1 alone", many)
+    counters.write_text(json.dumps({"drafted": [9] * 9, "accepted": [8] * 9}))
+    assert "note: extrapolated: drafts of 9 tokens, fitted to 2 to 7" in call("specsim", "advise", counters, *one).out
 
 
 @pytest.mark.parametrize("engine", FLAGS)

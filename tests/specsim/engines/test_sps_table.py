@@ -17,17 +17,16 @@ from specsim.errors import InputError
 from tests.specsim.cost.test_batch_profile import document as profile_document
 from tests.support.commands import assert_refused, call, json_of
 
-H100 = "vllm-llama3.1-8b-eagle-h100"
+H100 = "specdecode-bench-llama3.1-8b-eagle-h100"
 K, CONTEXT, LARGEST = 3, 500, 64
 STEPS = [(1, 1), (1, 4), (2, 5), (3, 10), (5, 20), (33, 40), (64, 64), (64, 256)]  # sequences, verified tokens
 
 
 def h100_step_s(sequences: int, verified: float) -> float:
-    """By the printed constants: draft steps behind 500, 501 and 502 cached tokens of each, a pass, an overhead."""
+    """By the printed constants: one proposal, a pass, an overhead."""
     cached = sequences * CONTEXT
-    draft_s = 2.13526175e-3 + 8.41429603e-7 * sequences
-    behind_s = 2.37768493e-9 * (3 * cached + sequences * (0 + 1 + 2))
-    return 3 * draft_s + behind_s + 5.88590713e-3 + 2.10103129e-5 * verified + 3.92645679e-8 * cached + 1.20683946e-3
+    draft_s = 2.13526175e-3 + 8.41429603e-7 * (K + 1) + 2.37768493e-9 * cached
+    return draft_s + 5.88590713e-3 + 2.10103129e-5 * verified + 3.92645679e-8 * cached + 1.20683946e-3
 
 
 def sglang_additive_s(table: dict[str, Any], sequences: int, verified: float) -> float:
@@ -147,7 +146,7 @@ def test_costs_that_cannot_tell_are_refused(tmp_path: Path) -> None:
     for form in ("additive", "tokens"):
         with pytest.raises(InputError, match="the same however many tokens are verified; verify all, without"):
             exported("sglang", level, form=form)
-        with pytest.raises(InputError, match="do not say what a batch of mixed contexts costs"):
+        with pytest.raises(InputError, match="this cost model is for batch size 1 alone"):
             exported("sglang", plain, form=form)
     with pytest.raises(InputError, match="vllm reads no such file of a drafter with confidence; choose one of sglang"):
         exported("vllm", H100)

@@ -33,7 +33,7 @@ from specsim.tuning.journal import Journal
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 
-COSTS = ("vllm-llama3.1-8b-eagle-h100", "edd-llama2-chat-7b-a6000")
+COSTS = ("specdecode-bench-llama3.1-8b-eagle-h100", "edd-llama2-chat-7b-a6000")
 HERE = Workers(jobs=1)
 
 

@@ -39,7 +39,7 @@ from specsim.trace.trace import Trace
 from tests.support.checks import refusal
 from tests.support.reference import build_trace, small_trace
 
-H100 = read_cost("vllm-llama3.1-8b-eagle-h100")
+H100 = read_cost("specdecode-bench-llama3.1-8b-eagle-h100")
 COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001, round_s=0.0005)
 
 
@@ -61,25 +61,25 @@ def twelve_positions() -> Trace:
 # round 2   t=4, drafts 2, 1 accepted, 14 cached    t=1, drafts 3, 2 accepted, 21 cached
 # round 3   t=6, drafts 0,             16 cached    t=4, drafts 0,             24 cached
 #
-# A pass takes, in ms: the target's 5.88590713 + 0.0210103129 a token + 0.0000392645679 a cached token, the drafter's
-# 2.13526175 + 0.000841429603 a token + 0.00000237768493 a cached token; a round 1.20683946 beside them. In A's second
-# round the drafter takes in the last token of the first draft, too, since all of it was accepted.
+# In ms, a pass of the target takes 5.88590713 + 0.0210103129 a token + 0.0000392645679 a cached token, a proposal of
+# K tokens 2.13526175 + 0.000841429603 (K + 1) + 0.00000237768493 a cached token of those who draft, once a round, as
+# SpecDecode-Bench's predictor.py computes it; a round 1.20683946 beside them.
 HAND_ROUNDS = {"t": [0, 4, 6, 0, 1, 4], "drafted": [3, 2, 0, 3, 3, 0], "accepted": [3, 1, 0, 0, 2, 0]}
-TOGETHER_MS = [  # drafter + target + rest, of the drafter's passes, tokens, cached; the target's tokens, cached
-    # 3, 6, 10+20 + 11+21 + 12+22 = 96; 8, 30
-    6.41106208537128 + 6.0551675702370 + 1.20683946,
-    # 3, 3+2+1 = 6, 14+21 + 15+22 + 23 = 95; 3+4 = 7, 35
-    6.41105970768635 + 6.0343535801765 + 1.20683946,
-    # 0, 0, 0; 2, 40
+TOGETHER_MS = [  # proposal + target + rest, of K, cached tokens; the target's tokens, cached
+    # 3, 10+20; 8, 30
+    2.1386987989599 + 6.0551675702370 + 1.20683946,
+    # 3, 14+21; 3+4 = 7, 35
+    2.13871068738455 + 6.0343535801765 + 1.20683946,
+    # 0; 2, 40
     5.9294983385160 + 1.20683946,
 ]
 APART_MS = [
-    6.40838800241169 + 5.9703410272790 + 1.20683946,  # 3, 3, 10+11+12 = 33; 4, 10
-    4.27311674167197 + 5.9494877726506 + 1.20683946,  # 2, 2+1 = 3, 14+15 = 29; 3, 14
-    5.9075456759864 + 1.20683946,  # 0, 0, 0; 1, 16
-    6.40845933295959 + 5.9707336729580 + 1.20683946,  # 3, 3, 20+21+22 = 63; 4, 20
-    6.40846646601438 + 5.9707729375259 + 1.20683946,  # 3, 3, 21+22+23 = 66; 4, 21
-    5.9078597925296 + 1.20683946,  # 0, 0, 0; 1, 24
+    2.1386512452613 + 5.9703410272790 + 1.20683946,  # 3, 10; 4, 10
+    2.13781932639802 + 5.9494877726506 + 1.20683946,  # 2, 14; 3, 14
+    5.9075456759864 + 1.20683946,  # 0; 1, 16
+    2.1386750221106 + 5.9707336729580 + 1.20683946,  # 3, 20; 4, 20
+    2.13867739979553 + 5.9707729375259 + 1.20683946,  # 3, 21; 4, 21
+    5.9078597925296 + 1.20683946,  # 0; 1, 24
 ]
 BASELINE_MS = 49.9092420629479  # 7 steps, 12 tokens, 10+...+16 + 20+...+24 = 201 cached
 
@@ -158,7 +158,7 @@ class _OneTokenBuckets(LinearCost):
 
 def exact_table(trace: Trace, cost: LinearCost) -> CostTable:
     """The cost table without rounding of contexts."""
-    model = _OneTokenBuckets(cost.target, cost.drafter, cost.step_s, cost.round_s)
+    model = _OneTokenBuckets(**vars(cost))
     least, most = context_range(trace)
     return compile_table(model, max_draft_tokens=trace.depth, contexts=(least, most + 1), bucket_bits=0)
 
@@ -321,9 +321,7 @@ def test_what_cannot_be_batched_is_refused() -> None:
     refusal(lambda: decoded(trace, FixedK(k=3), 2, context=-1), "context=-1")
     refusal(lambda: decoded(trace, FixedK(k=7), 2), "depth 6")
     refusal(lambda: decoded(trace, fixed_length(7), 2), "depth 6", "record deeper")
-    refusal(
-        lambda: batch_cost(ConstantCost(0.001, 0.01)), "these costs do not say what a batch of mixed contexts costs"
-    )
+    refusal(lambda: batch_cost(ConstantCost(0.001, 0.01)), "this cost model is for batch size 1 alone")
     space = dataclasses.replace(trace, meta={**trace.meta, "drafter_kind": "space"})
     refusal(lambda: decoded(space, FixedK(k=3), 2), "chain")
     refusal(lambda: decoded(space, fixed_length(3), 2), "SPACE")

@@ -12,7 +12,7 @@ from specsim.acceptance.synthetic import generate
 from specsim.trace.files import write_trace
 from tests.support.commands import assert_refused, call, json_of
 
-COST = ("--cost", "vllm-llama3.1-8b-eagle-h100")
+COST = ("--cost", "specdecode-bench-llama3.1-8b-eagle-h100")
 QUICK = ("--arrivals", "closed:4", "--requests", 60)
 
 
@@ -90,9 +90,11 @@ def test_the_schedule_that_is_printed_can_be_used(trace: Path) -> None:
 def test_contexts_have_a_table_each(trace: Path) -> None:
     args = ("serve", "schedule", trace, *COST, "--batch", "1,256", "--context", "512,32768", "--max-draft-tokens", 2)
     shown = call("specsim", *args, "--policy", "max_confidence").out
+    tables, notes = shown.split("note: ", maxsplit=1)
+    assert "batch 256, fitted to 1 to 64" in notes and "which K they were fitted to" in notes
     assert "context 512" in shown and "context 32,768" in shown
     assert "fixed K still gains at a batch of 256" in shown
-    assert max(map(len, shown.splitlines())) <= 80 and "max_confidence" in shown
+    assert max(map(len, tables.splitlines())) <= 80 and "max_confidence" in tables
 
 
 def test_a_roofline_prices_batches_and_says_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
@@ -114,7 +116,8 @@ def test_a_roofline_prices_batches_and_says_that_nothing_was_measured(trace: Pat
 def test_tables_fit_eighty_columns(trace: Path) -> None:
     for options in (("--batch", "1,8"), (*QUICK, "--tpot-ms", 10)):
         shown = call("specsim", "serve", "simulate", trace, *COST, *options)
-        assert shown.code == 0 and max(len(line.rstrip()) for line in shown.out.splitlines()) <= 80
+        tables = shown.out.split("note: ")[0]
+        assert shown.code == 0 and max(len(line.rstrip()) for line in tables.splitlines()) <= 80
 
 
 BAD = {
@@ -149,16 +152,23 @@ def test_costs_and_batches_that_do_not_serve_are_refused(trace: Path, tmp_path: 
     constant = tmp_path / "cost.json"
     constant.write_text('{"s_d": 0.001, "s_t": 0.01}')
     for command in ("simulate", "schedule"):
-        assert_refused(call("specsim", "serve", command, trace, "--cost", constant), "batch of mixed contexts")
+        assert_refused(call("specsim", "serve", command, trace, "--cost", constant), "batch size 1 alone")
+        one_batch = call("specsim", "serve", command, trace, "--cost", "vllm-llama3.1-8b-eagle-h100")
+        assert_refused(one_batch, "measured at batch 1 alone", COST[1])
     assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--batch", "4,2"), "increasing")
     assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--max-draft-tokens", 9), "depth 5")
     assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--context", "-3"), "context=-3")
 
 
-def test_goodput_settings_reach_the_rule(trace: Path) -> None:
+def test_goodput_settings_reach_the_rule(trace: Path, tmp_path: Path) -> None:
+    cost = tmp_path / "cost.json"
+    passes = {"target": {"fixed_s": 0.006, "token_s": 2e-5}, "drafter": {"fixed_s": 0.002}}
+    about = {"kind": "specsim-cost", "version": 1, "form": "linear", "source": "by hand", "date": "2026-11"}
+    cost.write_text(json.dumps({**about, **passes}))
+
     def drafted(*settings: str) -> int:
         options = [word for setting in settings for word in ("--set", setting)]
-        args = ("serve", "simulate", trace, *COST, "--policy", "goodput", *options, "--batch", "1", "--json")
+        args = ("serve", "simulate", trace, "--cost", cost, "--policy", "goodput", *options, "--batch", "1", "--json")
         return int(json_of(call("specsim", *args))["batches"][0]["drafted"])
 
     assert drafted("accept_prob=0", "prior_tokens=1000000") == 0

@@ -20,7 +20,7 @@ from specsim.speedup.intervals import Estimate
 from tests.support.checks import refusal
 from tests.support.reference import build_trace
 
-H100 = batch_cost(read_cost("vllm-llama3.1-8b-eagle-h100"))
+H100 = batch_cost(read_cost("specdecode-bench-llama3.1-8b-eagle-h100"))
 
 
 def test_break_even_by_hand() -> None:

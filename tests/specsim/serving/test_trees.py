@@ -185,7 +185,7 @@ def test_commands_take_trees(tmp_path: Any) -> None:
     from specsim.trace.files import write_trace
 
     write_trace(tree_trace(5, sequences=6, tokens=30), tmp_path / "trace")
-    given = [tmp_path / "trace", "--cost", "vllm-llama3.1-8b-eagle-h100", "--json"]
+    given = [tmp_path / "trace", "--cost", "specdecode-bench-llama3.1-8b-eagle-h100", "--json"]
     tree = ["--policy", "cartesian", "--set", "s1=2", "--set", "s2=2", "--set", "s3=0", "--set", "s4=0"]
     done = json_of(call("specsim", "serve", "simulate", *given, *tree, "--batch", "1,4"))
     assert [one["batch"] for one in done["batches"]] == [1, 4]

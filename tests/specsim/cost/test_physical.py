@@ -1,0 +1,93 @@
+"""Profiles that cannot have been measured are refused; noise is not, and what is left of it is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specsim
+from specsim.acceptance.iid import IID
+from specsim.acceptance.synthetic import generate
+from specsim.cost.files import read_cost
+from specsim.errors import InputError
+from specsim.trace.files import write_trace
+from tests.specsim.cost.test_batch_profile import document as batch_document
+from tests.support.commands import assert_refused, call
+
+ROOT = Path(__file__).parents[3]
+RECORDED = [*sorted((ROOT / "studies").glob("*/recorded/**/profile.json")),
+            *sorted((ROOT / "specsim" / "data" / "example").glob("lab-deep-*.json"))]  # fmt: skip
+STEP_MS = 10.0
+
+
+def profile(folder: Path, verify_ms: list[Any], draft_ms: float = 0.5, **changes: Any) -> Path:
+    """Two contexts; a pass takes what a number says at both, or a pair by context."""
+    rows = [value if isinstance(value, list) else [value, value] for value in verify_ms]
+    seconds = {
+        "draft_step": [[draft_ms / 1e3] * 2] * (len(rows) - 1),
+        "catch_up": [0.0, 0.0],
+        "verify": [[value / 1e3 for value in row] for row in rows],
+        "autoregressive": [STEP_MS / 1e3] * 2,
+        "policy_step": 0.0,
+        "round_overhead": 0.0,
+    }
+    path = folder / "profile.json"
+    about = {"kind": "specsim-profile", "version": 2, "contexts": [2, 4096]}
+    path.write_text(json.dumps({**about, "mean_s": {**seconds, **changes}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("verify_ms", "says"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], "a round at K = 1 takes 0.05 of a step without speculation, which it contains"),
+        ([10.0, 5.0, 2.5, 1.3], "a round at K = 3 takes 0.28 of a step"),
+        ([10.0, 10.0, 10.0, 7.9], "a round at K = 3 takes 0.94 of a step"),
+    ],
+)
+def test_a_round_is_not_faster_than_the_step_that_it_contains(
+    tmp_path: Path, verify_ms: list[float], says: str
+) -> None:
+    path = profile(tmp_path, verify_ms)
+    trace = generate(IID(0.8), sequences=2, output_tokens=30, depth=3)
+    write_trace(trace, tmp_path / "trace")
+    shown = call("specsim", "replay", tmp_path / "trace", "--policy", "fixed_k", "--set", "k=3", "--cost", path)
+    assert_refused(shown, says, str(path), "profile again on an idle machine")
+
+
+def test_trees_and_batches_are_looked_at_too(tmp_path: Path) -> None:
+    tree = {"sizes": [1, 4], "wider": [[0.0, 0.0]] * 2, "verify": [[0.01, 0.01], [0.004, 0.004]]}
+    path = profile(tmp_path, [10.0, 11.0], tree={**tree, "policy_step": 0.0, "round_overhead": 0.0})
+    with pytest.raises(InputError, match=r"a round with a tree takes 0\.45 of a step"):
+        read_cost(path)
+    document = batch_document()
+    read = tmp_path / "batches.json"
+    read.write_text(json.dumps(document))
+    read_cost(read)
+    document["verify_s"][1] = [[row[0], *(value / 9 for value in row[1:])] for row in document["verify_s"][1]]
+    read.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=rf"at batch {document['batches'][1]} a round at K = \d+ takes 0\.\d+ of"):
+        read_cost(read)
+
+
+def test_noise_is_taken_without_a_word(tmp_path: Path) -> None:
+    """A lookup drafter proposes for nothing, and a pass over two tokens was measured 3 % faster than one over one."""
+    cost = read_cost(profile(tmp_path, [10.0, 9.7, 9.8], draft_ms=0.0))
+    assert cost.notes(2, (2, 4096)) == []
+
+
+def test_a_disturbed_context_and_passes_that_fall_are_told(tmp_path: Path) -> None:
+    trace = generate(IID(0.8), sequences=2, output_tokens=30, depth=2)
+    found = specsim.predict(trace, read_cost(profile(tmp_path, [10.0, [12.0, 14.0], [7.0, 14.0]])), "fixed_k", k=2)
+    (note,) = found.cost_notes
+    assert "at one context a round takes 0.80 of a step without speculation, which it contains" in note
+    falling = read_cost(profile(tmp_path, [10.0, 16.0, 12.0])).notes(2, (2, 4096))
+    assert falling == ["verifying more tokens takes up to 25 % less: the profile was disturbed"]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_was_measured_here_is_taken(path: Path) -> None:
+    read_cost(path)
