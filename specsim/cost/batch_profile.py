@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds, increases
 from specsim.cost.batches import BatchCostModel, BatchTokens
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS
-from specsim.cost.physical import check_rounds
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, check_rounds
 from specsim.cost.profile import MAX_CONTEXT
 from specsim.errors import InputError
 from specsim.json_files import checked
@@ -33,6 +32,7 @@ class BatchProfileDocument(TypedDict):
     catch_up_s: list[list[float]]
     step_s: float
     round_s: float
+    noise_floor: NotRequired[float | None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,6 +70,15 @@ class BatchProfileCost(BatchCostModel):
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         batch = tokens.sequences
         return self._between(self.verify_s, self.tokens, batch, tokens.cached / batch, tokens.new / batch)
+
+    def check(self, name: str, noise_floor: float) -> None:
+        """InputError for rounds that cannot be, by more than the noise that was found when these were measured."""
+        step_s = self.verify_s[:, :, 0] + self.step_s
+        for each, size in enumerate(self.tokens[1:].tolist(), start=1):
+            places = np.minimum(np.arange(size - 1), self.draft_s.shape[2] - 1)
+            round_s = self.draft_s[:, :, places].sum(axis=2) + self.verify_s[:, :, each] + self.step_s + self.round_s
+            what = f"a round at K = {size - 1}"
+            check_rounds(name, round_s.reshape(1, -1), step_s.ravel(), what, noise_floor)
 
     def _between(self, table: Seconds, last_axis: Ints, *asked: npt.ArrayLike) -> Seconds:
         """Of a table [B, C, X], at these batches, contexts and places of its last axis."""
@@ -113,10 +122,4 @@ def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
         raise InputError(f"{name}: a pass takes no time; {AGAIN}")
     batches, contexts, tokens = axes
     verify_s, draft_s, catch_up_s = tables
-    profile = BatchProfileCost(batches, contexts, tokens, verify_s, draft_s, catch_up_s, *beside.tolist())
-    for each, size in enumerate(tokens[1:].tolist(), start=1):
-        places = np.minimum(np.arange(size - 1), draft_s.shape[2] - 1)
-        round_s = draft_s[:, :, places].sum(axis=2) + verify_s[:, :, each] + profile.step_s + profile.round_s
-        for batch, rounds_s, step_s in zip(batches, round_s, verify_s[:, :, 0] + profile.step_s, strict=True):
-            check_rounds(name, rounds_s[None], step_s, f"at batch {batch} a round at K = {size - 1}")
-    return profile
+    return BatchProfileCost(batches, contexts, tokens, verify_s, draft_s, catch_up_s, *beside.tolist())

@@ -140,13 +140,17 @@ def _cost_of(data: Any, path: str) -> CostModel:
             raise InputError(
                 f"{name} has version {data.get('version')}, this program reads {PROFILE_VERSION}; profile again"
             )
-        return profile_from_json(data, path)
+        profile = profile_from_json(data, path)
+        profile.check(f"cost profile {path}")
+        return profile
     if kind == BATCH_PROFILE_KIND:
         if data.get("version") != BATCH_PROFILE_VERSION:
             raise InputError(
                 f"{name} has version {data.get('version')}, this program reads {BATCH_PROFILE_VERSION}; measure again"
             )
-        return batch_profile_from_json(data, path)
+        batches = batch_profile_from_json(data, path)
+        batches.check(f"batch profile {path}", data.get("noise_floor") or 0.0)
+        return batches
     if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
         checked(data, name, Constants, invalid="give s_d and s_t in seconds")
         try:

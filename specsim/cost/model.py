@@ -17,6 +17,9 @@ from specsim.errors import InputError
 MAX_TREE_TOKENS = 512  # that a cost table prices
 MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a call can take: what lies outside is a mistake, and sums would overflow
 SHOWN_CONTEXT = 1000  # cached tokens at which `repr` says what costs are that hold at any
+NOISE = 0.05  # share of a step by which a round may measure less
+MOST_NOISE = 0.5
+FALL = 0.2  # share by which a longer pass may measure less; on CPUs passes of an even number of rows are 16 % faster
 SPACE = "space"  # the kind of drafter whose drafts ride in the verification pass
 
 
@@ -39,6 +42,45 @@ def not_a_cost(cost: object) -> TypeError:
     )
 
 
+def check_rounds(
+    name: str, round_s: Seconds, step_s: Seconds, what: str = "a round at K = {}", noise: float = NOISE
+) -> None:
+    """InputError where rounds are, on average, faster than the step without speculation that each contains.
+
+    A round of K drafts verifies them in a pass of the target that yields one token anyway. Measured profiles have
+    noise, so that the mean over contexts is judged; see `disturbances` for single ones.
+
+    round_s : [K, C], rounds of 1, 2, ... drafts, by context; step_s : [C]
+    noise : the share that measurements differ by of themselves; `NOISE` to `MOST_NOISE` of it is let pass
+    """
+    shares = round_s.mean(axis=1) / step_s.mean()
+    k = int(shares.argmin()) if shares.size else 0
+    if shares.size and shares[k] < 1 - min(max(noise, NOISE), MOST_NOISE):
+        raise InputError(
+            f"{name}: {what.format(k + 1)} takes {shares[k]:.2f} of a step without speculation, which it "
+            "contains; profile again on an idle machine"
+        )
+
+
+def disturbances(round_s: Seconds, step_s: Seconds, verify_s: Seconds) -> list[str]:
+    """Notes on costs that something disturbed while they were measured: at single contexts, and between passes.
+
+    round_s : [K, C]; step_s : [C]; verify_s : [N, C], passes over 1, 2, ... tokens
+    """
+    notes = []
+    least = float((round_s / step_s).min(initial=1.0))
+    if least < 1 - NOISE:
+        notes.append(
+            f"at one context a round takes {least:.2f} of a step without speculation, which it contains: the profile "
+            "was disturbed, profile again on an idle machine"
+        )
+    mean_s = verify_s.mean(axis=1)
+    fall = float((1 - mean_s / np.maximum.accumulate(mean_s)).max())
+    if fall > FALL:
+        notes.append(f"verifying more tokens takes up to {100 * fall:.0f} % less: the profile was disturbed")
+    return notes
+
+
 class CostModel:
     """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden."""
 
@@ -47,7 +89,10 @@ class CostModel:
         contexts = getattr(self, "contexts", (SHOWN_CONTEXT,))
         context, batch = int(contexts[len(contexts) // 2]), getattr(self, "batch", 1)
         try:
-            steps = (self.autoregressive_step(context), "decoding step"), (self.draft(1, context), "draft step")
+            proposal_s = float(self.proposal_seconds(context))
+            steps = [(self.autoregressive_step(context), "decoding step"),
+                     *([(proposal_s, "proposal")] if proposal_s else []),
+                     (self.draft(1, context) - proposal_s, "draft step")]  # fmt: skip
         except (InputError, NotImplementedError):  # such as a class that is being written
             return object.__repr__(self)
         shown = ", ".join(f"{name} {1e3 * float(seconds):.4g} ms" for seconds, name in steps)

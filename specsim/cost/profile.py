@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds, increases
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel
-from specsim.cost.physical import check_rounds, disturbances
+from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel, check_rounds, disturbances
 from specsim.errors import InputError
 from specsim.json_files import checked
 
@@ -123,8 +122,16 @@ class ProfileCost(CostModel):
     catch_up_many_s: Seconds | None = None
     remark: str = ""  # what every result at these costs must say of them
 
+    def check(self, name: str) -> None:
+        """InputError for rounds that cannot be; not asked while a profile is still being measured."""
+        check_rounds(name, self.round_s, self.autoregressive_s)
+        if self.tree is not None:
+            rounds_s = self.draft_step_s[0] + self.tree.verify_s[1:] + self.tree.round_overhead_s
+            check_rounds(name, rounds_s, self.autoregressive_s, "a round with a tree")
+
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        return [self.remark] if self.remark else []
+        disturbed = disturbances(self.round_s, self.autoregressive_s, self.verify_s)
+        return [self.remark, *disturbed] if self.remark else disturbed
 
     @property
     def max_tree_tokens(self) -> int:
@@ -199,9 +206,6 @@ class ProfileCost(CostModel):
         longest = min(len(self.draft_step_s), len(self.verify_s) - 1)
         drafts_s = np.cumsum(self.draft_step_s[:longest], axis=0)
         return np.asarray(drafts_s + self.verify_s[1 : longest + 1] + self.round_overhead_s)
-
-    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        return disturbances(self.round_s, self.autoregressive_s, self.verify_s)
 
     def _trees(self) -> TreeProfile:
         if self.tree is None:
@@ -300,8 +304,4 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         raise InputError(f"{name}: a time is negative or not finite; profile again")
     if not (profile.autoregressive_s >= MIN_SECONDS).all():
         raise InputError(f"{name}: a token without speculation takes no time; profile again")
-    check_rounds(name, profile.round_s, profile.autoregressive_s)
-    if tree is not None:
-        rounds_s = profile.draft_step_s[0] + tree.verify_s[1:] + tree.round_overhead_s
-        check_rounds(name, rounds_s, profile.autoregressive_s, "a round with a tree")
     return profile

@@ -67,9 +67,14 @@ def test_trees_and_batches_are_looked_at_too(tmp_path: Path) -> None:
     read = tmp_path / "batches.json"
     read.write_text(json.dumps(document))
     read_cost(read)
-    document["verify_s"][1] = [[row[0], *(value / 9 for value in row[1:])] for row in document["verify_s"][1]]
+    document["verify_s"] = [
+        [[row[0], *(value / 9 for value in row[1:])] for row in rows] for rows in document["verify_s"]
+    ]
     read.write_text(json.dumps(document))
-    with pytest.raises(InputError, match=rf"at batch {document['batches'][1]} a round at K = \d+ takes 0\.\d+ of"):
+    with pytest.raises(InputError, match=r"a round at K = \d+ takes 0\.\d+ of"):
+        read_cost(read)
+    read.write_text(json.dumps({**document, "noise_floor": 10.0}))  # however noisy, no round takes half of a step
+    with pytest.raises(InputError, match=r"a round at K = \d+ takes 0\.\d+ of"):
         read_cost(read)
 
 

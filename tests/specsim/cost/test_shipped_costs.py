@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 import specsim
 from specsim.cost.written import shipped_costs
-from specsim.papers.tables import Row, read_table
+from studies.papers.tables import Row, read_table
 from tests.support.commands import call, json_of
 
 HERE = Path(__file__).parent
