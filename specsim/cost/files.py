@@ -76,8 +76,8 @@ def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | Non
     >>> import specsim
     >>> specsim.read_cost({"s_d": 0.001, "s_t": 0.010})
     ConstantCost(s_d=0.001, s_t=0.01)
-    >>> specsim.read_cost("vllm-llama3.1-8b-eagle-h100").step_s
-    0.00120683946
+    >>> specsim.read_cost("vllm-llama3.1-8b-eagle-h100")
+    LinearCost: decoding step 7.07 ms, draft step 0.74 ms at 1,000 cached tokens
     >>> round(float(specsim.read_cost("example:llama-3.1-8b-eagle-h100").autoregressive_step(1000)), 3)
     0.006
     """

@@ -38,11 +38,14 @@ def test_costs_say_what_steps_take_in_one_line(name: str) -> None:
     said = repr(cost)
     assert "\n" not in said and len(said) < 160
     if "cached tokens" in said:  # else a constant, whose two numbers are all of it
-        shown = re.search(r"decoding step ([\d.]+) ms, draft step ([\d.]+) ms at ([\d,]+) cached", said)
+        shown = re.search(
+            r"decoding step ([\d.]+) ms,( proposal ([\d.]+) ms,)? draft step ([\d.]+) ms at ([\d,]+) cached", said
+        )
         assert shown is not None
-        context = int(shown[3].replace(",", ""))
+        context = int(shown[5].replace(",", ""))
         assert float(shown[1]) == pytest.approx(1e3 * float(cost.autoregressive_step(context)), rel=1e-3)
-        assert float(shown[2]) == pytest.approx(1e3 * float(cost.draft(1, context)), rel=1e-3)
+        draft_ms = float(shown[3] or 0.0) + float(shown[4])
+        assert draft_ms == pytest.approx(1e3 * float(cost.draft(1, context)), rel=1e-3)
 
 
 def test_joined_costs_stay_short() -> None:
