@@ -1,4 +1,4 @@
-"""`python -m studies.papers`: the tables of five papers, and an audit of them."""
+"""`python -m studies.papers`: print the tables of five papers, and audit them."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ if TYPE_CHECKING:
     from studies.papers.record import Finding
 
 papers = typer.Typer(
-    help="The tables of the five papers as data, and what they say of one another.\n\n"
-    "audit recomputes every figure that follows from others; table prints a table as it was transcribed.",
+    help="Print and audit the tables of five papers.\n\n"
+    "audit recomputes every figure that follows from others; table prints a table as transcribed.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-NARROW = 80  # columns, on every terminal
+COLUMNS = 80  # width of the output on every terminal
 
 
 @papers.command()
 def audit(
     paper: Annotated[
         str | None,
-        typer.Option(help="One paper, eesd, edd, space, adaedl or medusa, and all its findings.", show_default=False),
+        typer.Option(help="List all findings of one paper: eesd, edd, space, adaedl, medusa.", show_default=False),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Recompute what the papers' tables say of one another, and whether they agree.
+    """Check whether the papers' tables agree with one another.
 
-    A finding is a figure recomputed from printed ones, with the interval that their rounding leaves
-    it, and a verdict: the paper's own figures support it, contradict it, or cannot decide. Without
-    --paper a series over rows is one line, and of its findings those that contradict are listed.
+    A finding is a figure recomputed from printed ones, with the interval that their rounding allows
+    and a verdict: the paper's own figures support it, contradict it, or cannot decide. Without
+    --paper a series over rows is one line, followed by its findings that contradict the paper.
 
-    Exits with 1 where a verdict is not the recorded one. docs/errata.md says more of each erratum.
+    Exits with 1 if a verdict differs from the recorded one. docs/errata.md explains the errata.
 
     Example: python -m studies.papers audit --paper medusa
     """
     from studies.papers.audit import changed_verdicts, findings, findings_of
     from studies.papers.tables import PAPERS
 
-    found = findings() if paper is None else findings_of(paper)
-    changed = changed_verdicts(found)
+    audited = findings() if paper is None else findings_of(paper)
+    changed = changed_verdicts(audited)
     if json:
-        print_json({"findings": [dataclasses.asdict(one) for one in found], "changed_verdicts": changed})
+        print_json({"findings": [dataclasses.asdict(finding) for finding in audited], "changed_verdicts": changed})
     else:
-        for name, group in groupby(found, key=lambda one: one.paper):
+        for name, group in groupby(audited, key=lambda finding: finding.paper):
             of_paper = list(group)
             title, arxiv = PAPERS[name]
-            shown = _overview(of_paper) if paper is None else [_line(one) for one in of_paper]
-            _print(f"{title}{f', arXiv:{arxiv}' if arxiv else ''}\n{_counts(of_paper)}", shown)
+            rows = _overview(of_paper) if paper is None else [_row(finding) for finding in of_paper]
+            _print(f"{title}{f', arXiv:{arxiv}' if arxiv else ''}\n{_counts(of_paper)}", rows)
         for line in changed:
             print(f"verdict changed: {line}")
     if changed:
@@ -64,7 +64,10 @@ def audit(
 @papers.command()
 def table(
     name: Annotated[
-        str, typer.Argument(help="Which, as eesd_10, edd_costs or adaedl_1; any other word lists them.", metavar="NAME")
+        str,
+        typer.Argument(
+            help="Table, such as eesd_10, edd_costs or adaedl_1; any other word lists them.", metavar="NAME"
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
@@ -74,72 +77,70 @@ def table(
     """
     from studies.papers.tables import PAPERS, read_table
 
-    read = read_table(name)
-    title, arxiv = PAPERS[read.paper]
+    table = read_table(name)
+    title, arxiv = PAPERS[table.paper]
     if json:
-        about = {"name": read.name, "paper": title, "arxiv": arxiv, "place": read.place, "caption": read.caption}
-        print_json({**about, "keys": read.keys, "units": dict(read.units), "rows": [dict(row) for row in read.lines]})
+        about = {"name": table.name, "paper": title, "arxiv": arxiv, "place": table.place, "caption": table.caption}
+        print_json({**about, "keys": table.keys, "units": table.units, "rows": table.lines})
         return
-    headings = [f"{column}, {unit}" if (unit := read.units.get(column)) else column for column in read.columns]
-    print_table(
-        f"{title}, {read.place}: {read.caption}",
-        headings,
-        [[row[column] for column in read.columns] for row in read.rows],
-    )
+    headings = [f"{column}, {unit}" if (unit := table.units.get(column)) else column for column in table.columns]
+    cells = [[row[column] for column in table.columns] for row in table.rows]
+    print_table(f"{title}, {table.place}: {table.caption}", headings, cells)
 
 
-def figure(value: float) -> str:
-    """A number with as many digits as tell it apart."""
+def _number(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.4g}"
 
 
-def _line(one: Finding) -> list[str]:
-    interval = "" if one.low is None or one.high is None else f"\n[{figure(one.low)}, {figure(one.high)}]"
-    name = one.name.partition(".")[2]
-    erratum = f" ({one.erratum})" if one.erratum else ""
-    return [f"{name}\n  {one.text}{erratum}", f"{figure(one.value)} {one.unit}".rstrip() + interval, one.verdict]
+def _row(finding: Finding) -> list[str]:
+    """Name and sentence, figure and interval, verdict."""
+    name = finding.name.partition(".")[2]
+    erratum = f" ({finding.erratum})" if finding.erratum else ""
+    figure = f"{_number(finding.value)} {finding.unit}".rstrip()
+    if finding.low is not None and finding.high is not None:
+        figure += f"\n[{_number(finding.low)}, {_number(finding.high)}]"
+    return [f"{name}\n  {finding.text}{erratum}", figure, finding.verdict]
 
 
-def _overview(found: Sequence[Finding]) -> list[list[str]]:
-    """Single findings, a line for every series, and those of a series that contradict."""
-    lines: list[list[str]] = []
+def _overview(findings: Iterable[Finding]) -> list[list[str]]:
+    """Rows of single findings, and of each series: its counts, then its findings that contradict the paper."""
+    rows: list[list[str]] = []
     series: dict[str, list[Finding]] = {}
-    for one in found:
-        series.setdefault(one.series, []).append(one)
+    for finding in findings:
+        series.setdefault(finding.series, []).append(finding)
     for name, members in series.items():
         if members[0].name == name:
-            lines.append(_line(members[0]))
+            rows.append(_row(members[0]))
             continue
-        values = [one.value for one in members]
-        span = f"{figure(min(values))} to {figure(max(values))}"
-        lines.append([f"{name.partition('.')[2]}.*\n  {_counts(members)}", span, ""])
-        lines += [_line(one) for one in members if one.verdict == "contradicts"]
-    return lines
+        values = [finding.value for finding in members]
+        span = f"{_number(min(values))} to {_number(max(values))}"
+        rows.append([f"{name.partition('.')[2]}.*\n  {_counts(members)}", span, ""])
+        rows += [_row(finding) for finding in members if finding.verdict == "contradicts"]
+    return rows
 
 
-def _counts(found: Sequence[Finding]) -> str:
-    """How many findings have which verdict."""
-    from studies.papers.record import VERDICTS
-
-    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
-    told = {"supports": "support", "contradicts": "contradict", "cannot decide": "cannot decide"}
-    return f"{len(found)} findings: " + ", ".join(f"{count} {told[name]}" for name, count in counts.items() if count)
+def _counts(findings: Sequence[Finding]) -> str:
+    """Number of findings by verdict."""
+    verdicts: list[str] = [finding.verdict for finding in findings]
+    words = {"supports": "support", "contradicts": "contradict", "cannot decide": "cannot decide"}
+    counts = [f"{count} {word}" for verdict, word in words.items() if (count := verdicts.count(verdict))]
+    return f"{len(findings)} findings: {', '.join(counts)}"
 
 
 def _print(title: str, rows: Iterable[Sequence[str]]) -> None:
-    """A table of findings that no terminal breaks."""
+    """Print findings as a table of the same width on every terminal."""
     from rich.table import Table
     from rich.text import Text
 
     from specsim.report.terminal import terminal
 
-    table = Table(title=Text(title), title_justify="left", width=NARROW)
+    table = Table(title=Text(title), title_justify="left", width=COLUMNS)
     table.add_column("finding", overflow="fold", ratio=1)
     table.add_column("figure", justify="right", min_width=16, max_width=20)
     table.add_column("verdict", min_width=11)
     for row in rows:
         table.add_row(*map(Text, row))
-    terminal(NARROW).print(table)
+    terminal(COLUMNS).print(table)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""EESD: how long its drafts are by v_d and r_d, and which reading of Thompson control can draft so."""
+"""EESD: draft lengths by v_d and r_d, and which reading of Thompson control can draft so."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from studies.papers.eesd_runs import (
     DETAILED,
     SHORT,
     Run,
-    accept_prob,
     accepted_per_round,
     drafted_per_round,
+    find_run,
     implied_cost_ratio,
     output_tokens,
-    run,
     runs,
 )
-from studies.papers.record import Finding, Verdict, finding, slug
-from studies.papers.tables import Interval, image, read_table, stated
+from studies.papers.record import Finding, Verdict, finding, mean_finding, slug
+from studies.papers.tables import Interval, read_table, recompute, stated
 
-FAR_BELOW = 0.8  # of the stated length; last rounds are cut short, and a ratio of means is no mean of ratios
+FAR_BELOW = 0.8  # of the stated length; last rounds are cut short, and a ratio of means is not the mean of ratios
 FIXED = {
     "Vanilla SD": "vanilla_and_self_draft_tokens",
     "Self SD": "vanilla_and_self_draft_tokens",
@@ -46,7 +45,7 @@ SHORT_DRAFT = 4
 
 
 def audit() -> Iterator[Finding]:
-    """All findings of this file."""
+    """Yield all findings of this module."""
     yield from lengths()
     yield from readings()
     yield from priors()
@@ -54,116 +53,89 @@ def audit() -> Iterator[Finding]:
 
 
 def lengths() -> Iterator[Finding]:
-    """Tokens accepted and drafted per round, beside the stated draft length."""
+    """Tokens accepted and drafted per round, and the stated draft length."""
     by_method: dict[str, list[float]] = {}
-    for one in runs():
-        drafted = drafted_per_round(one.v_d, one.r_d)
-        by_method.setdefault(one.method, []).append(drafted)
-        yield finding(
-            f"eesd.accepted_per_round.{one.slug}",
-            accepted_per_round(one.r_d),
-            "tokens",
-            "supports",
-            "accepted per round by r_d",
-            one.row.place("r_d"),
-            within=image(accepted_per_round, *one.intervals("r_d")),
-        )
-        yield length(one, drafted)
+    for run in runs():
+        by_method.setdefault(run.method, []).append(run.drafted)
+        accepted, allowed = recompute(accepted_per_round, run.row["r_d"])
+        name, place = f"eesd.accepted_per_round.{run.slug}", run.row.place("r_d")
+        yield finding(name, accepted, "tokens", "supports", "accepted per round by r_d", place, within=allowed)
+        yield length(run)
     for method, values in by_method.items():
-        yield finding(
+        stopped = method == "Self SD"
+        yield mean_finding(
             f"eesd.draft_length.{slug(SHORT[method])}",
-            float(np.mean(values)),
+            values,
             "tokens",
-            "contradicts" if method == "Self SD" else "supports",
-            "mean draft length over rows; range over rows" + ("; its stop was active" if method == "Self SD" else ""),
+            not stopped,
+            "mean draft length over rows" + ("; its early stop was active" if stopped else ""),
             *DETAILED,
-            within=Interval.over(values),
-            erratum="A17" if method == "Self SD" else "",
+            erratum="A17" if stopped else "",
         )
 
 
-def length(one: Run, drafted: float) -> Finding:
-    """One run's draft length."""
-    allowed = image(drafted_per_round, *one.intervals("v_d", "r_d"))
-    verdict: Verdict = "supports"
-    told = ""
-    if one.method in FIXED:
-        told = stated("eesd", FIXED[one.method])["value"]
-        low_enough = allowed.low <= float(told)
-        verdict = "supports" if low_enough and drafted >= FAR_BELOW * float(told) else "contradicts"
-    erratum = "A17" if one.method == "Self SD" else UNUSUAL[one.slug] if verdict == "contradicts" else ""
-    return finding(
-        f"eesd.drafted_per_round.{one.slug}",
-        drafted,
-        "tokens",
-        verdict,
-        "drafted per round by v_d and r_d" + (f", stated {told}" if told else ""),
-        one.row.place(),
-        within=allowed,
-        erratum=erratum,
-    )
+def length(run: Run) -> Finding:
+    """Draft length of one run."""
+    drafted, allowed = recompute(drafted_per_round, *run.cells("v_d", "r_d"))
+    text, agrees = "drafted per round by v_d and r_d", True
+    if run.method in FIXED:
+        row = stated("eesd", FIXED[run.method])
+        agrees = allowed.low <= row.number("value") and drafted >= FAR_BELOW * row.number("value")
+        text = f"{text}, stated {row['value']}"
+    erratum = "A17" if run.method == "Self SD" else "" if agrees else UNUSUAL[run.slug]
+    name, place = f"eesd.drafted_per_round.{run.slug}", run.row.place()
+    return finding(name, drafted, "tokens", agrees, text, place, within=allowed, erratum=erratum)
 
 
 def printed_rule(accept: Floats | float) -> Floats:
-    """Long-run mean of the posterior where |Q_v| counts the target's token: theta = p / (1 + (1 - p) theta)."""
+    """Long-run mean of the posterior if |Q_v| counts the target's token: theta = p / (1 + (1 - p) theta)."""
     reject = 1 - np.asarray(accept)
     return (np.sqrt(1 + 4 * reject * accept) - 1) / (2 * reject)
 
 
 def readings() -> Iterator[Finding]:
-    """What each reading of Algorithm 2 would draft in the long run, beside what the tables say."""
-    group = [one for one in runs() if one.method == BETA]
-    drafted = np.array([drafted_per_round(one.v_d, one.r_d) for one in group])
-    go_on, accept = np.array([accept_prob(one.v_d, one.r_d) for one in group]).T
+    """Long-run draft length of each reading of Algorithm 2, compared with the tables."""
+    group = [run for run in runs() if run.method == BETA]
+    drafted = np.array([run.drafted for run in group])
+    go_on, accept = np.array([run.accept_prob for run in group]).T
     lengths = {
         "literal": np.ones(len(group)),
         "printed": 1 / (1 - printed_rule(accept)),
         "exact": 1 / (1 - accept),
         "constant": np.full(len(group), drafted.mean()),
     }
-    for i, one in enumerate(group):
-        place, name = one.row.place(), slug(one.dataset, one.target)
+    for i, run in enumerate(group):
         for what, value, text in (
-            ("go_on", go_on[i], "chance that drafting continues, by the draft length"),
-            ("accept_prob", accept[i], "chance that a token is accepted, i.i.d., by v_d and r_d"),
+            ("go_on", go_on[i], "probability that drafting continues, by the draft length"),
+            ("accept_prob", accept[i], "probability that a token is accepted, i.i.d., by v_d and r_d"),
             ("go_on_printed", printed_rule(accept[i]), "the same in the long run, by the printed n"),
         ):
-            yield finding(f"eesd.{what}.{name}", float(value), "", "supports", text, place, erratum="A3")
+            name = f"eesd.{what}.{slug(run.dataset, run.target)}"
+            yield finding(name, float(value), "", "supports", text, run.row.place(), erratum="A3")
         for what in ("printed", "exact"):
-            full = f"eesd.length_{what}.{name}"
-            text = f"tokens a round in the long run with the {what} n; the tables say {drafted[i]:.2f}"
-            yield finding(full, lengths[what][i], "tokens", "cannot decide", text, place, erratum="A3")
+            name = f"eesd.length_{what}.{slug(run.dataset, run.target)}"
+            text = f"tokens a round in the long run with the {what} n; the tables give {drafted[i]:.2f}"
+            yield finding(name, lengths[what][i], "tokens", "cannot decide", text, run.row.place(), erratum="A3")
     for what, predicted in lengths.items():
+        error, literal = float(np.sqrt(np.mean((predicted - drafted) ** 2))), what == "literal"
         yield finding(
             f"eesd.length_error.{what}",
-            float(np.sqrt(np.mean((predicted - drafted) ** 2))),
+            error,
             "tokens",
-            "contradicts" if what == "literal" else "cannot decide",
+            "contradicts" if literal else "cannot decide",
             f"root mean square error of the 12 draft lengths, {what} reading",
             *DETAILED,
-            within=None if what == "literal" else Interval(predicted.min(), predicted.max()),
-            erratum="A2" if what == "literal" else "A3",
+            within=None if literal else Interval(predicted.min(), predicted.max()),
+            erratum="A2" if literal else "A3",
         )
     spread = Interval(accept.min(), accept.max())
-    text = "lengths hardly move while acceptance does: its least and largest; range over rows"
-    yield finding(
-        "eesd.accept_prob_range",
-        spread.high - spread.low,
-        "",
-        "cannot decide",
-        text,
-        *DETAILED,
-        within=spread,
-        erratum="A3",
-    )
-
-
-def clamped_rule(accept: Floats, theta: Floats) -> Floats:
-    return accept**2 * theta
+    name, value = "eesd.accept_prob_range", spread.high - spread.low
+    text = "range of acceptance, while lengths hardly differ; range over rows"
+    yield finding(name, value, "", "cannot decide", text, *DETAILED, within=spread, erratum="A3")
 
 
 def averaged(rule: Callable[[Floats, Floats], Floats], observed: Floats, accept: Floats) -> Floats:
-    """The posterior's mean over a generation, [weights, means, runs]: d theta / d o = (rule - theta) / (n0 + o)."""
+    """Posterior's mean over a generation, [weights, means, runs]: d theta / d o = (rule - theta) / (n0 + o)."""
     weight = PRIOR_WEIGHTS[:, None, None]
     theta = np.broadcast_to(PRIOR_MEANS[None, :, None], (len(PRIOR_WEIGHTS), len(PRIOR_MEANS), len(accept)))
     step, total = observed / STEPS, np.zeros(theta.shape)
@@ -176,95 +148,73 @@ def averaged(rule: Callable[[Floats, Floats], Floats], observed: Floats, accept:
 
 
 def priors() -> Iterator[Finding]:
-    """The prior that each reading needs for the published lengths."""
-    group = [one for one in runs() if one.method == BETA]
-    drafted = np.array([drafted_per_round(one.v_d, one.r_d) for one in group])
-    rounds = np.array([output_tokens() / (accepted_per_round(one.r_d) + 1) for one in group])
-    theta, accept = np.array([accept_prob(one.v_d, one.r_d) for one in group]).T
+    """Prior that each reading needs for the published lengths."""
+    group = [run for run in runs() if run.method == BETA]
+    drafted = np.array([run.drafted for run in group])
+    rounds = np.array([output_tokens() / (accepted_per_round(run.r_d) + 1) for run in group])
+    theta, accept = np.array([run.accept_prob for run in group]).T
     judged = rounds / (1 - accept * theta)  # tokens that the target judges: accepted ones and the first rejected
     printed = rounds * (1 + (1 - accept) * theta) / (1 - accept * theta)
     rules: dict[str, tuple[Callable[[Floats, Floats], Floats], Floats]] = {
-        "clamped": (clamped_rule, judged),
+        "clamped": (lambda p, mean: p**2 * mean, judged),
         "printed": (lambda p, mean: p / (1 + (1 - p) * mean), printed),
         "exact": (lambda p, mean: p + 0 * mean, judged),
     }
-    for name, (rule, observed) in rules.items():
+    for reading, (rule, observed) in rules.items():
         means = averaged(rule, observed, accept)
         squares = ((means - theta) ** 2).sum(axis=2)
         i, j = np.unravel_index(int(squares.argmin()), squares.shape)
         lengths = 1 / (1 - means[i, j])
-        figures = {
-            "mean": (PRIOR_MEANS[j], "", "mean of the prior that fits the published lengths best"),
-            "weight": (PRIOR_WEIGHTS[i], "tokens", "weight of that prior in observed tokens"),
-            "theta_error": (np.sqrt(squares[i, j] / len(group)), "", "root mean square error of theta with it"),
-            "length_error": (np.sqrt(np.mean((lengths - drafted) ** 2)), "tokens", "of the draft lengths with it"),
-        }
-        for what, (value, unit, text) in figures.items():
-            full = f"eesd.prior.{name}.{what}"
-            yield finding(full, float(value), unit, "cannot decide", f"{text}, {name} reading", *DETAILED, erratum="A3")
+        for what, value, unit, text in (
+            ("mean", PRIOR_MEANS[j], "", "mean of the prior that fits the published lengths best"),
+            ("weight", PRIOR_WEIGHTS[i], "tokens", "weight of that prior in observed tokens"),
+            ("theta_error", np.sqrt(squares[i, j] / len(group)), "", "root mean square error of theta with it"),
+            ("length_error", np.sqrt(np.mean((lengths - drafted) ** 2)), "tokens", "of the draft lengths with it"),
+        ):
+            name, text = f"eesd.prior.{reading}.{what}", f"{text}, {reading} reading"
+            yield finding(name, value, unit, "cannot decide", text, *DETAILED, erratum="A3")
 
 
-def of_fixed_k(accept: float, length: float) -> tuple[float, float]:
+def rates_of_fixed_k(accept: float, length: float) -> tuple[float, float]:
     """v_d and r_d of drafts of a fixed length, i.i.d. acceptance."""
     accepted = float(mean_tokens_per_round(accept, length)) - 1
     return accepted / length, accepted / (accepted + 1)
 
 
 def accept_prob_of_hm(hm_percent: float, length: float) -> float:
-    """The chance that a token is accepted, i.i.d., for which drafts of a fixed length have this HM."""
-    return float(brentq(lambda accept: percent_hm(*of_fixed_k(accept, length)) - hm_percent, 0.3, 0.99))
+    """Acceptance probability, i.i.d., at which drafts of a fixed length have this HM."""
+    return float(brentq(lambda accept: percent_hm(*rates_of_fixed_k(accept, length)) - hm_percent, 0.3, 0.99))
 
 
 def fixed_k_rows() -> Iterator[Finding]:
-    """Table 4's row without control, K = 10: predicted from Beta-TS, and what it says of K = 4."""
+    """Table 4's row without control, K = 10: predicted from Beta-TS, and what it implies about K = 4."""
     longest = stated("eesd", "ablation_draft_tokens").number("value")
     for dataset in ("gsm8k", "xsum"):
-        one = run(dataset, "LLaMA-2-13B", BETA)
+        beta = find_run(dataset, "LLaMA-2-13B", BETA)
         row = read_table("eesd_4").row("w/o TS, K = 10", dataset)
-        ratio = implied_cost_ratio(one.v_d, one.r_d, one.speedup)
-        _, accept = accept_prob(one.v_d, one.r_d)
-        v_d, r_d = of_fixed_k(accept, longest)
+        ratio, (_, accept) = beta.cost_ratio, beta.accept_prob
+        v_d, r_d = rates_of_fixed_k(accept, longest)
         own = accept_prob_of_hm(row.number("hm_percent"), longest)
-        own_v, own_r = of_fixed_k(own, longest)
+        own_v, own_r = rates_of_fixed_k(own, longest)
         own_ratio = implied_cost_ratio(own_v, own_r, row.number("speedup"))
-        short = of_fixed_k(own, SHORT_DRAFT)
-        at_4, at_4_own = (float(eq14_speedup(*short, each)) for each in (ratio, own_ratio))
-        most = one.intervals("speedup")[0].high
-        figures: dict[str, tuple[float, str, Verdict, str, str]] = {
-            "hm_from_beta_ts": (
-                percent_hm(v_d, r_d),
-                "%",
-                "contradicts",
-                f"HM of K = 10 by Beta-TS's row, i.i.d.; printed {row['hm_percent']}",
-                "F11",
-            ),
-            "speedup_from_beta_ts": (
-                float(eq14_speedup(v_d, r_d, ratio)),
-                "x",
-                "contradicts",
-                f"speedup of K = 10 by Beta-TS's row, i.i.d.; printed {row['speedup']}",
-                "F11",
-            ),
-            "accept_prob_beta_ts": (accept, "", "cannot decide", "acceptance by Beta-TS's row, i.i.d.", ""),
-            "accept_prob": (own, "", "cannot decide", "acceptance that gives the printed HM at K = 10, i.i.d.", ""),
-            "v_d": (own_v, "", "cannot decide", "v_d of that", ""),
-            "r_d": (own_r, "", "cannot decide", "r_d of that", ""),
-            "cost_ratio": (own_ratio, "", "supports", f"T_d / T_t of that; {ratio:.3f} by Beta-TS's row", ""),
-            "speedup_at_4": (
-                at_4,
-                "x",
-                "contradicts" if at_4 > most else "supports",
-                f"speedup of K = 4 by that, i.i.d., T_d / T_t of Beta-TS; Beta-TS prints {one.row['speedup']}",
-                "A3",
-            ),
-            "speedup_at_4_own_ratio": (
-                at_4_own,
-                "x",
-                "contradicts" if at_4_own > most else "supports",
-                f"the same with the T_d / T_t of the K = 10 row; Beta-TS prints {one.row['speedup']}",
-                "A3",
-            ),
-        }
-        for what, (value, unit, verdict, text, erratum) in figures.items():
-            places = (row.place(), one.row.place())
-            yield finding(f"eesd.fixed_k.{dataset}.{what}", value, unit, verdict, text, *places, erratum=erratum)
+        short = rates_of_fixed_k(own, SHORT_DRAFT)
+        at_4, at_4_own = (float(eq14_speedup(*short, cost_ratio)) for cost_ratio in (ratio, own_ratio))
+        most, by_beta = beta.row.interval("speedup").high, "of K = 10 by Beta-TS's row, i.i.d.; printed"
+        hm, speedup = percent_hm(v_d, r_d), float(eq14_speedup(v_d, r_d, ratio))
+        printed = f"; Beta-TS prints {beta.row['speedup']}"
+        text_4 = f"speedup of K = 4 by that, i.i.d., with Beta-TS's T_d / T_t{printed}"
+        text_own = f"the same with the T_d / T_t of the K = 10 row{printed}"
+        figures: tuple[tuple[str, float, str, Verdict | bool, str, str], ...] = (
+            ("hm_from_beta_ts", hm, "%", False, f"HM {by_beta} {row['hm_percent']}", "F11"),
+            ("speedup_from_beta_ts", speedup, "x", False, f"speedup {by_beta} {row['speedup']}", "F11"),
+            ("accept_prob_beta_ts", accept, "", "cannot decide", "acceptance by Beta-TS's row, i.i.d.", ""),
+            ("accept_prob", own, "", "cannot decide", "acceptance that gives the printed HM at K = 10, i.i.d.", ""),
+            ("v_d", own_v, "", "cannot decide", "v_d of that", ""),
+            ("r_d", own_r, "", "cannot decide", "r_d of that", ""),
+            ("cost_ratio", own_ratio, "", True, f"T_d / T_t of that; {ratio:.3f} by Beta-TS's row", ""),
+            ("speedup_at_4", at_4, "x", at_4 <= most, text_4, "A3"),
+            ("speedup_at_4_own_ratio", at_4_own, "x", at_4_own <= most, text_own, "A3"),
+        )
+        for what, value, unit, verdict, text, erratum in figures:
+            name, places = f"eesd.fixed_k.{dataset}.{what}", (row.place(), beta.row.place())
+            yield finding(name, value, unit, verdict, text, *places, erratum=erratum)

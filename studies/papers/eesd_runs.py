@@ -1,13 +1,12 @@
-"""The rows of EESD's detailed tables 10 to 13, and what v_d and r_d say of a run."""
+"""Runs of EESD's detailed tables 10 to 13, and what v_d and r_d imply about a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
 from studies.papers.record import slug
-from studies.papers.tables import Interval, Row, read_table, stated
+from studies.papers.tables import Row, read_table, stated
 
 DETAILED = {"eesd_10": "gsm8k", "eesd_11": "xsum", "eesd_12": "humaneval", "eesd_13": "mt_bench"}
 AUTOREGRESSIVE = "Auto-regressive"
@@ -16,7 +15,7 @@ SHORT = {"Vanilla SD": "Vanilla", "Self SD": "Self-SD", "Medusa": "Medusa", BETA
 
 
 class Run(NamedTuple):
-    """One measured run: a method with its drafter, on one target and dataset."""
+    """One measured run: a method with its drafter on a target model and data set."""
 
     dataset: str
     row: Row
@@ -32,18 +31,18 @@ class Run(NamedTuple):
 
     @property
     def arm(self) -> str:
-        """The method, with its draft model where it has one."""
+        """Short name of the method, with its draft model if it has one."""
         drafter = self.row["drafter"]
         return SHORT[self.method] + ("" if drafter == "self" else f" {drafter}")
 
     @property
     def group(self) -> str:
-        """The end of names of what is said of target and arm."""
+        """End of the names of findings about target and arm."""
         return slug(self.target, self.arm)
 
     @property
     def slug(self) -> str:
-        """The end of names of what is said of this run."""
+        """End of the names of findings about this run."""
         return f"{slug(self.dataset)}.{self.group}"
 
     @property
@@ -53,34 +52,54 @@ class Run(NamedTuple):
     def __getattr__(self, column: str) -> float:
         return self.row.number(column)
 
-    def intervals(self, *columns: str) -> tuple[Interval, ...]:
-        return tuple(self.row.interval(column) for column in columns)
+    def cells(self, *columns: str) -> tuple[str, ...]:
+        return tuple(self.row[column] for column in columns)
+
+    @property
+    def drafted(self) -> float:
+        """Drafted tokens per round."""
+        return drafted_per_round(self.v_d, self.r_d)
+
+    @property
+    def cost_ratio(self) -> float:
+        """T_d / T_t for which Eq. 14 gives the printed speedup."""
+        return implied_cost_ratio(self.v_d, self.r_d, self.speedup)
+
+    @property
+    def accept_prob(self) -> tuple[float, float]:
+        """Probabilities that drafting continues and that a token is accepted: i.i.d. acceptance, geometric lengths.
+
+        The mean length is 1 / (1 - continue), the mean number of accepted tokens accept / (1 - accept continue).
+        """
+        accepted = accepted_per_round(self.r_d)
+        go_on = 1 - 1 / self.drafted
+        return go_on, accepted / (1 + accepted * go_on)
 
 
 @cache
 def runs() -> tuple[Run, ...]:
-    """All runs with drafts, table by table."""
-    found = []
+    """All runs with speculation, table by table."""
+    drafting = []
     for table, dataset in DETAILED.items():
         rows = read_table(table).rows
-        baselines: Mapping[str, Row] = {row["target"]: row for row in rows if row["method"] == AUTOREGRESSIVE}
-        found += [Run(dataset, row, baselines[row["target"]]) for row in rows if row["method"] != AUTOREGRESSIVE]
-    return tuple(found)
+        baselines = {row["target"]: row for row in rows if row["method"] == AUTOREGRESSIVE}
+        drafting += [Run(dataset, row, baselines[row["target"]]) for row in rows if row["method"] != AUTOREGRESSIVE]
+    return tuple(drafting)
 
 
-def run(dataset: str, target: str, method: str, drafter: str = "self") -> Run:
-    """One of them."""
+def find_run(dataset: str, target: str, method: str, drafter: str = "self") -> Run:
+    """The run of this data set, target, method and drafter."""
     key = (dataset, target, method, drafter)
-    return next(one for one in runs() if (one.dataset, one.target, one.method, one.row["drafter"]) == key)
+    return next(run for run in runs() if (run.dataset, *run.cells("target", "method", "drafter")) == key)
 
 
 def output_tokens() -> float:
-    """Tokens of each run, which all times are of."""
+    """Output tokens of every run."""
     return stated("eesd", "output_tokens").number("value")
 
 
 def accepted_per_round(r_d: float) -> float:
-    """Accepted tokens per round, of which one more is the target's own."""
+    """Accepted tokens per round, which emits one more."""
     return r_d / (1 - r_d)
 
 
@@ -91,13 +110,3 @@ def drafted_per_round(v_d: float, r_d: float) -> float:
 def implied_cost_ratio(v_d: float, r_d: float, speedup: float) -> float:
     """T_d / T_t for which Eq. 14 gives this speedup."""
     return v_d * (1 / speedup - 1 + r_d) / r_d
-
-
-def accept_prob(v_d: float, r_d: float) -> tuple[float, float]:
-    """Chances that drafting continues and that a token is accepted, for i.i.d. acceptance and geometric lengths.
-
-    The mean length is 1 / (1 - continue) and the mean number accepted accept / (1 - accept continue).
-    """
-    accepted = accepted_per_round(r_d)
-    go_on = 1 - 1 / drafted_per_round(v_d, r_d)
-    return go_on, accepted / (1 + accepted * go_on)

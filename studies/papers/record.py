@@ -1,10 +1,13 @@
-"""One finding of the audit: a figure recomputed from printed ones, and what it says of the paper."""
+"""Findings of the audit: figures recomputed from printed ones, with a verdict on the paper."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from studies.papers.tables import Interval
 
@@ -14,29 +17,29 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 @dataclass(frozen=True)
 class Finding:
-    """A figure that was recomputed from a paper's tables.
+    """Figure recomputed from a paper's tables.
 
     Parameters
     ----------
     name : str
-        paper.what, or paper.what.which for one of a series; stable.
+        paper.figure, or paper.figure.row for a member of a series. Names do not change.
     paper : str
         Key of `studies.papers.tables.PAPERS`.
     tables : tuple of str
-        Tables, rows and cells that it rests on, "table: row: column".
+        Tables, rows and cells that the figure is computed from, "table: row: column".
     value : float
         The figure.
     unit : str
         Its unit; "" for plain numbers and shares.
     low, high : float or None
-        What the rounding of the printed cells allows, the range over rows or the 95 % interval of a simulation;
-        `text` says where it is one of the last two.
+        Interval that the rounding of the printed cells allows, range over rows, or 95 % interval of a simulation;
+        `text` says which where it is one of the last two.
     verdict : {"supports", "contradicts", "cannot decide"}
-        Whether it agrees with what the paper prints beside it.
+        Whether the figure agrees with what the paper prints.
     text : str
         One sentence.
     erratum : str
-        Where docs/errata.md says more, as "A15"; "" for nowhere.
+        Case of docs/errata.md that explains it, such as "A15"; "" for none.
     """
 
     name: str
@@ -52,26 +55,44 @@ class Finding:
 
     @property
     def series(self) -> str:
-        """The series that it is one of; its own name where it stands alone."""
+        """Name of its series; its own name if it is in none."""
         return ".".join(self.name.split(".")[:2])
 
 
 def finding(
     name: str,
-    value: float,
+    value: float | np.floating[Any],
     unit: str,
     verdict: Verdict | bool,
     text: str,
     *tables: str,
     within: Interval | None = None,
     erratum: str = "",
+    flaw: str = "",
 ) -> Finding:
-    """A finding; `verdict` may be whether the paper agrees."""
-    said: Verdict = verdict if isinstance(verdict, str) else "supports" if verdict else "contradicts"
+    """Create a finding; `verdict` may be a bool, and `flaw` is the erratum if the verdict is not "supports"."""
+    if isinstance(verdict, bool | np.bool_):
+        verdict = "supports" if verdict else "contradicts"
+    if flaw and verdict != "supports":
+        erratum = flaw
     low, high = (None, None) if within is None else (float(within.low), float(within.high))
-    return Finding(name, name.partition(".")[0], tables, float(value), unit, low, high, said, text, erratum)
+    return Finding(name, name.partition(".")[0], tables, float(value), unit, low, high, verdict, text, erratum)
+
+
+def mean_finding(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    verdict: Verdict | bool,
+    text: str,
+    *tables: str,
+    erratum: str = "",
+) -> Finding:
+    """Create a finding of a mean over rows, with the range over rows as its interval."""
+    text, within = f"{text}; range over rows", Interval.over(values)
+    return finding(name, float(np.mean(values)), unit, verdict, text, *tables, within=within, erratum=erratum)
 
 
 def slug(*words: str) -> str:
-    """Words as the end of a name: "Vicuna1.5-7B", "EAGLE-2" is vicuna1_5_7b.eagle_2."""
+    """End of a finding's name: ("Vicuna1.5-7B", "EAGLE-2") gives vicuna1_5_7b.eagle_2."""
     return ".".join(re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") for word in words if word)

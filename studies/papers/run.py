@@ -1,13 +1,13 @@
-"""What the five papers' tables support, contradict and cannot decide: `python -m studies.papers.run [OUT]`.
+"""Report on the consistency of the five papers' tables: `python -m studies.papers.run [OUT]`.
 
-Nothing is run: every figure is a finding of `python -m studies.papers audit`. Writes OUT/figures/ and OUT/report.md.
+Runs no model: every figure is a finding of `python -m studies.papers audit`. Writes OUT/figures/ and OUT/report.md.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from specsim.files import write_text
@@ -19,21 +19,21 @@ from studies.papers.record import VERDICTS, Finding
 from studies.papers.tables import PAPERS, read_table, table_names
 
 RECORDED = ()  # no real run
-SENTENCES = Path(__file__).parent / "sentences.toml"  # by paper what its tables support, contradict, cannot decide
+SENTENCES = Path(__file__).parent / "sentences.toml"  # of the report, by paper and verdict
 FIELD = re.compile(r"{([\w.]+):(?:(low|high):)?([^}]+)}")
 
 
-def filled(text: str, found: Iterable[Finding]) -> str:
-    """A text with {name:format} as the figure of a finding, {name:low:format} as an end of its interval."""
-    by_name = {one.name: one for one in found}
+def filled(text: str, findings: Iterable[Finding]) -> str:
+    """Text with {name:format} replaced by the figure of a finding, {name:low:format} by an end of its interval."""
+    by_name = {finding.name: finding for finding in findings}
     return FIELD.sub(lambda field: format(getattr(by_name[field[1]], field[2] or "value"), field[3]), text)
 
 
-def counts_table(found: list[Finding]) -> list[str]:
-    """Findings by paper and verdict, and the printed cells that they rest on."""
+def counts_table(findings: Sequence[Finding]) -> list[str]:
+    """Lines of the table of printed figures and findings, by paper and verdict."""
     rows, tables = [], [read_table(name) for name in table_names()]
     for paper, (title, _) in PAPERS.items():
-        verdicts = [one.verdict for one in found if one.paper == paper]
+        verdicts = [finding.verdict for finding in findings if finding.paper == paper]
         cells = [
             row[column] for table in tables if table.paper == paper for row in table.rows for column in table.units
         ]
@@ -42,32 +42,31 @@ def counts_table(found: list[Finding]) -> list[str]:
     return markdown_table(["paper", "printed figures", *VERDICTS], rows)
 
 
-def report_text(found: list[Finding]) -> str:
-    """The whole report as Markdown."""
+def report_text(findings: Sequence[Finding]) -> str:
+    """Return the whole report as Markdown."""
     lines = [
-        "# What the papers' tables say of themselves",
+        "# Are the papers' numbers consistent?",
         "",
-        f"{len(found)} figures recomputed from printed ones, each with the interval that their rounding leaves it. "
-        "`python -m studies.papers audit` lists them; docs/errata.md names the cells that disagree (section F) and "
-        "says what is done about each case.",
+        f"The audit recomputes {len(findings)} figures from printed ones, each with the interval that their rounding "
+        "allows. `python -m studies.papers audit` lists them. Section F of docs/errata.md names the cells that "
+        "disagree and says which figure to use.",
         "",
-        *counts_table(found),
+        *counts_table(findings),
     ]
-    for paper, said in tomllib.loads(SENTENCES.read_text(encoding="utf-8")).items():
+    for paper, paragraphs in tomllib.loads(SENTENCES.read_text(encoding="utf-8")).items():
         lines += [f"## {PAPERS[paper][0]}", ""]
-        for verdict, text in said.items():
-            lines += [f"**{verdict.replace('_', ' ').capitalize()}.** {filled(text, found)}", ""]
+        for verdict, text in paragraphs.items():
+            lines += [f"**{verdict.replace('_', ' ').capitalize()}.** {filled(text, findings)}", ""]
         if paper in ("eesd", "edd"):
             lines += [f"![Predicted and printed speedups](figures/{paper}.svg)", ""]
     return "\n".join(lines)
 
 
 def main(out: Path, config: Config) -> None:
-    """Audit and write the report."""
-    found = list(findings())
-    write_text(out / "figures" / "eesd.svg", figures.eesd({one.name: one for one in found}))
+    """Audit the tables and write the report."""
+    write_text(out / "figures" / "eesd.svg", figures.eesd({finding.name: finding for finding in findings()}))
     write_text(out / "figures" / "edd.svg", figures.edd())
-    write_text(out / "report.md", report_text(found))
+    write_text(out / "report.md", report_text(findings()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SPACE: what a step costs by tokens per step and speedup, sums and means, and two formulas as printed."""
+"""SPACE: the cost of a step by tokens per step and speedup, sums and means, and two printed formulas."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from itertools import product
 import numpy as np
 from scipy.stats import norm
 
-from studies.papers.record import Finding, Verdict, finding, slug
-from studies.papers.tables import Interval, Row, image, read_table, stated
+from studies.papers.record import Finding, Verdict, finding, mean_finding, slug
+from studies.papers.tables import read_table, recompute, stated
 
 SAMPLING = {"space_1": "greedy", "space_5": "random"}
-TARGET_PROBS, CANDIDATE_PROBS = (0.5, 0.5), (0.9, 0.1)
+TARGET_PROBS, CANDIDATE_PROBS = np.array([0.5, 0.5]), np.array([0.9, 0.1])
 MOST_MASKS = 8
 RUNS = 10  # of table 5
 
 
 def audit() -> Iterator[Finding]:
-    """All findings of this file."""
+    """Yield all findings of this module."""
     yield from step_costs()
     yield from means()
     yield from overall()
@@ -29,161 +29,117 @@ def audit() -> Iterator[Finding]:
 
 
 def step_costs() -> Iterator[Finding]:
-    """Tokens per step over speedup: the cost of a step in plain decoding steps, below 1 impossible."""
-    by_group: dict[tuple[str, str], list[float]] = {}
+    """Cost of a step, in plain decoding steps: tokens per step over speedup. Below 1 is impossible."""
+    costs: dict[tuple[str, str], list[float]] = {}  # by table and data set
     for table, sampling in SAMPLING.items():
         for row in read_table(table).rows:
-            cost = row.number("tokens_per_step") / row.number("speedup")
-            by_group.setdefault((sampling, row["dataset"]), []).append(cost)
-            allowed = image(lambda a, b: a / b, row.interval("tokens_per_step"), row.interval("speedup"))
-            possible = allowed.high >= 1
-            text = "cost of a step in plain decoding steps"
+            cost, allowed = recompute(lambda a, b: a / b, row["tokens_per_step"], row["speedup"])
+            costs.setdefault((table, row["dataset"]), []).append(cost)
+            possible, text = allowed.high >= 1, "cost of a step in plain decoding steps"
             if not possible:
-                text = f"speedup {row['speedup']} is more than the {row['tokens_per_step']} tokens of a step"
-            yield finding(
-                f"space.step_cost.{slug(sampling, row['dataset'], row['target'])}",
-                cost,
-                "steps",
-                possible,
-                text,
-                row.place("speedup"),
-                within=allowed,
-                erratum="" if possible else "F16",
-            )
-    for (sampling, dataset), costs in by_group.items():
-        table = next(name for name, word in SAMPLING.items() if word == sampling)
-        text = "mean cost of a step over models; range over rows"
-        within = Interval.over(costs)
-        yield finding(
-            f"space.step_cost_mean.{slug(sampling, dataset)}",
-            float(np.mean(costs)),
-            "steps",
-            "supports",
-            text,
-            table,
-            within=within,
-        )
+                text = f"speedup {row['speedup']} exceeds the {row['tokens_per_step']} tokens per step"
+            name, place = f"space.step_cost.{slug(sampling, row['dataset'], row['target'])}", row.place("speedup")
+            yield finding(name, cost, "steps", possible, text, place, within=allowed, flaw="F16")
+    for (table, dataset), values in costs.items():
+        name = f"space.step_cost_mean.{slug(SAMPLING[table], dataset)}"
+        yield mean_finding(name, values, "steps", "supports", "mean cost of a step over models", table)
 
 
 def means() -> Iterator[Finding]:
-    """What the text says of tables 1, 3 and 4."""
-    greedy = read_table("space_1").rows
-    code = [row.number("speedup") for row in greedy if row["dataset"] == "humaneval_x"]
-    everything = [row.number("speedup") for row in greedy]
+    """Statements of the text about tables 1 and 3."""
+    rows = read_table("space_1").rows
+    speedups = [row.number("speedup") for row in rows]
+    code = [row.number("speedup") for row in rows if row["dataset"] == "humaneval_x"]
     for name, what, value in (
         ("humaneval_x_speedup_mean", "mean speedup on HumanEval-X", float(np.mean(code))),
-        ("humaneval_x_speedup_min", "least speedup on HumanEval-X", min(code)),
+        ("humaneval_x_speedup_min", "smallest speedup on HumanEval-X", min(code)),
         ("humaneval_x_speedup_max", "largest speedup on HumanEval-X", max(code)),
-        ("speedup_min", "least speedup of table 1", min(everything)),
+        ("speedup_min", "smallest speedup of table 1", min(speedups)),
     ):
         row = stated("space", name)
-        agrees = row.interval("value").meets(Interval(value, value))
-        yield finding(
-            f"space.{name}", value, "x", agrees, f"{what}; the text says {row['value']}", "space_1", row.place()
-        )
-    samples, said = (
-        sum(row.number("samples") for row in read_table("space_3").rows),
-        stated("space", "training_samples"),
-    )
-    agrees = samples == said.number("value")
-    text = f"table 3's samples sum to {samples:.0f}, the text says {said['value']}"
-    yield finding("space.training_samples", samples, "samples", agrees, text, "space_3", said.place(), erratum="F19")
+        agrees, text = row.interval("value").contains(value), f"{what}; the text says {row['value']}"
+        yield finding(f"space.{name}", value, "x", agrees, text, "space_1", row.place())
+    samples = sum(row.number("samples") for row in read_table("space_3").rows)
+    row = stated("space", "training_samples")
+    agrees = samples == row.number("value")
+    text = f"table 3's samples sum to {samples:.0f}, the text says {row['value']}"
+    yield finding("space.training_samples", samples, "samples", agrees, text, "space_3", row.place(), erratum="F19")
 
 
 def overall() -> Iterator[Finding]:
-    """Table 4's overall speedup beside the mean of its eight categories."""
-    table, printed = read_table("space_4"), []
+    """Table 4's overall speedup, compared with the mean of its eight categories."""
+    table = read_table("space_4")
+    categories = [column for column in table.units if column != "overall"]
     for row in table.rows:
-        categories = [column for column in table.units if column != "overall"]
-        values = np.array([row.number(column) for column in categories])
-        bounds = [row.interval(column) for column in categories]
-        allowed = Interval(
-            float(np.mean([each.low for each in bounds])), float(np.mean([each.high for each in bounds]))
-        )
-        agrees, mean, harmonic = allowed.meets(row.interval("overall")), values.mean(), 1 / (1 / values).mean()
-        printed.append(row.number("overall"))
+        cells = [row[column] for column in categories]
+        mean, allowed = recompute(lambda *speedups: np.mean(speedups), *cells)
+        harmonic = float(1 / (1 / np.array(cells, dtype=float)).mean())
         text = (
-            f"mean of the eight categories {mean:.3f}, harmonic {harmonic:.3f}; overall is printed as {row['overall']}"
+            f"mean of the eight categories {mean:.3f}, harmonic {harmonic:.3f}; the printed overall is {row['overall']}"
         )
-        verdict: Verdict = "supports" if agrees else "contradicts"
-        for what, value, within in (("mean", mean, allowed), ("harmonic", harmonic, None)):
-            yield finding(
-                f"space.category_{what}.{slug(row['target'])}",
-                float(value),
-                "x",
-                verdict if what == "mean" else "cannot decide",
-                text,
-                row.place("overall"),
-                within=within,
-                erratum="F18" if what == "mean" and not agrees else "",
-            )
-    said, value = stated("space", "mt_bench_speedup_mean"), float(np.mean(printed))
-    agrees = said.interval("value").meets(Interval(value, value))
-    text = f"mean of the printed overall speedups; the text says {said['value']}"
-    yield finding("space.mt_bench_speedup_mean", value, "x", agrees, text, "space_4", said.place())
+        agrees, end, place = allowed.meets(row.interval("overall")), slug(row["target"]), row.place("overall")
+        yield finding(f"space.category_mean.{end}", mean, "x", agrees, text, place, within=allowed, flaw="F18")
+        yield finding(f"space.category_harmonic.{end}", harmonic, "x", "cannot decide", text, place)
+    row, value = stated("space", "mt_bench_speedup_mean"), float(np.mean([row.number("overall") for row in table.rows]))
+    agrees = row.interval("value").contains(value)
+    text = f"mean of the printed overall speedups; the text says {row['value']}"
+    yield finding("space.mt_bench_speedup_mean", value, "x", agrees, text, "space_4", row.place())
 
 
 def copied_row() -> Finding:
     """Two models with the same figures."""
-    rows = [read_table("space_5").row(target, "humaneval_x") for target in ("LLaMA-2-13B", "LLaMA-2-70B")]
+    models = ("LLaMA-2-13B", "LLaMA-2-70B")
+    small, large = (read_table("space_5").row(target, "humaneval_x") for target in models)
     columns = ("tokens_per_step", "tokens_per_step_spread", "speedup", "speedup_spread")
-    same = all(rows[0][column] == rows[1][column] for column in columns)
-    greedy = {row["target"]: row for row in _greedy_code()}
+    same = all(small[column] == large[column] for column in columns)
+    greedy = [read_table("space_1").row(target, "humaneval_x")["tokens_per_step"] for target in models]
     text = (
-        f"LLaMA-2-13B and -70B print the same tokens per step and speedup, {rows[0]['tokens_per_step']} and "
-        f"{rows[0]['speedup']}; greedy {greedy['LLaMA-2-13B']['tokens_per_step']} and "
-        f"{greedy['LLaMA-2-70B']['tokens_per_step']} tokens"
+        f"LLaMA-2-13B and -70B print the same tokens per step and speedup, {small['tokens_per_step']} and "
+        f"{small['speedup']}; greedy {greedy[0]} and {greedy[1]} tokens"
     )
-    places = [row.place("tokens_per_step") for row in rows]
-    return finding("space.copied_row", rows[0].number("speedup"), "x", not same, text, *places, erratum="F17")
-
-
-def _greedy_code() -> list[Row]:
-    return [row for row in read_table("space_1").rows if row["dataset"] == "humaneval_x"]
+    places = [row.place("tokens_per_step") for row in (small, large)]
+    return finding("space.copied_row", small.number("speedup"), "x", not same, text, *places, erratum="F17")
 
 
 def deviation(quality: float, spread: float, baseline: float, baseline_spread: float) -> float:
-    """A difference of two means over ten runs in its standard errors, spreads being standard deviations."""
+    """Difference of two means over ten runs in standard errors, if the spreads are standard deviations."""
     return abs(quality - baseline) / (np.hypot(spread, baseline_spread) / np.sqrt(RUNS))
 
 
 def sampled_quality() -> Iterator[Finding]:
-    """Is quality under sampling the baseline's, as the same distribution of texts would make it?"""
+    """Is the quality under sampling that of the baseline, as equal text distributions imply?"""
     rows = [row for row in read_table("space_5").rows if row["quality_spread"]]
     limit = float(norm.ppf(1 - 0.05 / (2 * len(rows))))  # 95 % for all rows together
     beyond = 0
+    columns = ("quality", "quality_spread", "quality_baseline", "quality_baseline_spread")
     for row in rows:
-        columns = ("quality", "quality_spread", "quality_baseline", "quality_baseline_spread")
-        value = deviation(*(row.number(column) for column in columns))
-        allowed = image(deviation, *(row.interval(column) for column in columns))
+        value, allowed = recompute(deviation, *(row[column] for column in columns))
         beyond += allowed.low > limit
-        verdict: Verdict = "contradicts" if allowed.low > limit else "supports" if value <= limit else "cannot decide"
+        verdict: Verdict = "supports" if value <= limit else "contradicts" if allowed.low > limit else "cannot decide"
         text = f"standard errors between quality {row['quality']} and the baseline's {row['quality_baseline']}"
-        name = f"space.quality_deviation.{slug(row['target'])}"
-        yield finding(name, value, "", verdict, text, row.place("quality"), within=allowed, erratum="C1")
-    text = f"of {len(rows)} models differ in quality by more than chance, the spread taken as a standard deviation"
-    verdict = "contradicts" if beyond else "supports"
-    yield finding("space.quality_differs", beyond, "models", verdict, text, "space_5", erratum="C1")
+        name, place = f"space.quality_deviation.{slug(row['target'])}", row.place("quality")
+        yield finding(name, value, "", verdict, text, place, within=allowed, erratum="C1")
+    text = f"of {len(rows)} models differ in quality by more than chance if the spread is a standard deviation"
+    yield finding("space.quality_differs", beyond, "models", not beyond, text, "space_5", erratum="C1")
 
 
 def residual() -> Iterator[Finding]:
-    """One token of target (0.5, 0.5) and candidates (0.9, 0.1), with the replacement drawn in both ways."""
-    target, candidate = np.array(TARGET_PROBS), np.array(CANDIDATE_PROBS)
-    accepted = np.minimum(target, candidate)
-    left = np.maximum(target - candidate, 0)
+    """One token of target (0.5, 0.5) and candidates (0.9, 0.1), with two ways to draw the replacement."""
+    accepted = np.minimum(TARGET_PROBS, CANDIDATE_PROBS)
+    positive = np.maximum(TARGET_PROBS - CANDIDATE_PROBS, 0)
     for name, replacement, text in (
-        ("from_target", target, "with the replacement drawn from Q, as Algorithm 1 does"),
-        ("from_residual", left / left.sum(), "with it drawn from the positive part of Q - P"),
+        ("from_target", TARGET_PROBS, "if the replacement is drawn from Q, as in Algorithm 1"),
+        ("from_residual", positive / positive.sum(), "if it is drawn from the positive part of Q - P"),
     ):
         first = float((accepted + (1 - accepted.sum()) * replacement)[0])
-        exact = abs(first - target[0]) < 1e-12
-        text = f"chance of a token that the target gives 0.5, {text}"
-        yield finding(f"space.rejection.{name}", first, "", exact, text, "space: algorithm 1", erratum="C1")
+        lossless = abs(first - TARGET_PROBS[0]) < 1e-12
+        text = f"probability of a token that the target gives 0.5, {text}"
+        yield finding(f"space.rejection.{name}", first, "", lossless, text, "space: algorithm 1", erratum="C1")
 
 
 def mask_rule() -> Iterator[Finding]:
-    """Eq. 6's i - j < k between mask tokens beside the rule of the text, the same group."""
-    said = int(stated("space", "masks")["value"])
+    """Eq. 6's i - j < k between mask tokens, compared with the rule of the text: the same group."""
+    default = int(stated("space", "masks")["value"])
     for masks in range(1, MOST_MASKS + 1):
         groups: list[int | None] = []  # of each added token: its group, None for a candidate
         for group in range(masks + 1):
@@ -193,14 +149,11 @@ def mask_rule() -> Iterator[Finding]:
         ]
         wrong = sum(i - j < masks and groups[i] != groups[j] for i, j in pairs)
         missing = sum(i - j >= masks and groups[i] == groups[j] for i, j in pairs)
-        added = "added tokens, k (k + 2)"
-        agrees = len(groups) == masks * (masks + 2)
-        yield finding(
-            f"space.added_tokens.k{masks}", len(groups), "tokens", agrees, added, "space: Eq. 5", erratum="C2"
-        )
-        text = f"links between groups that Eq. 6 allows at k = {masks}{', the default' if masks == said else ''}"
-        yield finding(f"space.mask_links.k{masks}", wrong, "links", wrong == 0, text, "space: Eq. 6", erratum="C2")
-        text = f"links within a group that Eq. 6 forbids at k = {masks}"
-        yield finding(
-            f"space.mask_links_missing.k{masks}", missing, "links", missing == 0, text, "space: Eq. 6", erratum="C2"
-        )
+        at_k = f"at k = {masks}" + (", the default" if masks == default else "")
+        for name, count, unit, agrees, equation, text in (
+            ("added_tokens", len(groups), "tokens", len(groups) == masks * (masks + 2), 5, "added tokens, k (k + 2)"),
+            ("mask_links", wrong, "links", wrong == 0, 6, f"links between groups that Eq. 6 allows {at_k}"),
+            ("mask_links_missing", missing, "links", not missing, 6, f"links in a group that Eq. 6 forbids {at_k}"),
+        ):
+            full, source = f"space.{name}.k{masks}", f"space: Eq. {equation}"
+            yield finding(full, count, unit, agrees, text, source, erratum="C2")
