@@ -8,12 +8,13 @@ from functools import cache
 from typing import Any
 
 from specsim.errors import InputError
-from studies.papers import adaedl, edd, eesd, eesd_algorithm, eesd_control, eesd_cost, medusa, space
+from studies.papers import adaedl, edd, medusa, space
+from studies.papers.eesd import algorithm, arithmetic, control, cost
 from studies.papers.record import Finding
 from studies.papers.tables import DATA
 
 AUDITS: dict[str, tuple[Callable[[], Iterator[Finding]], ...]] = {
-    "eesd": (eesd.audit, eesd_cost.audit, eesd_control.audit, eesd_algorithm.audit),
+    "eesd": (arithmetic.audit, cost.audit, control.audit, algorithm.audit),
     "edd": (edd.audit,),
     "space": (space.audit,),
     "adaedl": (adaedl.audit,),

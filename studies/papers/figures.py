@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from specsim.report.drawing import ADAPTIVE, DOT, MEASURED, MUTED, PREDICTED, styled, svg
 from studies.papers.edd import SIZES, entries, fit_overhead, of_size
-from studies.papers.eesd_cost import groups, left_out_fits, predicted
-from studies.papers.eesd_runs import SHORT, find_run
+from studies.papers.eesd.cost import groups, left_out_fits, predicted
+from studies.papers.eesd.runs import SHORT, find_run
 from studies.papers.record import Finding, slug
 from studies.papers.tables import read_table
 

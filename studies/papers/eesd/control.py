@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 
 from specsim.arrays import Floats
 from specsim.speedup.formulas import eq14_speedup, mean_tokens_per_round
-from studies.papers.eesd import percent_hm
-from studies.papers.eesd_runs import (
+from studies.papers.eesd.arithmetic import percent_hm
+from studies.papers.eesd.runs import (
     BETA,
     DETAILED,
     SHORT,

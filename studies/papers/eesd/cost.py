@@ -10,8 +10,8 @@ from scipy.optimize import minimize_scalar
 
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.speedup.formulas import eq14_speedup
-from studies.papers.eesd import TARGETS, head_weights
-from studies.papers.eesd_runs import (
+from studies.papers.eesd.arithmetic import TARGETS, head_weights
+from studies.papers.eesd.runs import (
     BETA,
     CALI,
     DETAILED,
