@@ -14,7 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more tests takes some of another's
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 DEMO = shlex.split(
-    "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 64 --max-draft-tokens 8 --repeats 2 "
+    "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 44 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
 )
 LIGHT = ("example:lab-eagle", "--cost", "example:llama-3.1-8b-eagle-h100", "--policy", "fixed_k", "--policy", "adaedl")

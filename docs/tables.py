@@ -46,7 +46,7 @@ def chain_policies() -> str:
         f"`{row['policy']}` | {_interval(row['predicted'])} | {_interval(row['measured'])}"
         for row in best_forms(document["rows"], "policy")
     ]
-    return _table("policy | predicted speedup | measured", best)
+    return _table("policy | from the run's own rounds | measured", best)
 
 
 def drafters() -> str:
@@ -57,7 +57,7 @@ def drafters() -> str:
         f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['speedup'])} | {_interval(row['measured'])}"
         for row in best_forms(document["rows"], "drafter")
     ]
-    return _table("drafter | its best policy | predicted speedup | measured", best)
+    return _table("drafter | its best policy | from the run's own rounds | measured", best)
 
 
 def _settings(rows: list[dict[str, Any]]) -> str:

@@ -88,7 +88,7 @@ def _scripted(job: Job, target: str, draft: str, context: int, trace: Trace, min
         trace,
         context=context if job.full else 0,
         trials=60 if job.full else 8,
-        repeats=3 if job.full else 1,
+        repeats=3,
         device=str(job.device),
         dtype=job.dtype_name,
         smoke=not job.full,
@@ -126,7 +126,6 @@ def _lab(job: Job) -> dict[str, Any]:
     settings = ValidationSettings(
         record=RecordSettings(depth, tokens, CHOICES["gumbel"]),
         trials=60 if job.full else 8,
-        repeats=2 if job.full else 1,
         seed=job.seed,
     )
     folder = job.work / f"validation-{pair.fingerprint}-{job.device.type}"  # where a second call goes on

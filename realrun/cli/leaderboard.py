@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from realrun.cli.options import (
+    ClockName,
+    ClockOption,
     DeviceOption,
     DraftModelOption,
     DtypeOption,
@@ -21,6 +23,7 @@ from realrun.cli.options import (
     NumPromptsOption,
     PolicyFileOption,
     PromptsOption,
+    RepeatsOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
@@ -80,13 +83,14 @@ def leaderboard(
     measure: Annotated[
         bool, typer.Option("--measure/--predict-only", help="Really decode the held-out prompts with every row.")
     ] = True,
-    repeats: Annotated[int, typer.Option(help="Timed runs of every held-out prompt and row.", min=1)] = 3,
+    repeats: RepeatsOption = 3,
     tuning_share: TuningShareOption = 0.5,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
     kernels: KernelsOption = Kernels.auto,
+    clock: ClockOption = ClockName.wall,
     overwrite: Annotated[bool, typer.Option(help="Start anew, replacing what an earlier start left there.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -110,6 +114,7 @@ def leaderboard(
     """
     from realrun.decode.sampling import Sampler
     from realrun.leaderboard.job import Settings, named, run_leaderboard
+    from realrun.lm.clock import check_clock, use_clock
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.pair import LOOKUP
     from realrun.pairs.prompts import prompts_source
@@ -117,6 +122,7 @@ def leaderboard(
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, find_policies
 
+    check_clock(clock.value, device, threads)
     sampler = Sampler(mode.value, temperature, seed, top_p, top_k)
     source = prompts_source(target, prompts)
     settings = Settings(
@@ -129,7 +135,12 @@ def leaderboard(
     )
     names = named(drafters, target)
     where = target, draft_model, device, dtype, threads
-    with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
+    with (
+        working_in(out, how_to_go_on(overwrite)),
+        use_kernels(kernels.value),
+        use_clock(clock.value),
+        progress_bar() as report,
+    ):
         plain = load(*where, "none", LOOKUP)
         pairs = {name: load(*where, "auto", given, plain, allow_tokenizer_difference) for name, given in names.items()}
         longest = min(longest_prompt(pair, max_new_tokens, max_draft_tokens) for pair in pairs.values())
@@ -145,7 +156,16 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """The ranking as a table."""
     from specsim.report.documents import drafters_columns, drafters_rows
-    from specsim.report.page import best_text, floor_text, load_text, prompts_text, truncated_text
+    from specsim.report.page import (
+        choice_text,
+        floor_text,
+        machine_text,
+        prompts_text,
+        repeats_text,
+        speculation_text,
+        truncated_text,
+        wall_clock_text,
+    )
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
@@ -159,9 +179,16 @@ def print_board(document: Mapping[str, Any]) -> None:
     for line in truncated_text(document["rows"]):
         print(line)
     if measured:
-        print(f"machine: {load_text(document['load'])}")
+        print(f"measured: {repeats_text(document['options']['repeats'])}; wall clock: all repeats summed")
+        for line in wall_clock_text(document["rows"]):
+            print(line)
+        print(f"machine: {machine_text(document)}")
         print(floor_text(document))
-        print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
-        print(best_text(document["best"]))
+        error = document["median_abs_error_percent"]
+        print(f"median error of replay at the costs of the run's own rounds: {error:.2f} %")
+        print(choice_text(document["choice"]))
+    top = document["rows"][0]
+    speedup = top["measured"] if measured else top["speedup"]
+    print(speculation_text(top["label"], speedup, document["noise_floor_percent"] or 0.0))
     if document["looping_prompts"]:
         print(f"prompts whose text repeats itself: {document['looping_prompts']} of {sequences['holdout']}")

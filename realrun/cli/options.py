@@ -40,6 +40,22 @@ class Kernels(StrEnum):
     cuda = "cuda"
 
 
+class ClockName(StrEnum):
+    """What rounds are timed by."""
+
+    wall = "wall"
+    cpu = "cpu"
+
+
+ClockOption = Annotated[
+    ClockName,
+    typer.Option(
+        help="Clock: wall, or cpu, the CPU time of this process, which other processes do not move (CPU, one thread)."
+    ),
+]
+RepeatsOption = Annotated[
+    int, typer.Option(help="Timed runs of every prompt, of which the median counts: odd, 3 or more.")
+]
 TargetOption = Annotated[
     str,
     typer.Option(

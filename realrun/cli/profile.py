@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from realrun.cli.options import (
+    ClockName,
+    ClockOption,
     DeviceOption,
     DrafterOption,
     DraftModelOption,
@@ -76,6 +78,7 @@ def profile(
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
     kernels: KernelsOption = Kernels.auto,
+    clock: ClockOption = ClockName.wall,
     overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -84,6 +87,7 @@ def profile(
     Example: realrun profile profile.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
     from realrun.decode.sampling import Sampler
+    from realrun.lm.clock import check_clock, use_clock
     from realrun.lm.kernels import use_kernels
     from realrun.profiling.profile import contexts_between
     from realrun.profiling.profile import profile as run_profile
@@ -93,6 +97,7 @@ def profile(
     from specsim.files import check_writable, write_json
     from specsim.trace.files import read_trace
 
+    check_clock(clock.value, device, threads)
     check_new(out, overwrite=overwrite)
     check_writable(out)
     trace = None
@@ -112,7 +117,7 @@ def profile(
     pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
     if trace is not None:
         check_pair(trace, pair, str(for_))
-    with use_kernels(kernels.value), progress_bar() as report:
+    with use_kernels(kernels.value), use_clock(clock.value), progress_bar() as report:
         document = run_profile(
             pair,
             contexts=grid,

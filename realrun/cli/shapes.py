@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from realrun.cli.options import DtypeOption, JsonOption, SeedOption, SmokeTestOption, TrialsOption
+from realrun.cli.options import DtypeOption, JsonOption, RepeatsOption, SeedOption, SmokeTestOption, TrialsOption
 from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
@@ -104,7 +104,7 @@ def scripted(
     out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
     context: Annotated[int, typer.Option(help="Tokens of random text before every prompt.", min=0)] = 0,
     trials: TrialsOption = 100,
-    repeats: Annotated[int, typer.Option(help="Runs of every sequence.", min=1)] = 3,
+    repeats: RepeatsOption = 3,
     device: DeviceOption = "cuda",
     dtype: DtypeOption = "bfloat16",
     smoke_test: SmokeTestOption = False,
@@ -119,9 +119,11 @@ def scripted(
     drafted token, is read from the trace. Policies are tuned on one half of it, run on the other.
     """
     from realrun.validation.scripted.run import run_scripted
+    from realrun.validation.timing import check_repeats
     from specsim.files import check_writable, write_json
     from specsim.trace.files import read_plain_trace
 
+    check_repeats(repeats)
     check_new(out, overwrite=overwrite)
     check_writable(out)
     with progress_bar() as report:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from realrun.cli.options import (
+    ClockName,
+    ClockOption,
     DeviceOption,
     DrafterOption,
     DraftModelOption,
@@ -26,6 +28,7 @@ from realrun.cli.options import (
     PolicyFileOption,
     PredictorOption,
     PromptsOption,
+    RepeatsOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
@@ -107,7 +110,7 @@ def validate(
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
     policy_file: PolicyFileOption = [],  # noqa: B006
     trials: TrialsOption = 100,
-    repeats: Annotated[int, typer.Option(help="Timed runs of every hold-out prompt and policy.", min=1)] = 3,
+    repeats: RepeatsOption = 3,
     tuning_share: TuningShareOption = 0.5,
     max_error: Annotated[
         float | None, typer.Option(help="Exit with 1 if the median absolute error exceeds this many percent.")
@@ -117,6 +120,7 @@ def validate(
     dtype: DtypeOption = "float32",
     threads: ThreadsOption = 1,
     kernels: KernelsOption = Kernels.auto,
+    clock: ClockOption = ClockName.wall,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -139,6 +143,7 @@ def validate(
     """
     from realrun.decode.sampling import Sampler
     from realrun.leaderboard.joined import validate_joined
+    from realrun.lm.clock import check_clock, use_clock
     from realrun.lm.kernels import use_kernels
     from realrun.pairs.joined import join_pairs
     from realrun.pairs.prompts import prompts_source
@@ -147,10 +152,13 @@ def validate(
     from realrun.validation.like import read_like
     from realrun.validation.run import ValidationSettings
     from realrun.validation.run import validate as run_validation
+    from realrun.validation.timing import check_repeats
     from specsim.files import working_in
     from specsim.policy.registry import POLICIES, SWITCH_POLICIES, find_policies
     from specsim.trace.files import read_plain_trace
 
+    check_clock(clock.value, device, threads)
+    check_repeats(repeats)
     old = recorded = None
     if join:
         refuse_beside(ctx, "join", ("trace", "like", "predictor"))
@@ -177,7 +185,12 @@ def validate(
             trace=trace,
         )
     where = target, draft_model, device, dtype, threads
-    with working_in(out, how_to_go_on(overwrite)), use_kernels(kernels.value), progress_bar() as report:
+    with (
+        working_in(out, how_to_go_on(overwrite)),
+        use_kernels(kernels.value),
+        use_clock(clock.value),
+        progress_bar() as report,
+    ):
         last = load(
             *where, "none" if join else predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference
         )
@@ -218,23 +231,34 @@ def resolves_something(document: Mapping[str, Any]) -> bool:
 
 
 def _print_joined(document: dict[str, Any], out: Path) -> None:
-    from specsim.report.page import floor_text, load_text
+    from specsim.report.page import choice_text, floor_text, machine_text, speculation_text, wall_clock_text
     from specsim.speedup.intervals import interval_text
 
-    print(f"machine: {load_text(document['load'])}")
+    print(f"machine: {machine_text(document)}")
     print(floor_text(document))
     rows = [
         [
             row["label"],
-            interval_text(row["predicted"]),
+            f"{row['train_speedup']:.3f}",
             interval_text(row["measured"]),
+            f"{row['wall_clock_speedup']['estimate']:.3f}",
+            interval_text(row["predicted"]),
             f"{row['error_percent']:+.1f} %",
             f"{row['rounds_identical_percent']:.2f} %",
             " / ".join(map(str, row["rounds_of_drafters"])),
         ]
         for row in document["rows"]
     ]
-    columns = ["policy", "predicted speedup", "measured speedup", "error", "rounds identical", "rounds by drafter"]
+    columns = [
+        "policy",
+        "forecast",
+        "measured speedup",
+        "wall clock",
+        "from own rounds",
+        "error",
+        "rounds identical",
+        "rounds by drafter",
+    ]
     names = ", ".join(f"{number} {name}" for number, name in enumerate(document["drafters"], start=1))
     title = f"{document['sequences']['holdout']} hold-out sequences, 95 % intervals; drafters: {names}"
     print_table(title, columns, rows)
@@ -243,22 +267,37 @@ def _print_joined(document: dict[str, Any], out: Path) -> None:
     found = document["switching"]
     print(f"best single drafter: {found['best_single']}; best switch: {found['best_switch']}")
     gains = [interval_text(found[how]["difference"]) for how in ("predicted", "measured")]
-    told = "" if found["resolved"] else ", which this run does not resolve"
-    print(f"the switch's speedup is higher by {gains[0]} predicted, {gains[1]} measured{told}")
+    told = "" if found["resolved"] else ", which is not significant"
+    print(f"the switch's speedup is higher by {gains[1]}{told}; from the run's own rounds by {gains[0]}")
+    for line in wall_clock_text(document["rows"]):
+        print(line)
+    print(choice_text(document["choice"]))
+    top = document["rows"][0]
+    print(speculation_text(top["label"], top["measured"], document["noise_floor_percent"]))
     print(f"all of it: {out / 'validation.json'}")
 
 
 def _print_validation(document: dict[str, Any], out: Path) -> None:
     from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
-    from specsim.report.page import best_text, floor_text, load_text, prompts_text, truncated_text
+    from specsim.report.page import (
+        choice_text,
+        floor_text,
+        machine_text,
+        prompts_text,
+        repeats_text,
+        speculation_text,
+        truncated_text,
+        wall_clock_text,
+    )
     from specsim.report.table import as_text
 
-    print(f"machine: {load_text(document['load'])}")
+    print(f"machine: {machine_text(document)}")
     print(floor_text(document))
     print(f"prompts: {prompts_text(document['prompts'])}")
     title = f"{document['sequences']['holdout']} hold-out sequences, {document['output_tokens']} tokens, 95 % intervals"
-    print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document["rows"])))
-    for line in truncated_text(document["rows"]):
+    print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document)))
+    print(f"measured: {repeats_text(document['options']['repeats'])}; wall clock: all repeats summed")
+    for line in [*wall_clock_text(document["rows"]), *truncated_text(document["rows"])]:
         print(line)
     departures = [row["divergences"]["first"] for row in document["rows"] if "divergences" in row]
     if departures:
@@ -267,12 +306,14 @@ def _print_validation(document: dict[str, Any], out: Path) -> None:
     if document["skipped"]:
         print_table("not compared", ["policy", "reason"], [[s["policy"], s["reason"]] for s in document["skipped"]])
     print(
-        f"absolute error: median {document['median_abs_error_percent']:.2f} %, "
+        f"error of replay at the costs of the run's own rounds: median {document['median_abs_error_percent']:.2f} %, "
         f"90th percentile {document['p90_abs_error_percent']:.2f} %"
     )
     print(
-        "the same with a policy's own rounds left out of the costs that it is predicted from: median "
-        f"{document['median_abs_unseen_error_percent']:.2f} %"
+        f"the same at costs without the policy's own rounds: median {document['median_abs_unseen_error_percent']:.2f} %"
     )
-    print(best_text(document["best"]))
+    if document["choice"]:
+        print(choice_text(document["choice"]))
+    top = document["rows"][0]
+    print(speculation_text(top["label"], top["measured"], document["noise_floor_percent"]))
     print(f"report: {out / 'report.html'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +15,7 @@ from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
 from realrun.lm.cached import CachedLM
-from realrun.lm.clock import device_clock
+from realrun.lm.clock import device_clock, now
 from realrun.lm.open import make_lm
 from specsim.errors import InputError
 from specsim.policy.base import Policy
@@ -170,7 +169,7 @@ class Decoder:
         if isinstance(policy, TreePolicy):
             return self._tree_round(tokens, context, policy, state, rounds)
         assert policy is None or isinstance(policy, ChainPolicy)
-        start = time.perf_counter()
+        start = now()
         draft = Draft()
         drafted = 0
         if context.limit > 0 and policy is not None:
@@ -189,16 +188,16 @@ class Decoder:
             drafted = len(draft.tokens)
             if policy.drops_refused and drafted:
                 if draft.asked < drafted:
-                    asking = time.perf_counter()
+                    asking = now()
                     keep(draft.steps[-1], drafted)
                     draft.asked += 1
-                    draft.policy_s += time.perf_counter() - asking
+                    draft.policy_s += now() - asking
                 if not proceed:
                     draft.drop_last()
-        proposed = time.perf_counter()
+        proposed = now()
         logits = self.target.forward([tokens[-1], *draft.tokens])
         emitted = self.verifier(logits, draft, context)
-        verified = time.perf_counter()
+        verified = now()
         verified_tokens = len(draft.tokens)
         accepted = len(emitted) - 1
         target_hidden = self.produced_by(accepted)
@@ -248,11 +247,11 @@ class Decoder:
         """
         drafter, target = self.drafter, self.target
         assert isinstance(drafter, TreeDrafter)
-        start = time.perf_counter()
+        start = now()
         draft = Draft()
         if context.limit > 0:
             draft, state = drafter.propose_tree(tokens, context, policy, state)
-        proposed = time.perf_counter()
+        proposed = now()
         depth = 0
         if draft.tokens:
             depths, visible = layout(np.array(draft.parents))

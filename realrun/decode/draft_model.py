@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -18,6 +17,7 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, compared_in
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
+from realrun.lm.clock import now
 from realrun.lm.open import make_lm
 from realrun.lm.static.sizes import Mirrored
 from specsim.errors import InputError
@@ -181,7 +181,7 @@ class DraftModel:
         if description is not None:
             description.begin_round(context, len(tokens), self._target_hidden)
         while True:
-            start = time.perf_counter()
+            start = now()
             described, probs = self._step(feed, context, len(draft.tokens) + 1, description)
             if probs is not None:
                 draft.probs.append(probs)
@@ -195,13 +195,13 @@ class DraftModel:
             score = more.pop() if self.scoring else 0.0
             step = Step(prob, confidence, entropy_nats, score, top10_confidence)
             draft.steps.append(step)
-            drafted = time.perf_counter()
+            drafted = now()
             draft.step_s.append(drafted - start)
             if len(draft.tokens) == context.limit or draft.tokens[-1] in self.eos_token_ids:
                 return draft
             proceed = keep(step, len(draft.tokens))
             draft.asked += 1
-            draft.policy_s += time.perf_counter() - drafted
+            draft.policy_s += now() - drafted
             if not proceed:
                 return draft
             feed = draft.tokens[-1:]

@@ -5,7 +5,6 @@ The same steps as in `specsim.replaying.tree`, whose nodes come from a record in
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from realrun.decode.draft import Draft, Siblings, params_of
 from realrun.decode.rounds import RoundContext
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
+from realrun.lm.clock import now
 from specsim.arrays import Array
 from specsim.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
@@ -61,12 +61,12 @@ class TreeGrower:
         first, count = 0, 1
         widths[0] = 0
         for level in range(limit):
-            asked, end = time.perf_counter(), count
+            asked, end = now(), count
             state = policy.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
             drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
             if expanded > policy.max_expanded:
                 raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")
-            start = time.perf_counter()
+            start = now()
             draft.policy_s += start - asked
             draft.asked += 1
             if not drafted:
@@ -88,7 +88,7 @@ class TreeGrower:
             count = add_level(tree, self.token, widths, self.slot, parents, count, level + 1, columns)
             first = end
             draft.level_nodes.append(expanded)
-            draft.step_s.append(time.perf_counter() - start)
+            draft.step_s.append(now() - start)
         draft.drafted = count - 1
         if draft.drafted:
             self._select(draft, count, policy, state, drawn_from)

@@ -8,7 +8,6 @@ unless it is.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
+from realrun.lm.clock import now
 from realrun.lm.open import make_lm
 from realrun.proposals.recorder import Columns, Recorder
 from realrun.proposals.trees import TreeSize
@@ -79,7 +79,7 @@ class LookupDrafter(DraftModel):
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
         """Draft 0 to `context.limit` tokens after `tokens`, which go on where those of the last call ended."""
         draft, index = Draft(), self.index
-        start = time.perf_counter()
+        start = now()
         index.extend(tokens[len(index.text) :])
         if not index.matched:
             return draft
@@ -91,12 +91,12 @@ class LookupDrafter(DraftModel):
             draft.parents.append(depth - 2)
             draft.tokens.append(token)
             draft.steps.append(step)
-            drafted = time.perf_counter()
+            drafted = now()
             draft.step_s.append(drafted - start)
             if depth == context.limit or token in self.eos_token_ids:
                 return draft
             proceed = keep(step, depth)
-            start = time.perf_counter()
+            start = now()
             draft.asked += 1
             draft.policy_s += start - drafted
             if not proceed:

@@ -22,12 +22,14 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import prompt_facts
 from realrun.provenance import provenance
 from realrun.recording.again import prompts_of
+from realrun.validation.choice import Forecast, choice_of
+from realrun.validation.timing import check_repeats
 from specsim.arrays import Floats
 from specsim.engines.as_engine import as_engine
 from specsim.errors import InputError
 from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.intervals import beyond_floor, noise_floor_percent, ratio_interval
+from specsim.speedup.intervals import noise_floor_percent, ratio_interval
 from specsim.trace.trace import Trace
 
 BASELINE = Setting(0)
@@ -71,13 +73,11 @@ def turns_of(arms: int, prompts: int, repeats: int, seed: int) -> list[tuple[int
 
 
 def typical(turns: Sequence[tuple[int, int]], made: Sequence[Turn], arms: int, prompts: int) -> list[list[Turn]]:
-    """By arm and prompt the repeat of median seconds (of two, the faster); warm-up left out."""
+    """By arm and prompt the repeat of median seconds; warm-up left out."""
     found: list[list[list[Turn]]] = [[[] for _ in range(prompts)] for _ in range(arms)]
     for (arm, prompt), one in zip(turns[arms:], made[arms:], strict=True):
         found[arm][prompt].append(one)
-    return [
-        [sorted(one, key=lambda turn: turn.whole_s)[(len(one) - 1) // 2] for one in by_prompt] for by_prompt in found
-    ]
+    return [[sorted(one, key=lambda turn: turn.whole_s)[len(one) // 2] for one in by_prompt] for by_prompt in found]
 
 
 def replayed_rounds(trace: Trace, engine: Engine, setting: Setting, max_new_tokens: int) -> list[Rounds]:
@@ -114,7 +114,7 @@ def validate(
     max_new_tokens : int
         The engine's limit on output tokens.
     repeats : int
-        Timed runs of every prompt in every setting, of which the median counts.
+        Timed runs of every prompt in every setting, of which the median counts: an odd number from 3 on.
     seed : int
         Of the settings' order.
     progress : callable, optional
@@ -129,6 +129,7 @@ def validate(
     InputError
         If the engine's seconds cannot be read, or it puts out other texts than the recorded ones.
     """
+    check_repeats(repeats)
     prompts = prompts_of(trace, "the trace")
     arms = plan.arms
     turns = turns_of(len(arms), len(prompts), repeats, seed)
@@ -202,18 +203,17 @@ def compared(
     unseen = [row for row in rows if not row["profiled"]]
     errors = [abs(row["error_percent"]) for row in unseen]
     floor = noise_floor_percent(null_arm)
-    guess, best = (max(unseen, key=lambda row: row[f"{how}_tokens_per_second"]) for how in ("predicted", "measured"))
-    rates = guess["measured_tokens_per_second"], best["measured_tokens_per_second"]
+    alone = rows[0]["predicted_tokens_per_second"]
+    forecasts = [
+        Forecast(row["setting"], row["predicted_tokens_per_second"] / alone, seconds(arm))
+        for arm, row in enumerate(rows)
+        if not row["profiled"]
+    ]
     return {
         "null_arm": null_arm.as_dict(),
         "noise_floor_percent": floor,
         "rows": rows,
         "median_abs_error_percent": float(np.median(errors)),
         "max_abs_error_percent": max(errors),
-        "best": {
-            "predicted": guess["setting"],
-            "measured": best["setting"],
-            "loss_percent": 100 * (1 - rates[0] / rates[1]),
-            "resolved": beyond_floor(floor, *rates),
-        },
+        "choice": choice_of(forecasts, baseline_s, floor),
     }

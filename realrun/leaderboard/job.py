@@ -27,13 +27,14 @@ from realrun.leaderboard.rows import (
     TREE,
     Entry,
     about,
-    best_of,
+    choice_from,
     median_error,
     replays,
     role_of,
     rows,
     trigram_shares,
 )
+from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.machine_load import Load
 from realrun.own_files import read_own, refuse_other
@@ -44,7 +45,9 @@ from realrun.profiling.slices import TREE_TOKENS
 from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
+from realrun.validation.document import rate_of
 from realrun.validation.measured_costs import MeasuredCosts
+from realrun.validation.timing import check_repeats
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
@@ -93,7 +96,8 @@ class Settings:
     """Settings of the job.
 
     record : depth and trees are cut to what each drafter can do
-    kinds : policies to tune; repeats : timed runs of every prompt and policy, 0 to predict only
+    kinds : policies to tune; repeats : timed runs of every prompt and policy, an odd number from 3 on, or 0 to predict
+        only
     """
 
     record: RecordSettings
@@ -102,6 +106,10 @@ class Settings:
     repeats: int = 3
     tuning_share: float = 0.5
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.repeats:
+            check_repeats(self.repeats)
 
 
 def run_leaderboard(
@@ -202,12 +210,15 @@ def run_leaderboard(
         }
         for name, profile in documents.items():
             write_json(profile, out / name / "profile.json")
-    null_arm = baseline_s = None
+    null_arm = baseline_s = alone = None
+    floor = 0.0
     if measured is not None:
         wanted = measured[0].tokens
         baseline_s = measured[0].seconds_for(wanted).tolist()
         null_arm = ratio_interval(measured[0].seconds_for(wanted), measured[-1].seconds_for(wanted))
-    board = rows(entries, pairs, plain, holdouts, models(documents), measured, settings.seed)
+        floor = noise_floor_percent(null_arm)
+        alone = rate_of(measured[0].seconds, int(wanted.sum()))
+    board = rows(entries, pairs, plain, holdouts, models(documents), measured, settings.seed, floor)
     document = {
         "kind": "specsim-drafter-leaderboard",
         "version": 1,
@@ -217,9 +228,10 @@ def run_leaderboard(
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "sequences": {"tuning": len(tuning), "holdout": len(held)},
         "null_arm": None if null_arm is None else null_arm.as_dict(),
-        "noise_floor_percent": None if null_arm is None else noise_floor_percent(null_arm),
-        "best": best_of(board, 0.0 if null_arm is None else noise_floor_percent(null_arm)),
+        "noise_floor_percent": None if null_arm is None else floor,
+        "baseline": alone,
         "baseline_sequence_seconds": baseline_s,
+        "choice": choice_from(entries, measured, floor),
         "looping_prompts": sum(share <= LOOPS for share in trigram_shares(next(iter(holdouts.values())))),
         "rows": board,
         "skipped": [{"drafter": name, **one} for name in traces for one in tuned[name][1]],
@@ -253,6 +265,7 @@ def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: Se
         "block_expansion": expansion_of(first.target),
         "device": device_name(first.device),
         "threads": torch.get_num_threads(),
+        "clock": clock_name(),
         "dtype": str(first.dtype).removeprefix("torch."),
         "kernels": backend_for(first.device),
         "decoding": record.sampler.as_dict(),

@@ -19,14 +19,22 @@ from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.profiling.profile import profile
-from realrun.provenance import provenance
 from realrun.recording.reuse import check_job, recorded_trace
+from realrun.validation.choice import Forecast, choice_of
+from realrun.validation.document import rate_of
 from realrun.validation.measured_costs import MeasuredCosts, Run
 from realrun.validation.measuring import Costs, measure_in_turns
-from realrun.validation.run import ANEW, TUNING_REPEATS, UNFINISHED, ValidationSettings, claim, identity_of
-from realrun.validation.timing import Arm, Timings, make_arm
+from realrun.validation.run import (
+    ANEW,
+    TUNING_REPEATS,
+    UNFINISHED,
+    ValidationSettings,
+    claim,
+    identity_of,
+    keep_forecast,
+)
+from realrun.validation.timing import Arm, Timings, make_arm, wall_clock
 from realrun.validation.validate import TUNED, Candidate, candidates, output_identical, rounds_identical
-from speckernels import backend_for
 from specsim.cost.contexts import context_range
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.profile import profile_from_json
@@ -130,13 +138,13 @@ def validate_joined(
         for number, one in enumerate(measured, start=1)
     ]
     priced = PricedTrace(holdout, JoinedCost(tuple(profile_from_json(one, "just measured") for one in documents)))
-    result = _compared(chosen, train, priced, timings, settings.seed)
+    result = _compared(chosen, priced, timings, settings.seed)
     document = {
         "kind": "specsim-joined-validation",
         "target": pair.target_name,
         "drafters": [one.draft_name for one in pairs],
         "decoding": settings.record.sampler.as_dict(),
-        "environment": {**provenance(pair.device, pair.number_type), "kernels": backend_for(pair.device)},
+        "environment": pair.environment,
         "sequences": {"tuning": train.trace.sequences, "holdout": holdout.sequences},
         "output_tokens": int(holdout.output_tokens.sum()),
         **result,
@@ -147,6 +155,7 @@ def validate_joined(
     }
     write_json(joined_document(documents), out / "cost.json")
     write_json(document, out / "validation.json")
+    keep_forecast(work, out)
     remove_folder(work)
     return document
 
@@ -182,7 +191,7 @@ def _candidates(
     assert isinstance(trace, JoinedTrace)
     search = SearchSettings(trials=settings.trials, seed=settings.seed)
     alone = [
-        Candidate(best_policy(OneDrafter, train, replace(search, fixed={"drafter": number})), "alone")
+        best_policy(OneDrafter, train, replace(search, fixed={"drafter": number}))
         for number in range(1, len(trace.parts) + 1)
     ]
     kinds = [kind for kind in settings.kinds or () if kind is not OneDrafter]
@@ -195,7 +204,8 @@ def _candidates(
         progress=progress,
         kept=work / TUNED,
     )
-    return [*alone, *switching], skipped
+    single = [Candidate(policy, "alone", train.replay(policy, seed=settings.seed).speedup) for policy in alone]
+    return [*single, *switching], skipped
 
 
 def _runs_of(drafter: int, arms: Sequence[Arm], timings: Timings, texts: Sequence[Prompt]) -> Iterator[Run]:
@@ -207,9 +217,7 @@ def _runs_of(drafter: int, arms: Sequence[Arm], timings: Timings, texts: Sequenc
             yield arm.policy, len(text.tokens), kept
 
 
-def _compared(
-    chosen: Sequence[Candidate], train: PricedTrace, priced: PricedTrace, timings: Timings, seed: int
-) -> dict[str, Any]:
+def _compared(chosen: Sequence[Candidate], priced: PricedTrace, timings: Timings, seed: int) -> dict[str, Any]:
     """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
     trace, everything = priced.trace, range(priced.trace.sequences)
     assert isinstance(trace, JoinedTrace)
@@ -217,6 +225,7 @@ def _compared(
     baseline_s, *arms_s, null_s = (timings.seconds_for_baseline(arm, everything) for arm in range(len(chosen) + 2))
     null_arm = ratio_interval(baseline_s, null_s)
     floor = noise_floor_percent(null_arm)
+    wall_s = [timings.wall_s_for_baseline(arm, everything) for arm in range(len(chosen) + 1)]
     rows: list[dict[str, Any]] = []
     found: dict[bool, list[tuple[float, int]]] = {True: [], False: []}  # whether one drafter alone: speedup, arm
     replays = []
@@ -225,7 +234,7 @@ def _compared(
         replayed = priced.replay(policy, seed=seed, log=True)
         predicted, measured = summarise(replayed, oracle_s), ratio_interval(baseline_s, arms_s[number - 1])
         replays.append(replayed)
-        found[candidate.role == "alone"].append((train.replay(policy, seed=seed).speedup, number - 1))
+        found[candidate.role == "alone"].append((candidate.train_speedup or 0.0, number - 1))
         drafted = [one.drafter for run in runs for one in run.rounds if one.drafter]
         rows.append(
             {
@@ -235,6 +244,8 @@ def _compared(
                 "role": candidate.role,
                 "predicted": predicted.speedup.as_dict(),
                 "measured": measured.as_dict(),
+                **wall_clock(wall_s[0], wall_s[number], measured, floor),
+                "train_speedup": candidate.train_speedup,
                 "error_percent": (predicted.speedup.estimate / measured.estimate - 1) * 100,
                 "rounds_identical_percent": 100 * rounds_identical(replayed, runs),
                 "output_identical_percent": 100 * output_identical(trace, runs),
@@ -243,6 +254,9 @@ def _compared(
                 "rounds_of_drafters": np.bincount(drafted, minlength=len(trace.parts) + 1)[1:].tolist(),
             }
         )
+    forecasts = [
+        Forecast(str(one.policy), one.train_speedup or 0.0, own_s) for one, own_s in zip(chosen, arms_s, strict=True)
+    ]
     single, switch = (max(found[alone])[1] for alone in (True, False))
     speedups = [rows[number]["measured"]["estimate"] for number in (switch, single)]
     measured_gain = paired_difference(baseline_s, arms_s[switch], arms_s[single])
@@ -259,7 +273,9 @@ def _compared(
     return {
         "null_arm": null_arm.as_dict(),
         "noise_floor_percent": floor,
+        "baseline": rate_of(baseline_s, sum(len(run.tokens) for run in timings.last_runs(0, everything))),
         "rows": sorted(rows, key=lambda row: -row["measured"]["estimate"]),
         "median_abs_error_percent": float(np.median([abs(row["error_percent"]) for row in rows])),
+        "choice": choice_of(forecasts, baseline_s, floor),
         "switching": switching,
     }

@@ -37,10 +37,12 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one contender: seconds and output tokens [S]; rounds of each sequence, at the median of their repeats; shares
-    of the last repeat that are as replayed and as recorded, None for a baseline."""
+    """Of one contender: seconds, by medians and of all repeats together, and output tokens [S]; rounds of each
+    sequence, at the median of their repeats; shares of the last repeat that are as replayed and as recorded, None for a
+    baseline."""
 
     seconds: Floats
+    wall_s: Floats
     tokens: Ints
     rounds: list[list[Round]]
     rounds_identical: float | None
@@ -49,6 +51,10 @@ class Measured:
     def seconds_for(self, wanted: Ints) -> Floats:
         """Seconds per sequence [S] for as many tokens as wanted [S]."""
         return np.asarray(self.seconds / self.tokens * wanted)
+
+    def wall_s_for(self, wanted: Ints) -> Floats:
+        """As `seconds_for`, of all repeats together [S]."""
+        return np.asarray(self.wall_s / self.tokens * wanted)
 
 
 def measure(
@@ -102,6 +108,7 @@ def _measured(one: Contender, arm: int, timings: Timings, sequences: int) -> Mea
     last = timings.last_runs(arm, everything)
     return Measured(
         seconds=timings.seconds(arm, everything),
+        wall_s=timings.wall_s(arm, everything),
         tokens=np.array([len(run.tokens) for run in last]),
         rounds=[timings.rounds(arm, index) for index in everything],
         rounds_identical=None if one.replayed is None else rounds_identical(one.replayed, last),

@@ -13,8 +13,8 @@ from realrun.leaderboard.costs import models
 from realrun.leaderboard.measure import Measured
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
-from realrun.provenance import provenance
-from speckernels import backend_for
+from realrun.validation.choice import Forecast, choice_of
+from realrun.validation.timing import wall_clock
 from specsim.arrays import Floats
 from specsim.cost.profile import ProfileCost
 from specsim.policy.base import Policy
@@ -25,7 +25,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.sums import PARTS
 from specsim.speedup.formulas import distinct_trigrams
-from specsim.speedup.intervals import Estimate, beyond_floor, ratio_interval
+from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.speedup.prediction import summarise
 from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.trace import Trace
@@ -52,6 +52,11 @@ class Entry:
         """Its name among all entries."""
         return f"{self.drafter}: {self.role}"
 
+    @property
+    def title(self) -> str:
+        """Its name on the board."""
+        return f"{self.drafter}, {self.label}"
+
 
 def role_of(kind: type[Policy]) -> str:
     """What a policy of this kind is compared as."""
@@ -76,13 +81,14 @@ def rows(
     costs: Mapping[str, ProfileCost],
     measured: Sequence[Measured] | None,
     seed: int,
+    floor_percent: float,
 ) -> list[dict[str, Any]]:
     """The board's rows, by measured speedup, or by the predicted one where nothing was measured.
 
     A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write
     more or less than the plain one, and in low precision another pass of the same target may, too.
 
-    measured : the baseline, the entries in their order, and the null arm
+    measured : the baseline, the entries in their order, and the null arm; floor_percent : their noise floor
     """
     found = replays(entries, holdouts, costs, seed)
     own = next((name for name in holdouts if not has_own_target(pairs[name], plain)), next(iter(holdouts)))
@@ -94,7 +100,7 @@ def rows(
         against, *ranked_by = (one.seconds_for(wanted) for one in measured[:-1])
     order = np.argsort([s.sum() for s in ranked_by], kind="stable").tolist()
     leader = order[0]
-    forecast, ranking = simultaneous(baseline_s, seconds), simultaneous(against, ranked_by)
+    by_replay, ranking = simultaneous(baseline_s, seconds), simultaneous(against, ranked_by)
     most = {name: max(e.train_speedup for e in entries if e.drafter == name) for name in holdouts}
     flows = np.array([share > LOOPS for share in trigram_shares(holdouts[own])])
     board = []
@@ -105,7 +111,7 @@ def rows(
         spent = replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
         board.append(
             {
-                "label": f"{entry.drafter}, {entry.label}",
+                "label": entry.title,
                 "drafter": entry.drafter,
                 "role": entry.role,
                 "policy": entry.policy.name,
@@ -114,7 +120,7 @@ def rows(
                 "params": entry.policy.settings,
                 "own_target": has_own_target(pairs[entry.drafter], plain),
                 "best_of_drafter": entry.train_speedup == most[entry.drafter],
-                "speedup": forecast.speedups[at].as_dict(),
+                "speedup": by_replay.speedups[at].as_dict(),
                 "leader_minus_this": None if behind is None else behind.as_dict(),
                 "tied_with_leader": behind is not None and not behind.significant,
                 "without_loops": _over(flows, against, ranked_by[at]),
@@ -123,7 +129,7 @@ def rows(
                 "truncated_share": predicted.truncated_share,
                 "token_seconds": dict(zip(PARTS, spent.tolist(), strict=True)),
                 "sequence_seconds": seconds[at].tolist(),
-                **_measured(seconds[at], baseline_s, measured, at, ranking.speedups[at]),
+                **_measured(seconds[at], baseline_s, measured, at, ranking.speedups[at], floor_percent),
             }
         )
     return board
@@ -139,39 +145,42 @@ def _over(which: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> di
     return ratio_interval(baseline_s[which], own_s[which]).as_dict() if which.sum() > 1 else None
 
 
-def best_of(board: Sequence[Mapping[str, Any]], noise_percent: float) -> dict[str, Any] | None:
-    """What trusting the prediction costs, of measured rows; None of others.
-
-    noise_percent : the noise floor, below which a difference is not resolved
-    """
-    if not board or board[0]["measured"] is None:
+def choice_from(
+    entries: Sequence[Entry], measured: Sequence[Measured] | None, floor_percent: float
+) -> dict[str, Any] | None:
+    """What the tuning forecast chose and what that cost, as `choice_of` says; None where nothing was measured."""
+    if measured is None:
         return None
-    fastest = board[0]
-    predicted = max(board, key=lambda row: row["speedup"]["estimate"])
-    speedups = predicted["measured"]["estimate"], fastest["measured"]["estimate"]
-    return {
-        "predicted": predicted["label"],
-        "measured": fastest["label"],
-        "loss_percent": 100 * (1 - speedups[0] / speedups[1]),
-        "resolved": beyond_floor(noise_percent, *speedups) and not predicted["tied_with_leader"],
-    }
+    wanted = measured[0].tokens
+    forecasts = [
+        Forecast(entry.title, entry.train_speedup, own.seconds_for(wanted))
+        for entry, own in zip(entries, measured[1:-1], strict=True)
+    ]
+    return choice_of(forecasts, measured[0].seconds_for(wanted), floor_percent)
 
 
 def _measured(
-    seconds: Floats, baseline_s: Floats, measured: Sequence[Measured] | None, at: int, found: Estimate
+    seconds: Floats,
+    baseline_s: Floats,
+    measured: Sequence[Measured] | None,
+    at: int,
+    found: Estimate,
+    floor_percent: float,
 ) -> dict[str, Any]:
     """What really decoding the entry of this number gave. found : its measured speedup, where it was measured"""
     keys = ("measured", "error_percent", "rounds_identical_percent", "output_identical_percent")
     if measured is None:
         return dict.fromkeys((*keys, "measured_sequence_seconds"))
-    own = measured[1 + at]
+    baseline, own = measured[0], measured[1 + at]
+    wanted = baseline.tokens
     assert own.rounds_identical is not None and own.output_identical is not None
     return {
         "measured": found.as_dict(),
+        **wall_clock(baseline.wall_s_for(wanted), own.wall_s_for(wanted), found, floor_percent),
+        "measured_sequence_seconds": own.seconds_for(wanted).tolist(),
         "error_percent": (float(baseline_s.sum() / seconds.sum()) / found.estimate - 1) * 100,
         "rounds_identical_percent": 100 * own.rounds_identical,
         "output_identical_percent": 100 * own.output_identical,
-        "measured_sequence_seconds": own.seconds_for(measured[0].tokens).tolist(),
     }
 
 
@@ -195,7 +204,7 @@ def about(
         "device": plain.device.type,
         "dtype": str(plain.dtype).removeprefix("torch."),
         "decoding": first.meta["decoding"],
-        "environment": {**provenance(plain.device, plain.number_type), "kernels": backend_for(plain.device)},
+        "environment": plain.environment,
         "output_tokens": int(first.output_tokens.sum()),
         "autoregressive_token_seconds": float(table.autoregressive_s.mean()),
         "drafters": [

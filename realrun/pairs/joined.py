@@ -6,7 +6,6 @@ lookup, which has no cache, reads it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.clock import now
 from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import Recorder
 from specsim.errors import InputError
@@ -66,7 +66,7 @@ class JoinedDrafter(DraftModel):
         self, tokens: Sequence[int], context: RoundContext, policy: SwitchPolicy, state: Any
     ) -> tuple[Any, RoundContext]:
         """Which drafter the next round drafts with, as the policy's new state, and that drafter's limit."""
-        start = time.perf_counter()
+        start = now()
         emitted = len(tokens) - self.length
         self.lag += emitted
         if self.drafted:  # its last token was never fed
@@ -78,7 +78,7 @@ class JoinedDrafter(DraftModel):
             self.active = int(policy.choose(state, policy.params, foretold, self.lag))
             state = chosen(state, self.active)
             context = context._replace(limit=min(context.limit, longest_draft(policy.params, self.active)))
-        self.choice_s = time.perf_counter() - start
+        self.choice_s = now() - start
         return state, context
 
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:

@@ -19,12 +19,15 @@ from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, weights_digest
 from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
+from realrun.provenance import provenance
+from speckernels import backend_for
 from specsim.errors import InputError
 
 LAB = "lab"
@@ -56,6 +59,12 @@ class Pair:
     @property
     def dtype(self) -> torch.dtype:
         return self.target.dtype
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Machine, versions, kernels and clock, as a JSON-able record to be stored beside a measurement."""
+        where = provenance(self.device, self.number_type)
+        return {**where, "kernels": backend_for(self.device), "clock": clock_name()}
 
     @property
     def number_type(self) -> str:

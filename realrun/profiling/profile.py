@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.pairs.pair import Pair
 from realrun.profiling.probes import Prober
@@ -141,6 +142,7 @@ def profile_document(stream: Stream, contexts: list[int], prober: Prober, repeat
         "block_expansion": expansion_of(pair.target),
         "decoding": decoder.sampler.as_dict(),
         "kernels": backend_for(pair.device),
+        "clock": clock_name(),
         "contexts": contexts,
         "repeats": repeats,
         "seed": seed,

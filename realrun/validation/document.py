@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from realrun.decode.rounds import Round
+from realrun.validation.choice import Forecast, choice_of
 from realrun.validation.divergence import summary
 from realrun.validation.validate import Row, Validation
+from specsim.arrays import Floats
 from specsim.fitting.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
@@ -23,8 +26,8 @@ def as_document(validation: Validation) -> dict[str, Any]:
     """The JSON form of a validation; also everything that its report shows."""
     rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
     holdout, profile = validation.holdout, validation.cost
-    by_prediction = max(rows, key=lambda row: row.predicted.speedup.estimate)
-    best = rows[0]
+    best, floor = rows[0], validation.noise_floor_percent
+    forecasts = forecasts_of(rows)
     lengths = range(1, holdout.depth + 1)
     curve = [
         predict_policy(PricedTrace(holdout, profile), make_policy("fixed_k", {"k": k}), seed=validation.seed)
@@ -53,20 +56,21 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
         "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
         "null_arm": validation.null_arm.as_dict(),
-        "noise_floor_percent": validation.noise_floor_percent,
+        "noise_floor_percent": floor,
+        "baseline": rate_of(validation.autoregressive_s, validation.baseline_tokens),
         "rows": [
-            {**row_document(row), "resolved": None if row is best else validation.resolved(row, best)} for row in rows
+            {
+                **row_document(row),
+                **rate_of(row.speculative_s, validation.baseline_tokens),
+                "resolved": None if row is best else validation.resolved(row, best),
+            }
+            for row in rows
         ],
         "skipped": [{"policy": name, "reason": reason} for name, reason in validation.skipped],
         "median_abs_error_percent": validation.median_abs_error_percent,
         "p90_abs_error_percent": validation.p90_abs_error_percent,
         "median_abs_unseen_error_percent": float(np.median([abs(row.unseen_error_percent) for row in rows])),
-        "best": {
-            "predicted": str(by_prediction.candidate.policy),
-            "measured": str(best.candidate.policy),
-            "loss_percent": (1 - by_prediction.measured.estimate / best.measured.estimate) * 100,
-            "resolved": by_prediction is not best and validation.resolved(by_prediction, best),
-        },
+        "choice": choice_of(forecasts, validation.autoregressive_s, floor) if forecasts else None,
         "k_curve": {
             "k": list(lengths),
             "predicted": [prediction.speedup.as_dict() for prediction in curve],
@@ -87,6 +91,20 @@ def as_document(validation: Validation) -> dict[str, Any]:
     }
 
 
+def forecasts_of(rows: Iterable[Row]) -> list[Forecast]:
+    """What was forecast of these rows before anything was decoded; of none where that is not known."""
+    return [
+        Forecast(str(row.candidate.policy), row.candidate.train_speedup, row.speculative_s)
+        for row in rows
+        if row.candidate.train_speedup is not None
+    ]
+
+
+def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
+    """Tokens per second and milliseconds per token of so many tokens. seconds : of each sequence [S]"""
+    return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
+
+
 def row_document(row: Row) -> dict[str, Any]:
     predicted = row.predicted
     return {
@@ -96,6 +114,8 @@ def row_document(row: Row) -> dict[str, Any]:
         "role": row.candidate.role,
         "predicted": predicted.speedup.as_dict(),
         "measured": row.measured.as_dict(),
+        **row.wall_clock,
+        "train_speedup": row.candidate.train_speedup,
         "error_percent": row.error_percent,
         "truncated_share": row.predicted.truncated_share,
         "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.recording.again import prompts_of, settings_of
 from realrun.validation.run import ValidationSettings
+from realrun.validation.timing import check_repeats
 from realrun.validation.validate import Candidate, Tuned
 from specsim.cost.profile import profile_from_json
 from specsim.errors import InputError
@@ -39,6 +40,7 @@ class OldRow(TypedDict):
     policy: str
     params: dict[str, Any]
     role: str
+    train_speedup: NotRequired[float | None]
 
 
 class OldPrompts(TypedDict):
@@ -119,9 +121,15 @@ def read_like(folder: Path, *, trace: Path | None = None, files: Sequence[str] =
         if name not in kinds:
             raise InputError(f"{path}: policy {name!r} is unknown; name its file by --policy-file")
         try:
-            candidates.append(Candidate(build_policy(kinds[name], row["params"]), row["role"]))
+            policy = build_policy(kinds[name], row["params"])
+            candidates.append(Candidate(policy, row["role"], row.get("train_speedup")))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+    try:
+        check_repeats(document["options"]["repeats"])
+    except InputError:
+        repeats = document["options"]["repeats"]
+        raise InputError(f"{path} was measured with {repeats} repeats, which have no median run; {AGAIN}") from None
     settings = ValidationSettings(
         record=settings_of(recorded, str(where)),
         kinds=tuple(dict.fromkeys(type(candidate.policy) for candidate in candidates)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
@@ -20,6 +21,7 @@ from realrun.provenance import device_name
 from realrun.recording.record import RecordSettings
 from realrun.recording.reuse import check_job, recorded_trace
 from realrun.validation.document import as_document, rounds_table
+from realrun.validation.timing import check_repeats
 from realrun.validation.validate import Tuned, predict_and_measure
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
@@ -47,7 +49,7 @@ class ValidationSettings:
     kinds : policies to compare; None: all that the trace can serve
     trace : a recorded trace of these prompts and settings; None: the one in the output folder, recorded if need be
     trials : configurations to try per policy
-    repeats : timed runs of every held-out prompt and policy
+    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
     tuning_share : share of the prompts to tune on, in (0, 1)
     seed : of all randomness
     overwrite : whether a validation that is there is replaced
@@ -70,6 +72,9 @@ class ValidationSettings:
     trace: Path | None = None
     tuned: Tuned | None = None
 
+    def __post_init__(self) -> None:
+        check_repeats(self.repeats)
+
 
 def validate(
     pair: Pair,
@@ -88,6 +93,8 @@ def validate(
     out : Path
         Folder for trace, profile, rounds, validation.json and report.html; a trace that is there is used again. Of a
         validation that was interrupted so are the policies it had tuned and the sequences it had decoded.
+        tuning_profile.json and tuned.json hold what was known before anything was decoded: the costs that policies
+        were tuned under, and the speedups that these forecast.
     progress : callable, optional
         Told (what, done, total).
 
@@ -111,7 +118,7 @@ def validate(
     >>> from specsim.policy.registry import POLICIES
     >>> pair = realrun.load_pair(drafter="prompt-lookup", threads=1)
     >>> record = realrun.RecordSettings(max_draft_tokens=2, max_new_tokens=8)
-    >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2, repeats=1)
+    >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     out, prompts = Path(folder) / "validation", lab_prompts(pair.tokenizer, 4)
     ...     document = realrun.validate(pair, prompts, settings, out)
@@ -173,8 +180,15 @@ def validate(
     from specsim.report.validation import render_validation  # matplotlib is slow to load
 
     write_text(out / "report.html", render_validation(document))
+    keep_forecast(work, out)
     remove_folder(work)
     return document
+
+
+def keep_forecast(work: Path, out: Path) -> None:
+    """Keep beside the result what was known before anything was decoded: tuning profiles and tuned policies."""
+    for path in work.glob("tun*.json"):
+        path.replace(out / path.name)
 
 
 def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
@@ -188,6 +202,7 @@ def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[s
         "trace": file_digest(trace / META),  # which has the digests of its other files
         "device": device_name(pair.device),
         "threads": torch.get_num_threads(),
+        "clock": clock_name(),
         "dtype": pair.number_type,
         "kernels": backend_for(pair.device),
         "policies": {kind.name: source_digest(kind) for kind in kinds},

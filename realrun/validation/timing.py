@@ -15,10 +15,23 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.profiling.turns import TURN_ROUNDS, Runner, take_turns
 from specsim.arrays import Floats
+from specsim.errors import InputError
 from specsim.policy.base import Policy
+from specsim.speedup.intervals import Estimate, beyond_floor, ratio_interval
 from specsim.trace.trace import Trace
 
+LEAST_REPEATS = 3  # of which one is the median
 WARM_UP_TOKENS = 24
+
+
+def check_repeats(repeats: int) -> None:
+    """Refuse a number of repeats that has no median among them: fewer than three, or an even number."""
+    if repeats < LEAST_REPEATS or repeats % 2 == 0:
+        wanted = max(LEAST_REPEATS, repeats + 1)
+        raise InputError(
+            f"{repeats} repeats have no median run, which takes an odd number from {LEAST_REPEATS} on; "
+            f"pass --repeats {wanted}"
+        )
 
 
 class Arm(NamedTuple):
@@ -75,14 +88,24 @@ class Timings:
         """Of each sequence, the sum of `rounds` [S]."""
         return np.array([sum(one.seconds for one in self.rounds(arm, sequence)) for sequence in sequences])
 
-    def seconds_for_baseline(self, arm: int, sequences: Iterable[int]) -> Floats:
+    def wall_s(self, arm: int, sequences: Iterable[int]) -> Floats:
+        """Of each sequence, the seconds of all its repeats together, interruptions included [S]."""
+        return np.array([sum(run.seconds for run in self.runs[arm, sequence]) for sequence in sequences])
+
+    def seconds_for_baseline(self, arm: int, sequences: Sequence[int]) -> Floats:
         """Of each sequence, `seconds` for as many tokens as arm 0, the baseline, emitted there [S].
 
         In low precision an output may differ from the baseline's, in length too.
         """
-        sequences = list(sequences)
+        return self._for_baseline(self.seconds(arm, sequences), arm, sequences)
+
+    def wall_s_for_baseline(self, arm: int, sequences: Sequence[int]) -> Floats:
+        """As `seconds_for_baseline`, of `wall_s` [S]."""
+        return self._for_baseline(self.wall_s(arm, sequences), arm, sequences)
+
+    def _for_baseline(self, seconds: Floats, arm: int, sequences: Sequence[int]) -> Floats:
         wanted, emitted = (np.array([len(run.tokens) for run in self.last_runs(one, sequences)]) for one in (0, arm))
-        return np.asarray(self.seconds(arm, sequences) * wanted / emitted)
+        return np.asarray(seconds * wanted / emitted)
 
     def mean_round_s(self, arm: int, sequences: Iterable[int]) -> float:
         """Mean seconds of an arm's `rounds`."""
@@ -91,16 +114,31 @@ class Timings:
 
 
 def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
-    """Of repeats that did the same rounds, each round as the repeat of median seconds did it (of two, the faster).
+    """Of repeats that did the same rounds, each round as the repeat of median seconds did it.
 
     So an interruption that one repeat met does not count. Where repeats differ (rejection sampling draws anew in
-    each), the rounds of the repeat of median seconds.
+    each), the rounds of the repeat of median seconds. There is an odd number of repeats, but where a limit of time cut
+    them short: of an even number the slower of the middle two, which flatters nobody.
     """
-    middle = (len(runs) - 1) // 2
+    middle = len(runs) // 2
     if len({tuple(run.tree_log()) for run in runs}) > 1:
         return sorted(runs, key=lambda run: run.seconds)[middle].rounds
     together = zip(*(run.rounds for run in runs), strict=True)
     return [sorted(same, key=lambda one: one.seconds)[middle] for same in together]
+
+
+def wall_clock(baseline_s: Floats, own_s: Floats, measured: Estimate, floor_percent: float) -> dict[str, Any]:
+    """Set the plain wall-clock speedup, interruptions included, beside the one by medians.
+
+    Parameters
+    ----------
+    baseline_s, own_s : seconds of each sequence [S], all repeats together
+    measured : the speedup by medians
+    floor_percent : noise floor; "wall_clock_differs" says whether the two differ by more
+    """
+    speedup = ratio_interval(baseline_s, own_s)
+    differs = beyond_floor(floor_percent, speedup.estimate, measured.estimate)
+    return {"wall_clock_speedup": speedup.as_dict(), "wall_clock_differs": differs}
 
 
 def decode_in_turns(

@@ -15,13 +15,11 @@ from realrun.machine_load import Load
 from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.provenance import provenance
 from realrun.validation.divergence import Divergence, divergences
 from realrun.validation.error_parts import error_parts
 from realrun.validation.measured_costs import MeasuredCosts, Run
 from realrun.validation.measuring import Costs, measure_in_turns
-from realrun.validation.timing import make_arm
-from speckernels import backend_for
+from realrun.validation.timing import check_repeats, make_arm, wall_clock
 from specsim.arrays import Floats
 from specsim.cost.model import CostModel
 from specsim.cost.profile import ProfileCost, profile_from_json
@@ -57,15 +55,21 @@ class TunedFile(TypedDict):
 
     params: NotRequired[dict[str, Any]]
     role: NotRequired[str]
+    train_speedup: NotRequired[float]
     reason: NotRequired[str]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to validate and where its settings come from: tuned, fitted, default or fixed_k."""
+    """A policy to validate.
+
+    role : where its settings come from: tuned, fitted, default or fixed_k
+    train_speedup : forecast before anything was decoded, from tuning costs and tuning prompts; None where unknown
+    """
 
     policy: Policy
     role: str
+    train_speedup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Row:
     predicted: Prediction
     unseen: float  # the speedup predicted from what the others' rounds cost, as if this policy had not been run
     measured: Estimate
+    wall_clock: dict[str, Any]  # as `realrun.validation.timing.wall_clock` gives it
     ladder: Ladder
     error_parts: dict[str, Any]  # as `realrun.validation.error_parts` gives them
     speculative_s: Floats  # measured, per sequence
@@ -126,6 +131,7 @@ class Validation:
     profile: dict[str, Any]  # the document of what rounds cost meanwhile, from the arms' own rounds and probes
     cost: ProfileCost  # the same as a cost model
     autoregressive_s: Floats
+    baseline_tokens: int  # of the baseline's outputs, in `autoregressive_s` seconds
     null_arm: Estimate  # the baseline's seconds over those of a second baseline among the arms
     load: Load  # how busy others kept the machine while it was decoded
     environment: dict[str, Any]
@@ -184,7 +190,7 @@ def candidates(
         else:
             policy = build_policy(kind, tuned[name]["params"])
             if all(policy != candidate.policy for candidate in found):
-                found.append(Candidate(policy, tuned[name]["role"]))
+                found.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup")))
         if progress:
             progress("tune", done + 1, len(served))
     if not found:
@@ -199,10 +205,11 @@ def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: Se
         policy = fit_variant(kind, variant, priced, search)
         check_replayable(priced.trace, policy)
         check_covered(priced.trace, policy, priced.table(policy))
+        forecast = priced.replay(policy, seed=search.seed).speedup
     except InputError as error:  # such as a tree larger than those profiled
         return {"reason": str(error)}
     by_default = "fixed_k" if kind is FixedK else "fitted" if needs_fitting(kind) else "default"
-    return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default}
+    return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default, "train_speedup": forecast}
 
 
 def predict_and_measure(
@@ -224,15 +231,15 @@ def predict_and_measure(
 
     Every prompt is decoded at once by the baseline, by a second baseline that shows what differs by chance (the null
     arm), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
-    is taken at the median of its repeats. Policies are tuned under `cost`; predictions use what rounds cost during the
-    decoding itself. prompts[i] must be the prompt of the trace's sequence i.
+    is taken at the median of its repeats, whose number is odd and at least 3. Policies are tuned under `cost`, and
+    forecast by it; predictions use what rounds cost during the decoding itself. prompts[i] must be the prompt of the
+    trace's sequence i.
 
     kinds : policies to compare, default all
     tuned : policies to compare as they are, in place of tuning `kinds`
     folder : where tuned policies and decoded sequences are kept, and read where they are; None keeps nothing
     """
-    if repeats < 1:
-        raise InputError(f"repeats={repeats}; give at least 1")
+    check_repeats(repeats)
     sampler = Sampler(**trace.meta["decoding"])
     tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
     train, holdout = trace.select(tuning), trace.select(held)
@@ -289,6 +296,8 @@ def predict_and_measure(
         arm, policy = arms[number], chosen[number - 1].policy
         return divergences(arm.decoder, policy, holdout, texts, log, own_runs, seed=seed)
 
+    null_arm = ratio_interval(baseline_s, null_s)
+    baseline_wall_s = timings.wall_s_for_baseline(0, everything)
     rows = []
     for number, candidate in enumerate(chosen, start=1):
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
@@ -296,6 +305,8 @@ def predict_and_measure(
         own_runs = timings.last_runs(number, everything)
         done = [one for index in everything for run in timings.runs[number, index] for one in run.rounds]
         accepted, drafted = (sum(getattr(one, what) for one in done) for what in ("accepted", "drafted"))
+        measured = ratio_interval(baseline_s, own_s)
+        wall_s = timings.wall_s_for_baseline(number, everything)
         emitted = sum(len(run.tokens) for index in everything for run in timings.runs[number, index])
         rows.append(
             Row(
@@ -303,7 +314,8 @@ def predict_and_measure(
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
                 unseen=PricedTrace(holdout, cost_of(number)).replay(candidate.policy, seed=seed).speedup,
-                measured=ratio_interval(baseline_s, own_s),
+                measured=measured,
+                wall_clock=wall_clock(baseline_wall_s, wall_s, measured, noise_floor_percent(null_arm)),
                 ladder=ladder(holdout, candidate.policy, cost, seed=seed),
                 error_parts=error_parts(priced, replayed, typical[number]),
                 speculative_s=own_s,
@@ -316,9 +328,20 @@ def predict_and_measure(
                 divergences=first_departures(number, replayed),
             )
         )
-    environment = {**provenance(pair.device, pair.number_type), "kernels": backend_for(pair.device)}
-    null_arm = ratio_interval(baseline_s, null_s)
-    return Validation(rows, train, holdout, document, cost, baseline_s, null_arm, load, environment, seed, skipped)
+    return Validation(
+        rows=rows,
+        train=train,
+        holdout=holdout,
+        profile=document,
+        cost=cost,
+        autoregressive_s=baseline_s,
+        baseline_tokens=sum(len(run.tokens) for run in timings.last_runs(0, everything)),
+        null_arm=null_arm,
+        load=load,
+        environment=pair.environment,
+        seed=seed,
+        skipped=skipped,
+    )
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:

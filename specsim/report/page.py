@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
 
 
@@ -159,13 +160,66 @@ def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: 
     return f"No policy is significantly faster than no speculation: the fastest, {fastest}, reaches {reached}."
 
 
-def best_text(best: Mapping[str, Any]) -> str:
-    """The predicted best beside the measured best, in words."""
-    if best["predicted"] == best["measured"]:
-        return f"predicted best: {best['predicted']}, which is the measured best"
-    told = "" if best["resolved"] else ", which the noise does not resolve"
-    below = f"{best['loss_percent']:.2f} % below the measured best {best['measured']}"
-    return f"predicted best: {best['predicted']}, {below}{told}"
+def choice_text(choice: Mapping[str, Any]) -> str:
+    """Say what the forecast chose before anything was decoded, what that measured, and what the choice cost."""
+    from specsim.speedup.intervals import interval_text  # numpy, which pages do without
+
+    reached = f"forecast {choice['forecast_speedup']:.3f}, measured {interval_text(choice['measured_speedup'])}"
+    text = f"Choice by the forecast made before decoding: {choice['forecast']}, {reached}"
+    if choice["forecast"] == choice["measured"]:
+        return f"{text}, the measured best."
+    regret = f"{interval_text(choice['regret'])}{'' if choice['significant'] else ', not significant'}"
+    return f"{text}; the measured best is {choice['measured']}; regret of the choice: {regret}."
+
+
+def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line of the rows whose wall-clock speedup differs from the one by medians; none if none does."""
+    differ = [
+        f"{row['label']}: {row['wall_clock_speedup']['estimate']:.3f} by the clock, {row['measured']['estimate']:.3f} "
+        "by medians"
+        for row in rows
+        if row.get("wall_clock_differs")
+    ]
+    return [f"Medians and plain sums differ by more than the noise floor: {'; '.join(differ)}."] if differ else []
+
+
+def repeats_text(repeats: int) -> str:
+    """Say what a measured round is: the median of its repeats, or of two, as older results have them, the fastest."""
+    if repeats == 2:
+        return "fastest of two repeats, round by round"
+    return "one run" if repeats == 1 else f"median of {repeats} repeats, round by round"
+
+
+def baseline_ms(document: Mapping[str, Any]) -> float | None:
+    """Milliseconds per token without speculation in a result; None where nothing was measured."""
+    if "baseline" in document:
+        return float(document["baseline"]["ms_per_token"]) if document["baseline"] else None
+    if "autoregressive_sequence_seconds" in document:
+        return 1e3 * float(sum(document["autoregressive_sequence_seconds"])) / float(document["output_tokens"])
+    seconds = document.get("autoregressive_token_seconds")
+    return None if seconds is None else 1e3 * float(seconds)
+
+
+def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line where runs must not be compared, as their baseline tokens took different times; none where they may.
+
+    documents : results of real runs by name
+    """
+    token_ms = [value for document in documents.values() if (value := baseline_ms(document)) is not None]
+    if not token_ms or max(token_ms) <= min(token_ms) * (1 + MOST_APART_PERCENT / 100):
+        return []
+    return [
+        f"Speedups of different runs are not comparable here: the baseline token took {min(token_ms):.1f} to "
+        f"{max(token_ms):.1f} ms, more than {MOST_APART_PERCENT:g} % apart, so the runs saw different machines."
+    ]
+
+
+def machine_text(document: Mapping[str, Any]) -> str:
+    """Say how busy the machine was, how long a baseline token took on it, and by which clock."""
+    clock = ", by process CPU time" if document["environment"].get("clock") == "cpu" else ""
+    token_ms = baseline_ms(document)
+    speed = "" if token_ms is None else f"; {token_ms:.2f} ms per baseline token{clock}"
+    return f"{load_text(document['load'])}{speed}"
 
 
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:

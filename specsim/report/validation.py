@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from specsim.errors import InputError
@@ -11,17 +12,20 @@ from specsim.report.documents import DOMAIN_COLUMNS, ERROR_PART_COLUMNS, VALIDAT
 from specsim.report.page import (
     MINUS,
     Result,
+    choice_text,
     decoding_text,
     definitions,
     facts,
     figure,
     lead,
-    load_text,
+    machine_text,
     page,
     percent,
     prompts_text,
+    repeats_text,
     speculation_text,
     tiles,
+    wall_clock_text,
 )
 from specsim.report.table import as_html
 from specsim.report.validation_figures import Row
@@ -43,7 +47,6 @@ KEYS = (
     "first_token_accepted_share",
     "rows",
     "median_abs_error_percent",
-    "best",
     "k_curve",
     "accepted_histogram",
     "reliability",
@@ -59,13 +62,18 @@ DEFINITIONS = {
     "Decode time only: the prompt's pass is in neither. Both run on the same machine by the same code path.",
     "Interval": "95 % expanded percentile bootstrap over sequences, the independent units; tokens are not. "
     "Below a dozen sequences, Student's t.",
-    "Predicted": "The policy, replayed on the recorded trace and priced with what rounds cost while all policies, both "
-    "baselines and probes of rarer rounds took turns: each round of theirs is a sample of its parts' costs.",
+    "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
+    "were profiled before. Older results have none.",
+    "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "
+    "the median of its repeats.",
+    "From the run's own rounds": "The policy, replayed on the recorded trace and priced with what rounds cost while "
+    "all policies, both baselines and probes of rarer rounds took turns: each round of theirs is a sample of its "
+    "parts' costs. It decomposes what was measured, and is no forecast.",
     "Noise floor": "How far from 1 the ratio of the two baselines, which differ by chance alone, may lie by its "
     "interval. Speedups that differ by less are not resolved, nor are those whose difference has 0 in its interval.",
     "Error by part": "Seconds predicted less seconds measured, in percent of the policy's measured seconds, so that "
     "the parts sum to the error of its time: positive is a part predicted to take longer than it did.",
-    "Error": f"Predicted / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
+    "Error": f"From the run's own rounds / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
     "Without own rounds": "The error of a prediction from costs that leave out the policy's own rounds: as if it had "
     "not been run.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
@@ -105,7 +113,8 @@ def validation_result(document: Mapping[str, Any]) -> Result:
     body = (
         *_lead(document, rows),
         "<h2>Policies, by measured speedup</h2>",
-        as_html("policies", VALIDATION_COLUMNS, validation_rows(rows)),
+        as_html("policies", VALIDATION_COLUMNS, validation_rows(document)),
+        *(f"<p>{escape(line)}</p>" for line in wall_clock_text(rows)),
         *_left_out(document),
         *_error_parts(rows),
         "<h2>Figures</h2>",
@@ -140,8 +149,8 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """What was fastest and how far predictions were off; first of all, whether the machine could tell."""
     top, floor_percent = rows[0], document.get("noise_floor_percent", 0.0)
     verdict = (
-        f"{speculation_text(top['label'], top['measured'], floor_percent)} The predictions miss the measured "
-        f"speedups by {document['median_abs_error_percent']:.1f} % in the median."
+        f"{speculation_text(top['label'], top['measured'], floor_percent)} Replay at the costs of the run's own rounds "
+        f"misses the measured speedups by {document['median_abs_error_percent']:.1f} % in the median."
     )
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
@@ -152,7 +161,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    best, top = document["best"], rows[0]
+    top, choice = rows[0], document.get("choice")
     measured = top["measured"]
     error = f"{document['median_abs_error_percent']:.1f} %"
     sequences = document["sequences"]
@@ -164,7 +173,6 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     )
     if document.get("block_expansion"):
         text += f" {DEEPENED}"
-    named = "the measured best" if best["predicted"] == best["measured"] else best["predicted"]
     if document.get("approximate"):
         text += (
             " Real runs of rejection sampling draw anew what is accepted, so rounds cannot be compared one by one, "
@@ -173,14 +181,14 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     identical = [row["rounds_identical_percent"] for row in rows if row["rounds_identical_percent"] is not None]
     boxes = (
         (f"{measured['estimate']:.2f}", f"best measured speedup, {top['label']}"),
-        (error, f"median absolute error of {len(rows)} predicted speedups"),
-        (f"{best['loss_percent']:.1f} %", f"lost by trusting the prediction: it names {named}"),
+        (error, f"median absolute error of {len(rows)} speedups from the run's own rounds"),
+        *([(f"{choice['regret']['estimate']:.2f}", "regret of the forecast's choice")] if choice else []),
         *_floor_box(document),
         (percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
         else ("approximate", "replay, as always with rejection sampling"),
     )
-    return [lead(text), tiles(boxes)]
+    return [lead(text), *([lead(choice_text(choice))] if choice else []), tiles(boxes)]
 
 
 def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -222,7 +230,7 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
         ),
         (
             "",
-            "Predicted against measured",
+            "From the run's own rounds against measured",
             figures.predicted_against_measured(rows),
             (
                 "On the diagonal a prediction is exact, above it optimistic; the grey band is an error of at most "
@@ -265,7 +273,9 @@ def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield from ((name, document[name]) for name in ("target", "drafter", "device", "dtype"))
     yield "decoding", decoding_text(document["decoding"])
     yield "prompts", prompts_text(document["prompts"])
-    yield "load of the machine", load_text(document["load"])
+    yield "machine", machine_text(document)
+    if repeats := document.get("options", {}).get("repeats"):
+        yield "measured", repeats_text(repeats)
     yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
     yield "output tokens, held out", f"{document['output_tokens']:,}"
     yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")

@@ -25,6 +25,7 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.priced import PricedTrace
 from specsim.report import leaderboard_figures
 from specsim.report.markdown import accuracy, ladder_table, markdown_table, trust_table
+from specsim.report.page import comparable_text
 from specsim.speedup.intervals import interval_text
 from specsim.speedup.prediction import ladder
 from specsim.trace.files import read_trace
@@ -91,7 +92,7 @@ def with_replays(
 
 def board_table(document: Document) -> list[str]:
     """The board, by measured speedup. A star marks the best row of its drafter on the tuning prompts."""
-    columns = ["drafter", "policy", "predicted", "to the leader", "measured", "error %", "tau", "v_d", "HM"]
+    columns = ["drafter", "policy", "from own rounds", "to the leader", "measured", "error %", "tau", "v_d", "HM"]
     columns += ["without loops", "rounds truncated %"]
     rows = []
     for row in document["rows"]:
@@ -155,13 +156,14 @@ def report_text(config: Config, boards: Mapping[str, Document]) -> str:
         "text of their own. Equal are prompts, policies and costs, not what the drafters were trained on.",
         "",
     ]
+    lines += [line for text in comparable_text(boards) for line in (text, "")]
     for name, document in boards.items():
         lines += [
             f"## {name}",
             "",
             *board_table(shown := without_withdrawn(config, document)),
             *loops(document),
-            *trust_table({name: document}),
+            *trust_table({name: document}, config["repeats"]),
             accuracy(row["error_percent"] for row in document["rows"]),
             "",
             *ladder_table((f"{row['drafter']}, {row['form']}", row) for row in shown["rows"]),

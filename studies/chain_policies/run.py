@@ -119,7 +119,14 @@ def measured_section(document: Mapping[str, Any]) -> list[str]:
                 ahead,
             ]
         )
-    columns = ["policy", "predicted", "measured", "error %", "rounds identical %", "RenewalStop less this, measured"]
+    columns = [
+        "policy",
+        "from own rounds",
+        "measured",
+        "error %",
+        "rounds identical %",
+        "RenewalStop less this, measured",
+    ]
     return [
         *markdown_table(columns, cells),
         *ladder_table((r["label"], r) for r in rows),
@@ -158,7 +165,7 @@ def report_text(
         "",
         "## How far to trust this",
         "",
-        *trust_table(documents),
+        *trust_table(documents, config["repeats"]),
         "## By maximal draft length D",
         "",
     ]

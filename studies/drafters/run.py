@@ -57,7 +57,7 @@ def report_text(config: Config, runs: tables.Runs, cheap: tables.Runs, typical: 
             "Policies are the best of their kind on the tuning prompts. Truncated are rounds that asked for nodes that "
             "were not recorded.",
             "",
-            *trust_table(ran),
+            *trust_table(ran, config["repeats"]),
             accuracy(row["error_percent"] for document in ran.values() for row in document["rows"]),
             "",
             *ladder_table(tables.ladder_rows(documents)),

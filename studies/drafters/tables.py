@@ -10,6 +10,7 @@ import pandas as pd
 
 from specsim.policy.registry import TREE_POLICIES
 from specsim.report.markdown import markdown_table, verdict
+from specsim.report.page import comparable_text
 from specsim.speedup.intervals import beyond_floor, interval_text, paired_difference
 from studies.words import above_one, first_best, measured_verdict, share_text
 
@@ -42,7 +43,7 @@ def contenders(document: Document) -> list[tuple[str, Row]]:
 
 def main_table(documents: Mapping[str, Document]) -> list[str]:
     """Every drafter under its contenders. documents : by drafter"""
-    columns = ["drafter", "policy", "v_d", "r_d", "HM", "tau", "predicted", "measured", "error %"]
+    columns = ["drafter", "policy", "v_d", "r_d", "HM", "tau", "from own rounds", "measured", "error %"]
     columns += ["rounds identical %", "rounds truncated %"]
     rows = []
     for drafter, document in documents.items():
@@ -85,9 +86,11 @@ def findings(documents: Mapping[str, Document]) -> list[str]:
     words = [gain.rpartition("] ")[2] for _, _, _, gain in gains(documents)]
     kinds = ("better", "not significant", "below the noise floor", "worse")
     counts = ", ".join(f"{words.count(word)} {word}" for word in kinds)
+    best_of_all = (
+        f"{drafter} under {name} ({row['label']}), measured at {interval_text(row['measured'])} on the others."
+    )
     return [
-        f"- Best on the tuning prompts: {drafter} under {name} ({row['label']}), measured at "
-        f"{interval_text(row['measured'])} on the others.",
+        f"- {' '.join(comparable_text(documents)) or f'Best on the tuning prompts: {best_of_all}'}",
         f"- Above 1 under the policy that is best on the tuning prompts, by more than the noise floor and with 95 % "
         f"confidence for all {len(tops)} drafters together (Bonferroni): {', '.join(pays) or 'none'}; not so: "
         f"{', '.join(rest) or 'none'}.",

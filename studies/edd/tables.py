@@ -50,7 +50,16 @@ def shown_chains(document: Document) -> list[Row]:
 
 def drafters_table(documents: Mapping[str, Document]) -> list[str]:
     """Table 1: every drafter at the paper's draft length and under its best chain policy."""
-    columns = ["drafter", "policy", "alpha = tau / K", "acceptance rate v_d", "tau", "predicted", "measured", "error %"]
+    columns = [
+        "drafter",
+        "policy",
+        "alpha = tau / K",
+        "acceptance rate v_d",
+        "tau",
+        "from own rounds",
+        "measured",
+        "error %",
+    ]
     rows = []
     for drafter, document in documents.items():
         for row in shown_chains(document):
@@ -87,7 +96,17 @@ def training_table(documents: Mapping[str, Document], facts: Mapping[str, Docume
 
 def trees_table(document: Document, rounds: pd.DataFrame) -> list[str]:
     """Table 2: every candidate tree on EDD, with the best chain. rounds : all real rounds"""
-    columns = ["tree", "policy", "tau", "drafted", "verified", "rounds truncated %", "v_d", "predicted", "measured"]
+    columns = [
+        "tree",
+        "policy",
+        "tau",
+        "drafted",
+        "verified",
+        "rounds truncated %",
+        "v_d",
+        "from own rounds",
+        "measured",
+    ]
     found = [("best chain", best(document, *chains(document)))]
     found += [(TREES[row["policy"]], row) for row in document["rows"] if row["policy"] in TREES]
     rows = []

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from specsim.report.markdown import accuracy, ladder_table, trust_table
+from specsim.report.page import comparable_text
 from studies.common import Config, Document, about_machine, about_prompts
 from studies.costs import PAPER, about_costs
 from studies.edd import tables
@@ -47,13 +48,14 @@ def findings(documents: Documents, rounds: dict[str, pd.DataFrame], boards: Docu
     def estimates(rows: Mapping[str, Row], key: str) -> dict[str, float]:
         return {name: row[key]["estimate"] for name, row in rows.items()}
 
+    apart = " ".join(comparable_text(documents))
     drafters = partial(order_of, names=tables.NAMES)
     order = partial(order_of, expected=tables.PAPER_TREES, names=tables.TREES)
     lines = [
         f"- tau at K = {tables.PAPER_K}, MEDUSA-1 at {tables.HEADS}: "
         + drafters({n: row["tau"] for n, row in usual.items()}, tables.PAPER_LENGTHS, apart=lengths_apart),
         "- Measured speedup of the best chain: "
-        + drafters(estimates(chains, "measured"), tables.PAPER_SPEEDUPS, apart=speeds_apart),
+        + (apart or drafters(estimates(chains, "measured"), tables.PAPER_SPEEDUPS, apart=speeds_apart)),
         "- Trees on EDD, measured here, each in its best form: "
         + order(estimates(trees, "measured"), apart=trees_apart),
         f"- The best chain less the best tree ({tables.TREES[best_tree]}), really run: "
@@ -88,7 +90,7 @@ def calibration(document: Document) -> str:
     )
 
 
-def section(name: str, documents: Documents, boards: Documents, out: Path) -> list[str]:
+def section(name: str, documents: Documents, boards: Documents, out: Path, repeats: int) -> list[str]:
     """The report on one way of decoding."""
     rounds = {drafter: pd.read_parquet(out / name / drafter / "rounds.parquet") for drafter in documents}
     edd = documents[EDD]
@@ -98,7 +100,7 @@ def section(name: str, documents: Documents, boards: Documents, out: Path) -> li
         *findings(documents, rounds, boards),
         "How far to trust this:",
         "",
-        *trust_table({tables.NAMES[drafter]: document for drafter, document in documents.items()}),
+        *trust_table({tables.NAMES[drafter]: document for drafter, document in documents.items()}, repeats),
         "### Drafters as chains (table 1)",
         "",
         *tables.drafters_table(documents),
@@ -161,5 +163,5 @@ def report_text(
         "",
     ]
     for name, documents in runs.items():
-        lines += section(name, documents, boards[name], out)
+        lines += section(name, documents, boards[name], out, config["repeats"])
     return "\n".join(lines)

@@ -27,6 +27,7 @@ from specsim.policy.registry import POLICIES
 from specsim.replaying.priced import PricedTrace
 from specsim.report.drawing import DOT, MEASURED, PREDICTED, estimates, spans, styled, svg
 from specsim.report.markdown import accuracy, ladder_table, markdown_table, trust_table
+from specsim.report.page import comparable_text
 from specsim.speedup.intervals import interval_text, ratio_interval
 from specsim.trace.files import read_trace
 from studies.common import (
@@ -86,7 +87,7 @@ def k_table(document: Document, rounds: pd.DataFrame, free: Mapping[int, Mapping
         "tokens a pass",
         "v_d",
         "tokens fed",
-        "predicted",
+        "from own rounds",
         "measured",
         "error %",
         "passes at one price",
@@ -173,12 +174,12 @@ def report_text(config: Config, runs: Mapping[str, Document], out: Path) -> str:
             findings(document, free),
             "",
             *k_table(document, rounds, {k: row["measured"] for k, row in ks(free).items()}),
-            *trust_table({name: document}),
+            *trust_table({name: document}, config["repeats"]),
             accuracy(row["error_percent"] for row in document["rows"]),
             "",
             *ladder_table((row["label"], row) for row in document["rows"]),
         ]
-    lines += ["![Against k](figures/k.svg)", ""]
+    lines += [*comparable_text(runs), "", "![Against k](figures/k.svg)", ""]
     return "\n".join(lines)
 
 

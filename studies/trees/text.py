@@ -79,7 +79,7 @@ def report_text(config: Document, runs: Mapping[str, Run]) -> str:
         "",
         "## How far to trust this",
         "",
-        *trust_table({name: run.document for name, run in runs.items()}),
+        *trust_table({name: run.document for name, run in runs.items()}, config["repeats"]),
         "## Answers",
         "",
         *markdown_table(["question", *runs], answers(runs.values())),
@@ -236,7 +236,7 @@ def measured_section(run: Run) -> list[str]:
         ]
         for r, rounds in zip(run.document["rows"], run.measured, strict=True)
     ]
-    columns = ["policy", "predicted", "measured", "error %", "rounds identical %", "rounds truncated %"]
+    columns = ["policy", "from own rounds", "measured", "error %", "rounds identical %", "rounds truncated %"]
     columns += ["tau", "tau, measured", "nodes verified", "draft passes"]
     chains = [r["error_percent"] for r in run.document["rows"] if r["policy"] in CHAIN_POLICIES]
     return [

@@ -99,7 +99,12 @@ DROPPED: dict[str, dict[str, str]] = {
         "sequence_seconds": CLOCK,
         "autoregressive_sequence_seconds": CLOCK,
         "load": CLOCK,
-        "best": CLOCK,  # of rows that are predicted alike, that which was fastest
+        "wall_clock_speedup": CLOCK,
+        "wall_clock_differs": CLOCK,
+        "baseline": CLOCK,
+        "tokens_per_s": CLOCK,
+        "ms_per_token": CLOCK,
+        "choice": CLOCK,
         "predicted_speedup_best": CLOCK,  # of the row that was fastest by the clock
         "measured_speedup_best": CLOCK,
         "accepted_histogram": CLOCK,  # likewise
@@ -378,17 +383,17 @@ def table() -> dict[str, Command]:
     )
 
     validated = {"read": rounds_and_predictions, "tolerance": NETWORK}
-    few, once = "--trials 4 --repeats 2", "--trials 4 --repeats 1"
+    few = "--trials 4 --repeats 3"
     add(
         "validate chains and trees",
-        f"realrun validate --out {{out}} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4 {once} --policy fixed_k "
+        f"realrun validate --out {{out}} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4 {few} --policy fixed_k "
         "--policy adaedl --policy beta_ts --policy time_gain --policy vct --policy sparse_tree --policy pct "
         "--policy beta_ts_tree --json",
         **validated,
     )
     add(
         "validate all chain policies",
-        f"realrun validate --out {{out}} {PAIR} {SHORT} --predictor {{predictor}} --mode greedy {once} --json",
+        f"realrun validate --out {{out}} {PAIR} {SHORT} --predictor {{predictor}} --mode greedy {few} --json",
         **validated,
     )
     add(

@@ -314,7 +314,7 @@ def test_output_of_one_token_is_still_json(files: Files, tmp_path: Path) -> None
 def test_validate_prints_one_object_and_can_fail_its_check(files: Files, tmp_path: Path) -> None:
     out = tmp_path / "out"
     args = ["validate", "--out", out, *files.models, "--prompts", files.prompts]
-    args += ["--max-new-tokens", 12, "--max-draft-tokens", 2, "--trials", 1, "--repeats", 1]
+    args += ["--max-new-tokens", 12, "--max-draft-tokens", 2, "--trials", 1, "--repeats", 3]
     document = json_of(call("realrun", *args, "--json"))
     assert document["rows"] and document["median_abs_error_percent"] >= 0
     for row in document["rows"]:
@@ -618,7 +618,7 @@ def test_two_cost_grids_price_a_trace(files: Files, tmp_path: Path) -> None:
 
 
 def test_scripted_acceptance_from_the_command_line(files: Files, tmp_path: Path) -> None:
-    options = ["--trials", 2, "--repeats", 1, "--minutes", 0.05, *REDUCED]
+    options = ["--trials", 2, "--repeats", 3, "--minutes", 0.05, *REDUCED]
     out = tmp_path / "scripted.json"
     document = json_of(
         call("realrun", "scripted", "llama-2-7b", "one-layer-7b", files.trace, "--out", out, *options, "--json")

@@ -117,6 +117,15 @@ def test_tests_prove_and_benchmarks_alone_read_a_clock() -> None:
     assert [path.name for path in sources("tests/bench") if marked not in texts[path]] == []
 
 
+def test_all_seconds_of_a_round_are_read_in_one_place() -> None:
+    """Two clocks in one round, such as the wall's beside the process's, would add up to nothing."""
+    clocks = ("perf_counter(", "process_time(", "thread_time(", "time_ns(")
+    readers = {
+        path.relative_to(ROOT).as_posix() for path in sources("realrun") if any(c in path.read_text() for c in clocks)
+    }
+    assert readers == {"realrun/lm/clock.py", "realrun/machine_load.py"}
+
+
 def tracked_mib(*folders: str) -> float:
     """What a commit's files weigh."""
     listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True)

@@ -130,7 +130,7 @@ def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> N
 def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
     kinds = tuple(CHAIN_POLICIES[name] for name in ("fixed_k", "max_confidence"))
-    settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=1)
+    settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=3)
     document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)
     assert document["drafter_kind"] == "repeat"
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}

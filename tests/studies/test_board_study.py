@@ -14,7 +14,7 @@ from specsim.speedup.prediction import ladder
 from studies.common import parts
 from tests.support.tree_traces import tree_trace
 
-CONFIG = {"target": "lab-deep", "prompts": 6, "max_new_tokens": 60, "tuning_share": 0.5, "seed": 0}
+CONFIG = {"repeats": 2, "target": "lab-deep", "prompts": 6, "max_new_tokens": 60, "tuning_share": 0.5, "seed": 0}
 
 
 def board_row(**params: Any) -> dict[str, Any]:
@@ -37,7 +37,8 @@ def test_every_row_has_its_ladder_and_the_report_its_noise_floor() -> None:
         "rows": [board_row(k=3)],
         "null_arm": {"estimate": 1.0, "low": 0.98, "high": 1.02},
         "noise_floor_percent": 2.5,
-        "best": {"predicted": "eagle, fixed_k, tuned", "loss_percent": 0.0, "resolved": False},
+        "load": {"others_percent": 40.0, "stolen_percent": 0.0},
+        "baseline": {"tokens_per_s": 71.43, "ms_per_token": 14.0},
         "sequences": {"tuning": 3, "holdout": 3},
         "looping_prompts": 1,
         "dtype": "float32",
@@ -49,7 +50,10 @@ def test_every_row_has_its_ladder_and_the_report_its_noise_floor() -> None:
     rungs = {"eq14": steps.eq14, "constant": steps.constant, "profile": 1.5, "measured": 1.25}
     assert made["rows"][0]["ladder"] == rungs and made["rows"][0]["truncated_share"] == 0
     report = run.report_text(CONFIG, {"greedy": made})
-    assert "| greedy | 1.000 [0.980, 1.020] | 2.50, too noisy to tell policies apart | 20.00, missed |" in report
+    assert (
+        "| greedy | 40 | 14.00 | 1.000 [0.980, 1.020] | 2.50, too noisy to tell policies apart | 20.00, missed |"
+        in report
+    )
     assert f"| eagle, fixed_k, tuned | {steps.eq14:.3f} | {steps.constant:.3f} | 1.500 | 1.250 |" in report
     assert "cost of a deep one. EESD's speedups are withdrawn" in report
     board = {**made, "rows": [*made["rows"], {**made["rows"][0], "drafter": "eesd"}]}

@@ -83,15 +83,16 @@ def test_the_report_is_whole(board: Board) -> None:
         "autoregressive_sequence_seconds": board.baseline_s.tolist(),
         "null_arm": {"estimate": 1.0, "low": 0.99, "high": 1.01},
         "noise_floor_percent": 1.0,
-        "best": {"predicted": rows[0]["label"], "loss_percent": 0.0, "resolved": False},
+        "load": {"others_percent": 40.0, "stolen_percent": 0.0},
+        "baseline": {"tokens_per_s": 71.43, "ms_per_token": 14.0},
         "sequences": {"tuning": 4, "holdout": 4},
         "dtype": "float32",
         "environment": {"device": "a machine", "threads": 1, "date": "2026-01-01"},
     }
-    config = {"target": "lab-deep", "prompts": 8, "max_new_tokens": 60, "cost_ratio": 0.05}
+    config = {"target": "lab-deep", "prompts": 8, "max_new_tokens": 60, "cost_ratio": 0.05, "repeats": 2}
     boards = {"greedy": {run.MEASURED: [board], run.CHEAP: [board]}}
     report = run.report_text(config, {"greedy": document}, boards)
     assert "picked on the tuning sequences" in report and "cost of a deep one" in report
-    assert "| greedy | 1.000 [0.990, 1.010] | 1.00 | 1.00, met | 1.00, met |" in report
+    assert "| greedy | 40 | 14.00 | 1.000 [0.990, 1.010] | 1.00 | 1.00, met | 1.00, met |" in report
     assert "| median error | 20.00 % | 12.00 % | 4.00 % |  |" in report
     assert report.count(questions.rule_order(board)) == 2

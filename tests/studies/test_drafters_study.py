@@ -44,6 +44,7 @@ def document() -> dict[str, Any]:
         "rows": rows,
         "step_ratio": 0.25,
         "autoregressive_sequence_seconds": [3.0, 2.0],
+        "output_tokens": 400,
         "noise_floor_percent": 0.5,
     }
 

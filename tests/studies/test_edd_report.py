@@ -13,6 +13,7 @@ from studies.costs import KNEE, PAPER
 from tests.studies.test_edd_study import board_row, document, row, spread
 
 CONFIG = {
+    "repeats": 2,
     "target": "lab-deep",
     "prompts": 12,
     "max_new_tokens": 16,
@@ -34,7 +35,8 @@ def validation(drafter: str, trees: bool) -> dict[str, Any]:
         "step_ratio": 0.05,
         "first_token_accepted_share": 0.6,
         "null_arm": spread(1.0),
-        "best": {"predicted": "fixed_k(k=2)", "loss_percent": 1.5, "resolved": True},
+        "load": {"others_percent": 40.0, "stolen_percent": 0.0},
+        "baseline": {"tokens_per_s": 71.43, "ms_per_token": 14.0},
         "sequences": {"tuning": 8, "holdout": 4},
         "dtype": "float32",
         "environment": {"device": "a machine", "threads": 1, "date": "2026-01-01"},
@@ -81,7 +83,7 @@ def test_the_report_is_whole_and_says_nothing_that_is_not_in_its_tables(tmp_path
     report = text.report_text(CONFIG, dict.fromkeys(names, FACTS), {"greedy": documents}, boards, tmp_path)
     assert "Likely" not in report and "lower bound" not in report
     assert report.count("acceptance of the trained model and the cost of a deep one") == 1
-    assert "| EDD | 1.000 [0.990, 1.010] | 0.50 |" in report and "1.50, resolved" in report
+    assert "| EDD | 40 | 14.00 | 1.000 [0.990, 1.010] | 0.50 |" in report
     assert "tau at K = 5, MEDUSA-1 at 4: " in report and "which has MEDUSA-1 < VDM < EAGLE < EDD" in report
     assert "which has VDM < MEDUSA-1 < EAGLE < EDD" in report  # by speedup the paper has another order
     order = "VCT (1.00) < CAPE (1.20) < EAGLE-2 (1.40) < PCT (1.60); as in the paper."

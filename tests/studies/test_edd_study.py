@@ -49,6 +49,7 @@ def document(kind: str = "edd") -> dict[str, Any]:
         "rows": rows,
         "drafter_kind": kind,
         "autoregressive_sequence_seconds": [3.0, 2.0],
+        "output_tokens": 400,
         "noise_floor_percent": 0.5,
     }
 
@@ -145,7 +146,7 @@ def test_space_shows_every_k_with_what_it_feeds(space: ModuleType) -> None:
 def test_space_names_every_k_that_is_not_told_apart_from_the_fastest(space: ModuleType) -> None:
     def found(floor: float, *speedups: float) -> str:
         rows = [row("space_k", f"space_k(k={k})", s, s, k=k) for k, s in enumerate(speedups, start=1)]
-        base = {"autoregressive_sequence_seconds": [3.0, 2.0], "noise_floor_percent": floor}
+        base = {"autoregressive_sequence_seconds": [3.0, 2.0], "output_tokens": 400, "noise_floor_percent": floor}
         return str(space.findings({"rows": rows, **base}, {"rows": rows, **base}))
 
     text = found(0.5, 1.3, 1.1, 1.0, 0.9, 0.8)

@@ -28,7 +28,7 @@ from studies.trees import facts, text
 from studies.trees.run import write_figures
 from tests.support.tree_traces import tree_trace
 
-CONFIG = {
+CONFIG = {"repeats": 2, 
     "target": "lab-deep",
     "prompts": 8, "max_new_tokens": 60, "tree_nodes": 24, "tree_width": 10, "depth": 6, "tuning_share": 0.5, "seed": 0,
     "paper": {
@@ -135,7 +135,8 @@ def validation_of(board: dict[str, Any]) -> dict[str, Any]:
         )
     return {
         "rows": rows,
-        "best": {"loss_percent": 0.0, "predicted": rows[0]["label"], "resolved": False},
+        "load": {"others_percent": 40.0, "stolen_percent": 0.0},
+        "baseline": {"tokens_per_s": 71.43, "ms_per_token": 14.0},
         "null_arm": {"estimate": 1.001, "low": 0.996, "high": 1.006},
         "noise_floor_percent": 0.6,
         "sequences": board["sequences"],

@@ -13,6 +13,7 @@ from realrun.cli.options import (
     MaxNewTokensOption,
     NumPromptsOption,
     PromptsOption,
+    RepeatsOption,
     SeedOption,
     TargetOption,
 )
@@ -31,7 +32,7 @@ def validate(
     prompts: PromptsOption = None,
     num_prompts: NumPromptsOption = None,
     max_new_tokens: MaxNewTokensOption = 128,
-    repeats: Annotated[int, typer.Option(help="Timed runs of every prompt in every setting.", min=1)] = 3,
+    repeats: RepeatsOption = 3,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -46,7 +47,9 @@ def validate(
     from realrun.engines.registry import find_engine
     from realrun.engines.validate import plan_of
     from realrun.engines.validate import validate as run_validation
+    from realrun.validation.timing import check_repeats
 
+    check_repeats(repeats)
     found = find_engine(engine)
     plan = plan_of(
         parse_numbers(profile_k, "--profile-k", int, "1,2,4,8"),
@@ -80,7 +83,7 @@ COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "mea
 
 
 def _print_validation(document: dict[str, Any]) -> None:
-    from specsim.report.page import best_text, floor_text, load_text
+    from specsim.report.page import choice_text, floor_text, load_text, speculation_text
     from specsim.speedup.intervals import interval_text
 
     print(f"machine: {load_text(document['load'])}")
@@ -102,4 +105,6 @@ def _print_validation(document: dict[str, Any]) -> None:
         f"absolute error of what was not profiled: median {document['median_abs_error_percent']:.2f} %, "
         f"largest {document['max_abs_error_percent']:.2f} %"
     )
-    print(best_text(document["best"]))
+    print(choice_text(document["choice"]))
+    top = max(document["rows"][1:], key=lambda row: row["measured_tokens_per_second"])
+    print(speculation_text(top["setting"], top["measured_speedup"], document["noise_floor_percent"]))

@@ -21,10 +21,11 @@ from realrun.pairs.random_pair import random_pair, vocabulary
 from realrun.pairs.shapes import describe
 from realrun.profiling.slices import ProfileSlices
 from realrun.provenance import provenance
-from realrun.validation.document import row_document
+from realrun.validation.choice import choice_of
+from realrun.validation.document import forecasts_of, row_document
 from realrun.validation.error_parts import error_parts
 from realrun.validation.scripted.decoder import ScriptedDecoder, with_prefix
-from realrun.validation.timing import Timings
+from realrun.validation.timing import Timings, check_repeats, wall_clock
 from realrun.validation.validate import Candidate, Row, candidates, rounds_identical
 from specsim.arrays import Floats
 from specsim.cost.contexts import context_range
@@ -76,8 +77,9 @@ def scripted_validation(
     begun = time.monotonic() if begun is None else begun
     deadline = np.inf if minutes is None else begun + 60 * minutes
     sampler, report = sampler or Sampler(), progress or (lambda what, done, total: None)
-    if repeats < 1 or context < 0:
-        raise InputError(f"repeats={repeats}, context={context}; give at least 1 and 0")
+    check_repeats(repeats)
+    if context < 0:
+        raise InputError(f"context={context}; give 0 or more tokens")
     vocabulary(pair)
     trace = as_recorded(with_prefix(trace, context))  # runs take what was accepted from the trace
     for policy in policies or ():
@@ -125,6 +127,7 @@ def scripted_validation(
     done = np.array(sorted(index for arm, index in timings.runs if arm == BASELINE))
     autoregressive_s = timings.seconds(BASELINE, done.tolist())
     rows = _rows(holdout.select(done), chosen, cost, timings, done.tolist(), autoregressive_s, seed)
+    forecasts = forecasts_of(rows)
     return {
         "kind": KIND,
         "version": VERSION,
@@ -151,7 +154,7 @@ def scripted_validation(
         "autoregressive_sequence_seconds": autoregressive_s.tolist(),
         "rows": sorted((row_document_without_text(row) for row in rows), key=lambda r: -r["measured"]["estimate"]),
         "median_abs_error_percent": float(np.median([abs(row.error_percent) for row in rows])),
-        "best": _best(rows),
+        "choice": choice_of(forecasts, autoregressive_s, 0.0) if forecasts else None,
         "profile": slices.document,
         "provenance": provenance(pair.device, pair.number_type),
     }
@@ -211,13 +214,15 @@ def _rows(
     for arm, candidate in enumerate(chosen):
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
         decoded, spent_s = timings.last_runs(arm, done), timings.seconds(arm, done)
+        measured = ratio_interval(baseline_s, spent_s)
         rows.append(
             Row(
                 candidate=candidate,
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
                 unseen=replayed.speedup,  # whose costs come from probes alone
-                measured=ratio_interval(baseline_s, spent_s),
+                measured=measured,
+                wall_clock=wall_clock(timings.wall_s(BASELINE, done), timings.wall_s(arm, done), measured, 0.0),
                 ladder=ladder(trace, candidate.policy, cost, seed=seed),
                 error_parts=error_parts(priced, replayed, [timings.rounds(arm, index) for index in done]),
                 speculative_s=spent_s,
@@ -249,16 +254,6 @@ def row_document_without_text(row: Row) -> dict[str, Any]:
     """A row's JSON form; scripted runs have no output to compare."""
     document = row_document(row)
     return {k: v for k, v in document.items() if k not in WITHOUT_TEXT}
-
-
-def _best(rows: Sequence[Row]) -> dict[str, Any]:
-    predicted = max(rows, key=lambda row: row.predicted.speedup.estimate)
-    measured = max(rows, key=lambda row: row.measured.estimate)
-    return {
-        "predicted": str(predicted.candidate.policy),
-        "measured": str(measured.candidate.policy),
-        "loss_percent": (1 - predicted.measured.estimate / measured.measured.estimate) * 100,
-    }
 
 
 def run_scripted(

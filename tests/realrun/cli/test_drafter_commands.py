@@ -302,7 +302,7 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
     assert set(learnt["held_out"]) == {"predictor", "confidence", "base rate"}
     lengths = ["--num-prompts", 4, "--max-new-tokens", 10, "--max-draft-tokens", 3]
     job = ["validate", "--out", tmp_path / "job", *prompts, *lengths]
-    policies = ["--policy", "fixed_k", "--policy", "cali_ts", "--trials", 2, "--repeats", 1]
+    policies = ["--policy", "fixed_k", "--policy", "cali_ts", "--trials", 2, "--repeats", 3]
     document = json.loads(command(*job, *pair, *policies, "--json"))
     assert document["drafter_kind"] == kind and document["drafter_facts"] == FACTS[kind]
     rows = {row["policy"]: row for row in document["rows"]}

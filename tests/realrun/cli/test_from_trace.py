@@ -132,7 +132,7 @@ def test_no_result_is_replaced_unasked(home: Path, tmp_path: Path, command: str)
 
 
 def validated(home: Path, out: Path, *more: object) -> Result:
-    few = ["--policy", "fixed_k", "--trials", 2, "--repeats", 1, "--seed", 5]
+    few = ["--policy", "fixed_k", "--trials", 2, "--repeats", 3, "--seed", 5]
     return call("realrun", "validate", "--out", out, *models(home), *few, *more, "--json")
 
 

@@ -18,7 +18,7 @@ from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
 TEXTS = ["in a", "def f(x):", "The cat sat on the mat", "import numpy as np", "b = 2 * a"]
-OPTIONS = {"trials": 2, "repeats": 1, "tuning_share": 0.4, "seed": 5}
+OPTIONS = {"trials": 2, "repeats": 3, "tuning_share": 0.4, "seed": 5}
 FILE = """\
 from dataclasses import dataclass
 
@@ -90,7 +90,7 @@ def test_all_rows_are_in_common_and_nothing_is_tuned(
 SAID = ["--prompts p", "--num-prompts 2", "--max-new-tokens 10", "--mode gumbel", "--policy fixed_k", "--trials 2"]
 
 
-@pytest.mark.parametrize("option", [*SAID, "--repeats 3", "--tuning-share 0.5", "--seed 1", "--overwrite"])
+@pytest.mark.parametrize("option", [*SAID, "--repeats 5", "--tuning-share 0.5", "--seed 1", "--overwrite"])
 def test_what_it_says_is_not_said_again(home: Path, tmp_path: Path, option: str) -> None:
     assert_refused(again(home, tmp_path / "new", *option.split()), "--like", option.split()[0])
 

@@ -259,6 +259,6 @@ def test_train_record_profile_and_validate_by_command(kind: str, architecture: s
     assert document["drafter_kind"] == named and document["drafter"] == "drafter"
     lengths = ["--max-new-tokens", 10, "--max-draft-tokens", 3, "--trials", 2]
     job = ["validate", "--out", tmp_path / "job", *prompts, *lengths]
-    policies = ["--policy", "fixed_k", "--repeats", 1]
+    policies = ["--policy", "fixed_k", "--repeats", 3]
     rows = json.loads(command(*job, *pair, *policies, "--json"))["rows"]
     assert rows and all(row["rounds_identical_percent"] == 100 for row in rows)

@@ -225,7 +225,7 @@ def test_the_commands_record_profile_and_validate(home: Path, tmp_path: Path) ->
     sizes = ["--contexts", "2,30", "--max-draft-tokens", 4, "--repeats", 4]
     command("profile", tmp_path / "profile.json", *options[:4], *sizes)
     policies = ["--policy", "fixed_k", "--policy", "max_confidence"]
-    command("validate", "--out", tmp_path / "out", *options, *policies, "--trials", 5, "--repeats", 1)
+    command("validate", "--out", tmp_path / "out", *options, *policies, "--trials", 5, "--repeats", 3)
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert document["drafter_kind"] == "lookup"
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}

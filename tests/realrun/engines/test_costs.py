@@ -64,9 +64,11 @@ def test_predicted_beside_measured() -> None:
     assert [row["profiled"] for row in found["rows"]] == [True] * 3 + [False] * 3
     assert found["median_abs_error_percent"] == pytest.approx(0) and found["max_abs_error_percent"] == pytest.approx(25)
     assert found["rows"][0]["measured_tokens_per_second"] == pytest.approx((LIMIT / (LIMIT - 1)) / 0.010)
-    best = max(row["measured_tokens_per_second"] for row in found["rows"] if not row["profiled"])
-    chosen = next(row for row in found["rows"] if row["setting"] == found["best"]["predicted"])
-    assert found["best"]["loss_percent"] == pytest.approx(100 * (1 - chosen["measured_tokens_per_second"] / best))
+    settings = {row["setting"]: row["measured_speedup"]["estimate"] for row in found["rows"] if not row["profiled"]}
+    choice = found["choice"]
+    assert choice["measured"] == max(settings, key=lambda name: settings[name])
+    lead = settings[choice["measured"]] - settings[choice["forecast"]]
+    assert choice["regret"]["estimate"] == pytest.approx(lead)
 
 
 def test_rounds_of_a_replay_are_those_of_the_engine() -> None:
@@ -79,15 +81,15 @@ def test_rounds_of_a_replay_are_those_of_the_engine() -> None:
 
 
 def test_all_settings_take_turns_on_every_prompt() -> None:
-    turns = turns_of(4, 3, 2, seed=1)
+    turns = turns_of(4, 3, 3, seed=1)
     assert turns[:4] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     blocks = [turns[at : at + 4] for at in range(4, len(turns), 4)]
-    assert [{prompt for _, prompt in block} for block in blocks] == [{0}, {1}, {2}] * 2
+    assert [{prompt for _, prompt in block} for block in blocks] == [{0}, {1}, {2}] * 3
     assert all({arm for arm, _ in block} == {0, 1, 2, 3} for block in blocks)
     assert len({tuple(arm for arm, _ in block) for block in blocks}) > 1
     made = [Turn(9, float(i), 0.0) for i in range(len(turns))]
     chosen = typical(turns, made, 4, 3)
-    assert chosen[2][1].whole_s == float(4 + 4 + blocks[1].index((2, 1)))  # the faster of two; warm-up does not count
+    assert chosen[2][1].whole_s == float(4 + 4 * 4 + blocks[4].index((2, 1)))  # the middle one; warm-up does not count
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,9 @@ def test_a_validation_of_an_engine_whose_costs_are_plain_predicts_it(trace: Trac
     told = list[tuple[str, int, int]]()
     plan = plan_of([1, 4], [2, 3], [])
     document = validate(
-        tiny_pair(), trace, Played(trace), plan, TOKENS, repeats=2, progress=lambda *step: told.append(step)
+        tiny_pair(), trace, Played(trace), plan, TOKENS, repeats=3, progress=lambda *step: told.append(step)
     )
-    turns = 6 + 2 * 4 * 6  # a warm-up and two repeats of four prompts in six settings
+    turns = 6 + 3 * 4 * 6  # a warm-up and three repeats of four prompts in six settings
     assert told == [("run", number, turns) for number in range(turns + 1)]
     assert json.loads(json.dumps(document)) == document
     assert document["max_abs_error_percent"] == pytest.approx(0, abs=1e-6)
@@ -255,7 +255,7 @@ def test_llamacpp_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: P
 @needs_llamacpp
 def test_llamacpp_says_what_its_rounds_take(prompts: list[Prompt], lab_pair32: Pair) -> None:
     trace = record(lab_pair32, prompts[:2], RecordSettings(4, 24, Sampler("greedy")))
-    document = validate(lab_pair32, trace, LlamaCppEngine(), plan_of([1, 4], [3], [0.5]), 24, repeats=1)
+    document = validate(lab_pair32, trace, LlamaCppEngine(), plan_of([1, 4], [3], [0.5]), 24, repeats=3)
     assert [row["setting"] for row in document["rows"]] == [
         "no speculation", "K = 1", "K = 4", "K = 3", "K = 4, p_min = 0.5"
     ]  # fmt: skip

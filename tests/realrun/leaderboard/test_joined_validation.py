@@ -59,7 +59,7 @@ def replayed(row: dict[str, Any], out: Path, seed: int = 0) -> tuple[float, list
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("joined") / "out"
-    settings = ValidationSettings(RECORD, KINDS, trials=4, repeats=1)
+    settings = ValidationSettings(RECORD, KINDS, trials=4, repeats=3)
     return validate_joined(tiny_pairs(), tiny_texts(), settings, out), out
 
 
@@ -91,7 +91,7 @@ def test_the_best_switch_is_set_against_the_best_single_drafter(document: tuple[
 def test_a_finished_trace_is_used_again_and_another_refused(document: tuple[dict[str, Any], Path]) -> None:
     _, out = document
     before = (out / "trace-1" / "meta.json").read_bytes()
-    settings = ValidationSettings(RECORD, KINDS[:1], trials=2, repeats=1)
+    settings = ValidationSettings(RECORD, KINDS[:1], trials=2, repeats=3)
     assert len(validate_joined(tiny_pairs(), tiny_texts(), settings, out)["rows"]) == 3
     assert (out / "trace-1" / "meta.json").read_bytes() == before
     with pytest.raises(InputError, match="trace-1 was recorded"):
@@ -124,7 +124,7 @@ def test_on_the_lab_every_round_of_every_policy_is_the_replays(beside: str, samp
     lookup, eagle = lab_pairs()
     model = load_pair(dtype="float64", beside=lookup, predictor=None)
     pairs = {"eagle": [lookup, eagle], "model": [lookup, model], "both": [lookup, eagle, model]}[beside]
-    settings = ValidationSettings(RecordSettings(6, 48, sampler), trials=8, repeats=1)
+    settings = ValidationSettings(RecordSettings(6, 48, sampler), trials=8, repeats=3)
     found = validate_joined(pairs, lab_prompts(lookup.tokenizer, 6), settings, tmp_path / "out")
     assert {row["policy"] for row in found["rows"]} == SWITCH_POLICIES.keys()
     for row in found["rows"]:

@@ -193,7 +193,7 @@ def test_the_help_teaches_the_option(command: str) -> None:
 
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
-    settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=1)
+    settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=3)
     with use_kernels("reference"):
         document = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
     assert document["environment"]["kernels"] == "reference"

@@ -28,7 +28,7 @@ from tests.support.tiny import tiny_pair, tiny_prompts
 
 KINDS = tuple(POLICIES[name] for name in ("fixed_k", "hugging_face", "renewal_stop"))  # one carries a state
 SETTINGS = ValidationSettings(
-    RecordSettings(DEPTH, 12, Sampler("gumbel", 0.8, 0)), kinds=KINDS, trials=3, repeats=2, seed=3
+    RecordSettings(DEPTH, 12, Sampler("gumbel", 0.8, 0)), kinds=KINDS, trials=3, repeats=3, seed=3
 )
 MODES = {
     "gumbel": SETTINGS,
@@ -104,10 +104,11 @@ def test_it_goes_on_and_ends_with_the_same_answer(
     assert set(stages) == {*STAGES[STAGES.index(stop[0]) :]} | ({"profile"} if stop[0] == "record" else set())
     assert first.count("profile") + stages.count("profile") == 1
     assert first.count("tune") + stages.count("tune") == tuned
-    assert first.count("decode") + stages.count("decode") == 2 * document["sequences"]["holdout"]
+    assert first.count("decode") + stages.count("decode") == 3 * document["sequences"]["holdout"]
     assert answer(out) == expected
     assert sorted(path.name for path in out.iterdir()) == [
-        *("profile.json", "report.html", "rounds.parquet", "trace", "validation.json")
+        *("profile.json", "report.html", "rounds.parquet", "trace", "tuned.json", "tuning_profile.json"),
+        "validation.json",
     ]
 
 
@@ -115,7 +116,7 @@ def test_a_finished_one_is_measured_anew_on_its_trace(tmp_path: Path, stages: li
     out = tmp_path / "out"
     run(out)
     stages.clear()
-    run(out, replace(SETTINGS, repeats=1, trials=2))
+    run(out, replace(SETTINGS, repeats=5, trials=2))
     assert {*stages} == {"profile", "tune", "decode"}
 
 
@@ -127,8 +128,8 @@ def test_what_another_configuration_left_unfinished_is_refused(tmp_path: Path, s
         told = (str(out / UNFINISHED), f"{name}=", "unfinished validation", "--overwrite")
         refusal(lambda changed=other: run(out, replace(SETTINGS, **changed)), *told)  # type: ignore[misc]
     stages.clear()
-    run(out, replace(SETTINGS, repeats=3))  # more of the same is no other one
-    assert stages.count("decode") == 3 * 3 - 1
+    run(out, replace(SETTINGS, repeats=5))  # more of the same is no other one
+    assert stages.count("decode") == 5 * 3 - 1
     with pytest.raises(KeyboardInterrupt):
         run(out, replace(SETTINGS, trials=2), ("decode", 1))
     stages.clear()

@@ -199,19 +199,19 @@ def check(document: dict[str, Any], script: Trace, policies: int) -> None:
 def test_given_policies_behind_a_long_context() -> None:
     steps: list[tuple[str, int, int]] = []
     document = run_scripted(
-        "llama-2-7b", "llama-68m", trace(EOS), context=300, policies=[POLICIES[1], POLICIES[4]], repeats=2,
+        "llama-2-7b", "llama-68m", trace(EOS), context=300, policies=[POLICIES[1], POLICIES[4]], repeats=3,
         device="cpu", dtype="float32", smoke=True, progress=lambda *step: steps.append(step),
     )  # fmt: skip
     check(document, trace(EOS), 2)
     assert document["target"] == "llama-2-7b (reduced)" and document["context"] == 300
     assert document["profile"]["contexts"][0] >= 300
     assert document["done"] | {"spent_minutes": 0} == {
-        "minutes": None, "spent_minutes": 0, "stopped_early": False, "repeats": 2, "repeats_asked": 2,
-        "sequence_runs": 12, "sequence_runs_asked": 12,
+        "minutes": None, "spent_minutes": 0, "stopped_early": False, "repeats": 3, "repeats_asked": 3,
+        "sequence_runs": 18, "sequence_runs_asked": 18,
     }  # fmt: skip
-    assert [step for step in steps if step[0] == "run"] == [("run", done, 12) for done in range(1, 13)]
-    # Three slices of the profile, one before and one after each repeat, at four contexts each.
-    assert [step for step in steps if step[0] != "run"] == [("profile", done, 12) for done in range(1, 13)]
+    assert [step for step in steps if step[0] == "run"] == [("run", done, 18) for done in range(1, 19)]
+    # Four slices of the profile, one before and one after each repeat, at four contexts each.
+    assert [step for step in steps if step[0] != "run"] == [("profile", done, 16) for done in range(1, 17)]
     assert document["sequences"] == {"tuning": 0, "holdout": 6, "run": 6}
 
 
@@ -250,7 +250,7 @@ def test_an_interruption_of_one_repeat_counts_neither_for_the_baseline_nor_for_a
 
 
 def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:
-    document = scripted_validation(pair(), trace(), trials=2, repeats=1)
+    document = scripted_validation(pair(), trace(), trials=2, repeats=3)
     check(document, trace(), len(document["rows"]))
     assert {row["role"] for row in document["rows"]} >= {"tuned", "default"}
     assert 4 in [row["params"].get("k") for row in document["rows"]]  # tuned or not, K = 4 always stands beside
@@ -258,11 +258,11 @@ def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:
 
 
 def test_it_stops_when_the_time_is_up_and_says_so() -> None:
-    document = scripted_validation(pair(), trace(), policies=POLICIES[:2], repeats=50, minutes=1e-3)
+    document = scripted_validation(pair(), trace(), policies=POLICIES[:2], repeats=51, minutes=1e-3)
     check(document, trace(), 2)
     done = document["done"]
-    assert done["stopped_early"] and done["sequence_runs_asked"] == 300
-    assert 2 <= done["sequence_runs"] < 300 and done["repeats"] < 50
+    assert done["stopped_early"] and done["sequence_runs_asked"] == 306
+    assert 2 <= done["sequence_runs"] < 306 and done["repeats"] < 51
     assert 2 <= document["sequences"]["run"] <= 6
 
 
@@ -281,7 +281,7 @@ def test_what_cannot_be_run_is_refused() -> None:
         random_pair("llama-2-7b", "qwen3-0.6b", device="cpu", smoke=True)
     with pytest.raises(InputError, match="dtype 'int3' is unknown"):
         random_pair("llama-2-7b", "llama-68m", device="cpu", dtype="int3", smoke=True)
-    with pytest.raises(InputError, match="repeats=0"):
+    with pytest.raises(InputError, match="0 repeats have no median"):
         scripted_validation(pair(), trace(), repeats=0)
     with pytest.raises(InputError, match="device cuda:99 is not available here"):
         random_pair("llama-2-7b", "llama-68m", device="cuda:99", smoke=True)
@@ -308,7 +308,7 @@ def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("target", "draft"), [("llama-2-7b", "one-layer-7b"), ("llama-3.1-8b", "llama-3.2-1b")])
 def test_true_shapes_go_as_the_trace_says_on_cuda(target: str, draft: str) -> None:
-    document = run_scripted(target, draft, trace(EOS), context=2000, policies=POLICIES[1:], repeats=1, minutes=2)
+    document = run_scripted(target, draft, trace(EOS), context=2000, policies=POLICIES[1:], repeats=3, minutes=2)
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
     assert document["provenance"]["dtype"] == "bfloat16"
 
@@ -316,7 +316,7 @@ def test_true_shapes_go_as_the_trace_says_on_cuda(target: str, draft: str) -> No
 def test_the_shortest_prompts_are_run_and_priced() -> None:
     """From one token on, behind which nothing is cached."""
     short = replace(trace(), prompt_tokens=np.array([1, 1, 2, 3, 9, 40]), prompt=None)
-    done = scripted_validation(pair(), short, policies=POLICIES[:1], repeats=1)
+    done = scripted_validation(pair(), short, policies=POLICIES[:1], repeats=3)
     (row,) = done["rows"]
     assert row["rounds_identical_percent"] == 100.0 and np.isfinite(row["error_percent"])
     assert done["profile"]["contexts"][0] == 2

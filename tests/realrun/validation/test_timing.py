@@ -22,14 +22,18 @@ from realrun.validation.measured_costs import MeasuredCosts
 from realrun.validation.timing import (
     Arm,
     Timings,
+    check_repeats,
     decode_in_turns,
     decode_sequence,
     make_arm,
     turned,
     typical_rounds,
+    wall_clock,
     warm_up,
 )
 from specsim.policy.registry import make_policy
+from specsim.speedup.intervals import ratio_interval
+from tests.support.checks import refusal
 from tests.support.pairs.inside import pair_of
 from tests.support.tiny import tiny_pair, tiny_prompts
 
@@ -113,10 +117,55 @@ def test_every_round_is_taken_at_the_median_of_its_repeats() -> None:
     assert typical_rounds(runs) == [runs[1].rounds[0], runs[1].rounds[1], runs[2].rounds[2]]
 
 
-def test_of_two_repeats_the_faster_round_counts_and_one_is_its_own_median() -> None:
+def interrupted(seconds: float, repeats: int, share: float, seed: int) -> list[Decoded]:
+    """Repeats of 2000 rounds of so many seconds, of which this share was interrupted and took nine times as long."""
+    draw = np.random.default_rng(seed)
+    factors = np.where(draw.random((repeats, 2000)) < share, 9.0, 1.0) * draw.normal(1.0, 0.02, (repeats, 2000))
+    return [run_of(*(seconds * factors[repeat]).tolist()) for repeat in range(repeats)]
+
+
+def timings_of(repeats: int, share: float) -> Timings:
+    """A baseline of 2 s a round, and an arm of 1 s a round for as many tokens: a speedup of 2."""
+    timings = Timings()
+    for arm, seconds in enumerate((2.0, 1.0)):
+        for sequence in range(3):
+            for run in interrupted(seconds, repeats, share * arm, seed=10 * arm + sequence):
+                timings.add(arm, sequence, run)
+    return timings
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.1])
+def test_of_known_interruptions_the_median_shows_nothing_and_the_wall_clock_all(share: float) -> None:
+    timings, sequences = timings_of(3, share), [0, 1, 2]
+    baseline_s, own_s = (timings.seconds_for_baseline(arm, sequences) for arm in (0, 1))
+    measured = ratio_interval(baseline_s, own_s)
+    # Of three rounds at least two are interrupted with probability 3 p^2 (1 - p) + p^3: for 10 %, 2.8 %.
+    both = 3 * share**2 * (1 - share) + share**3
+    assert measured.estimate == pytest.approx(2 / (1 + 8 * both), rel=0.03)
+    walls = [timings.wall_s_for_baseline(arm, sequences) for arm in (0, 1)]
+    found = wall_clock(*walls, measured, floor_percent=2.0)
+    assert found["wall_clock_speedup"]["estimate"] == pytest.approx(2 / (1 + 8 * share), rel=0.03)
+    assert found["wall_clock_differs"] == (share > 0)
+
+
+def test_the_faster_of_two_noisy_repeats_is_no_median() -> None:
+    """Without any interruption, noise of 10 % makes the faster of two 5.6 % faster than a round is; a median is not."""
+    draw = np.random.default_rng(3)
+    seconds = draw.normal(1.0, 0.1, (3, 4000))
+    found = sum(one.seconds for one in typical_rounds([run_of(*own) for own in seconds.tolist()])) / 4000
+    assert found == pytest.approx(1.0, abs=0.005)
+    assert sum(min(pair) for pair in seconds[:2].T) / 4000 == pytest.approx(0.944, abs=0.005)
+
+
+def test_cut_short_to_two_repeats_the_slower_round_counts() -> None:
     runs = [run_of(1.0, 9.0), run_of(2.0, 5.0)]
-    assert typical_rounds(runs) == [runs[0].rounds[0], runs[1].rounds[1]]
-    assert typical_rounds(runs[:1]) == runs[0].rounds
+    assert typical_rounds(runs) == [runs[1].rounds[0], runs[0].rounds[1]]
+
+
+@pytest.mark.parametrize(("repeats", "wanted"), [(-1, 3), (0, 3), (1, 3), (2, 3), (4, 5), (10, 11)])
+def test_repeats_without_a_median_are_refused(repeats: int, wanted: int) -> None:
+    refusal(lambda: check_repeats(repeats), f"{repeats} repeats have no median run", f"pass --repeats {wanted}")
+    check_repeats(wanted)
 
 
 @given(
@@ -130,7 +179,7 @@ def test_the_parts_of_a_typical_round_are_those_of_one_repeat(seconds: list[list
     for number, one in enumerate(found):
         same = [run.rounds[number] for run in runs]
         assert one in same
-        assert one.seconds == sorted(other.seconds for other in same)[(len(runs) - 1) // 2]
+        assert one.seconds == sorted(other.seconds for other in same)[len(runs) // 2]
     shuffled = [runs[i] for i in np.random.default_rng(seed).permutation(len(runs))]
     assert [one.seconds for one in typical_rounds(shuffled)] == [one.seconds for one in found]
 
@@ -145,11 +194,13 @@ def test_seconds_are_those_of_typical_rounds() -> None:
     for arm, sequence, run in ((0, 0, run_of(1.0, 9.0)), (0, 1, run_of(3.0)), (1, 0, run_of(4.0))):
         timings.add(arm, sequence, run)
     timings.add(0, 0, run_of(5.0, 2.0))
+    timings.add(0, 0, run_of(0.5, 1.0))
     np.testing.assert_allclose(timings.seconds(0, [0, 1]), [1.0 + 2.0, 3.0])
     np.testing.assert_allclose(timings.seconds(1, [0]), [4.0])
     assert timings.mean_round_s(0, [0, 1]) == 2.0  # the round of 9 s was interrupted
+    np.testing.assert_allclose(timings.wall_s(0, [0, 1]), [18.5, 3.0])
     assert [len(run.rounds) for run in timings.last_runs(0, [1, 0])] == [1, 2]
-    assert timings.last_runs(0, [0]) == [timings.runs[0, 0][1]]
+    assert timings.last_runs(0, [0]) == [timings.runs[0, 0][2]]
 
 
 # Arms.

@@ -109,6 +109,8 @@ def interval(estimate: float) -> dict[str, float]:
 VALIDATED = {
     "label": "max_confidence, tuned", "role": "tuned", "predicted": interval(1.5), "measured": interval(1.4),
     "error_percent": 7.1, "rounds_identical_percent": 100.0, "truncated_share": 0.02, "tau": 2.5, "oracle_regret": 0.2,
+    "train_speedup": 1.6, "wall_clock_speedup": interval(1.35), "wall_clock_differs": True, "tokens_per_s": 100.0,
+    "ms_per_token": 10.0,
 }  # fmt: skip
 VALIDATION: dict[str, Any] = {
     "rows": [VALIDATED], "sequences": {"holdout": 6}, "output_tokens": 768, "null_arm": interval(1.0),
@@ -116,20 +118,24 @@ VALIDATION: dict[str, Any] = {
     "prompts": {"source": "prompts.jsonl", "count": 12, "digest": "ab"},
     "skipped": [{"policy": "space_k", "reason": "meant for drafters of kind space; this trace's is model"}],
     "median_abs_error_percent": 1.0, "p90_abs_error_percent": 2.0, "median_abs_unseen_error_percent": 1.5,
-    "best": {"predicted": "max_confidence, tuned", "measured": "max_confidence, tuned"},
+    "environment": {"clock": "cpu"}, "options": {"repeats": 3},
+    "baseline": {"tokens_per_s": 71.4, "ms_per_token": 14.0},
+    "choice": {
+        "forecast": "max_confidence, tuned", "forecast_speedup": 1.6, "measured_speedup": interval(1.4),
+        "measured": "max_confidence, tuned", "regret": interval(0.0), "significant": False,
+    },
 }  # fmt: skip
 ASKED_FOR_MORE = "rounds that asked for more than the recorded trees hold: max_confidence, tuned: 2.00 %"
 DRAFTED = {
     "label": "max_confidence, tuned",
     "drafter": "prompt-lookup", "form": "adaptive", "settings": POLICY, "speedup": interval(1.2), "tau": 1.5,
     "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "truncated_share": 0.02,
-    "v_d": 0.5, "hm": 0.6,
+    "v_d": 0.5, "hm": 0.6, "train_speedup": 1.6, "wall_clock_speedup": interval(1.35), "wall_clock_differs": False,
     "best_of_drafter": True, "tied_with_leader": False, "leader_minus_this": None, "without_loops": interval(1.1),
 }  # fmt: skip
 DRAFTERS: dict[str, Any] = {
     **VALIDATION, "rows": [DRAFTED, {**DRAFTED, "form": "fixed K", "leader_minus_this": {"difference": interval(0.1)}}],
     "options": {"repeats": 3}, "target": "lab", "sequences": {"tuning": 6, "holdout": 6}, "looping_prompts": 1,
-    "best": {"predicted": "a", "measured": "a", "loss_percent": 0.0},
 }  # fmt: skip
 
 
@@ -141,6 +147,8 @@ def test_validation_and_leaderboard_of_drafters_fit(
     _print_validation(VALIDATION, Path("out"))
     text = capsys.readouterr().out
     assert_tables_fit(text, width)
+    assert "14.00 ms per baseline token, by process CPU time" in " ".join(text.split())
+    assert "by the clock, 1.400 by medians" in " ".join(text.split()) and "Fastest: max_confidence" in text
     assert "1.400 [1.300, 1.500]" in text and "1.500 [1.400, 1.600]" in text and ASKED_FOR_MORE in text
     print_drafters(DRAFTERS)
     text = capsys.readouterr().out

@@ -16,7 +16,9 @@ import pytest
 from specsim.errors import InputError
 from specsim.files import write_text
 from specsim.report import validation_figures as figures
-from specsim.report.page import speculation_text, truncated_text
+from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
+from specsim.report.page import repeats_text, speculation_text, truncated_text
+from specsim.report.table import as_text
 from specsim.report.validation import KEYS, render_validation
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -46,6 +48,11 @@ def row(policy: str, label: str, role: str, predicted: float, measured: float, *
         "hm": 0.545,
         "tau": 2.4,
         "oracle_regret": 0.25,
+        "train_speedup": 1.04 * predicted,
+        "wall_clock_speedup": estimate(0.9 * measured),
+        "wall_clock_differs": measured > 1.4,
+        "tokens_per_s": 66.67 * measured,
+        "ms_per_token": 15.0 / measured,
     }
 
 
@@ -61,6 +68,8 @@ def document() -> dict[str, Any]:
         "environment": {"numpy": "2.0", "threads": 2},
         "prompts": {"source": "mine.jsonl", "count": 15, "digest": "0123456789abcdef"},
         "load": {"others_percent": 12.0, "stolen_percent": 0.5},
+        "options": {"repeats": 3},
+        "baseline": {"tokens_per_s": 66.67, "ms_per_token": 15.0},
         "sequences": {"tuning": 8, "holdout": 7},
         "output_tokens": 4321,
         "distinct_trigram_share": 0.93,
@@ -72,10 +81,13 @@ def document() -> dict[str, Any]:
             row("max_confidence", "max_confidence($x^2$)", "default", 1.31, 1.35),
         ],
         "median_abs_error_percent": 1.68,
-        "best": {
-            "predicted": "fixed_k(k=1)",
+        "choice": {
+            "forecast": "fixed_k(k=1)",
+            "forecast_speedup": 1.62,
+            "measured_speedup": estimate(1.2),
             "measured": "adaedl(gamma=0.2, lambda0<0.3)",
-            "loss_percent": 0.4,
+            "regret": {"estimate": 0.3, "low": 0.1, "high": 0.5},
+            "significant": True,
         },
         "k_curve": {"k": [1, 2, 3], "predicted": [estimate(v) for v in (1.21, 1.1, 0.95)]},
         "accepted_histogram": {"label": "adaedl", "predicted": [50, 30, 20, 0], "measured": [49, 31, 20, 0]},
@@ -167,7 +179,7 @@ def test_every_label_and_figure_is_there(document: dict[str, Any]) -> None:
         "ECE 0.052",
         "4,321",
         "code",
-        "it names fixed_k(k=1)",
+        "fixed_k(k=1), forecast 1.620, measured 1.200",
         "73.1 %",
     ):
         assert words in page.text
@@ -177,7 +189,7 @@ def test_labels_are_escaped(document: dict[str, Any]) -> None:
     hostile = "<b onclick='x'>&\"$\\alpha$ (#1)"
     for r in document["rows"]:
         r["label"] = hostile
-    document["best"] = {"predicted": hostile, "measured": "other", "loss_percent": 0.0}
+    document["choice"] |= {"forecast": hostile}
     document["accepted_histogram"]["label"] = hostile
     document["environment"] = {hostile: hostile}
     document["domains"] = {hostile: document["domains"]["code"]}
@@ -284,6 +296,33 @@ def test_the_verdict_comes_first(document: dict[str, Any]) -> None:
     text = render_validation({**document, "noise_floor_percent": 7.0})
     first = text.index('<p class="verdict">')
     assert text[first:].startswith('<p class="verdict">The machine was too busy') and first < text.index('class="lead"')
+
+
+def test_rates_of_baseline_and_best_stand_in_the_table(document: dict[str, Any]) -> None:
+    titles, cells = as_text(VALIDATION_COLUMNS, validation_rows(document))
+    table = {row[0]: dict(zip(titles, row, strict=True)) for row in cells}
+    assert (table["autoregressive"]["tokens/s"], table["autoregressive"]["ms/token"]) == ("66.7", "15.00")
+    best = table["adaedl(gamma=0.2, lambda0<0.3)"]
+    assert (best["tokens/s"], best["ms/token"]) == ("100.0", "10.00")
+    assert (best["forecast"], best["measured speedup"][:5], best["wall clock"]) == ("1.581", "1.500", "1.350")
+    assert "predicted" not in " ".join(titles)
+
+
+def test_medians_and_sums_that_differ_are_named(document: dict[str, Any]) -> None:
+    text = Page(render_validation(document)).text
+    told = "Medians and plain sums differ by more than the noise floor: adaedl(gamma=0.2, lambda0<0.3): 1.350 by"
+    assert told in text and "fixed_k(k=1): 1.080 by" not in text
+    assert "median of 3 repeats" in text and "15.00 ms per baseline token" in text
+
+
+def test_results_of_two_repeats_still_render_and_say_what_they_are(document: dict[str, Any]) -> None:
+    old = {**document, "options": {"repeats": 2}, "autoregressive_sequence_seconds": [4.321, 4.321]}
+    del old["baseline"], old["choice"]
+    new_keys = ("train_speedup", "wall_clock_speedup", "wall_clock_differs", "tokens_per_s", "ms_per_token")
+    old["rows"] = [{key: value for key, value in row.items() if key not in new_keys} for row in document["rows"]]
+    text = Page(render_validation(old)).text
+    assert "fastest of two repeats" in text and "2.00 ms per baseline token" in text
+    assert repeats_text(3).startswith("median of 3") and repeats_text(1) == "one run"
 
 
 def test_where_every_policy_is_slower_the_verdict_is_not_to_speculate(document: dict[str, Any]) -> None:
