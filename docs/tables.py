@@ -88,10 +88,19 @@ def engine_checks() -> str:
     return _table("engine | drafts by | settings | prompts | rounds | identical in the replay", rows)
 
 
+def import_formats() -> str:
+    """What `specsim import` reads, and which real files each reader was tested on."""
+    from specsim.engines.formats.registry import FORMATS, UNTESTED
+
+    rows = [f"`{kind}` | {one.doc} | {one.tested or UNTESTED}" for kind, one in FORMATS.items()]
+    return _table("kind | what it reads | tested on", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "chain policies": chain_policies,
     "drafters": drafters,
     "engine checks": engine_checks,
+    "import formats": import_formats,
 }
 
 

@@ -17,12 +17,13 @@ INTEGERS = "whole numbers"
 FLOATS = "numbers"
 TEXT = "text"
 FLAGS = "true or false"
+MARKS = "0, 1 or null"
 INTEGER_LISTS = "lists of whole numbers"
 FLOAT_LISTS = "lists of numbers"
 
 
 def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] = (), *, invalid: str) -> pa.Table:
-    """The columns of a Parquet file, without nulls; text comes as dictionaries.
+    """The columns of a Parquet file, without nulls but in marks; text comes as dictionaries.
 
     columns : what each is to hold, one of the names above; others in the file are not read
     optional : of these, those that may be missing
@@ -49,7 +50,7 @@ def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] =
     for name in here:
         column = table.column(name)
         leaves = column.combine_chunks().values if columns[name] in (INTEGER_LISTS, FLOAT_LISTS) else column
-        if column.null_count or leaves.null_count:
+        if columns[name] != MARKS and (column.null_count or leaves.null_count):
             raise InputError(f"{path}: column {name!r} has nulls; {invalid}")
         if columns[name] == TEXT and len(table) * _longest(column) * 4 > limit:  # as an array of NumPy
             raise InputError(f"{path}: column {name!r} holds too long texts; {invalid}")
@@ -81,6 +82,8 @@ def _holds(kind: Any, wanted: str) -> bool:
         return is_list and _holds(kind.value_type, INTEGERS if wanted == INTEGER_LISTS else FLOATS)
     if wanted == TEXT:
         return types.is_string(kind.value_type if types.is_dictionary(kind) else kind)
+    if wanted == MARKS:
+        return bool(types.is_boolean(kind) or types.is_integer(kind))
     is_wanted = {INTEGERS: types.is_integer, FLOATS: types.is_floating, FLAGS: types.is_boolean}
     return bool(is_wanted[wanted](kind))
 

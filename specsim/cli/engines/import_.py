@@ -10,6 +10,7 @@ import typer
 
 from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes, print_table
 from specsim.cli.options import JsonOption
+from specsim.engines.formats.registry import UNTESTED, listed, read_format
 
 
 def import_(
@@ -25,35 +26,7 @@ def import_(
     overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Read what an engine logged or exported about speculation, and write it for the other commands.
-
-    \b
-    llamacpp-log         log of llama-server; with LLAMA_TRACE=1 every round
-    llamacpp-responses   its responses: sums
-    vllm-requests        vLLM's responses with --per-request-spec-decode-metrics
-    vllm-log             vLLM's log; lines are summed
-    vllm-bench           what `vllm bench serve` prints
-    lmdeploy-log         LMDeploy's log
-    prometheus           a scrape of vLLM, llama.cpp, TensorRT-LLM or LMDeploy;
-                         of two the difference
-    sglang-responses     SGLang's responses with meta_info
-    sglang-log           SGLang's log: averages
-    tensorrt-llm         TensorRT-LLM's iteration statistics: sums
-    accept-lengths       answers of MEDUSA, EAGLE or Spec-Bench
-    specdec-bench        acceptance_rate.json of specdec_bench
-    specdecode-bench     SpecDecode-Bench's lengths at every position: a trace
-    inferencex           its mean acceptance lengths by K
-    exllamav3            ExLlamaV3's draft_stats
-    arctic               steps of Arctic Inference's suffix simulator
-    inference-lab        its acceptance.parquet
-    aiperf               AIPerf's SpecDecodeAcceptanceRecord, of any engine
-
-    The table shows the engine's numbers beside specsim's; what a source cannot tell is said.
-
-    Example: specsim import llamacpp-log server.log --out rounds.parquet
-    """
     from specsim.acceptance.sources import describe
-    from specsim.engines.formats.registry import read_format
     from specsim.engines.formats.written import summary, write_imported
 
     if out is not None:
@@ -86,6 +59,20 @@ def import_(
     else:
         print(f"next: specsim acceptance fit {out} --model per_position --out model.json, or")
         print(f"      specsim advise {out} --cost COST")
+
+
+import_.__doc__ = f"""Read what an engine logged or exported about speculation, and write it for the other commands.
+
+\b
+{listed()}
+
+* {UNTESTED}: compare its numbers with the engine's own.
+
+The table shows the engine's numbers beside specsim's; what a source cannot tell is said. Of two scrapes the
+difference is counted.
+
+Example: specsim import llamacpp-log server.log --out rounds.parquet
+"""
 
 
 _SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "counters.json"}

@@ -6,25 +6,27 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from specsim.acceptance.sources import MOST_DRAFTED, Rounds
 from specsim.engines import rates
-from specsim.engines.formats.imported import Imported, by_number, json_records, log_lines
+from specsim.engines.formats.imported import Imported, by_number, count, json_records, log_lines
 from specsim.errors import InputError
 from specsim.json_files import checked, read_json
 
-ANSWERS = "give model answers of MEDUSA, EAGLE or Spec-Bench with choices[].accept_lengths, as JSON Lines"
+ANSWERS = "give Spec-Bench's answers, with choices[].accept_lengths, or EAGLE's, with idxs and new_tokens"
 GOLDEN = "give a YAML of InferenceX's golden_al_distribution"
 ACCEPTANCE = "give acceptance_rate.json of specdec_bench"
 
 
 class Choice(TypedDict):
-    """An answer: its rounds over all turns, one list after another."""
+    """An answer: its rounds over all turns, one list after another; of EAGLE, for each turn, its last round from 0."""
 
-    accept_lengths: list[int]
+    accept_lengths: NotRequired[list[int]]
+    idxs: NotRequired[list[int]]
+    new_tokens: NotRequired[list[int]]
 
 
 class Answer(TypedDict):
@@ -37,17 +39,23 @@ def read_accept_lengths(paths: Sequence[Path]) -> Imported:
     """Rounds; the draft's depth is taken to be the deepest accepted, which acceptance does not depend on."""
     found, skipped = json_records(paths, invalid=ANSWERS)
     lists: list[list[int]] = []
+    turns: list[tuple[int, int]] = []
     without = 0
     for number, record in enumerate(found):
         if "choices" not in record:
             without += 1
             continue
         for choice in checked(record, f"answer {number + 1}", Answer, invalid=ANSWERS)["choices"]:
+            if "accept_lengths" not in choice:
+                turns += _eagle_turns(choice, f"answer {number + 1}")
+                continue
             if any(not 0 <= length <= MOST_DRAFTED for length in choice["accept_lengths"]):
                 raise InputError(f"answer {number + 1}: accept_lengths cannot be; {ANSWERS}")
             lists += [choice["accept_lengths"]] if choice["accept_lengths"] else []
     if without:
         skipped["lines without choices"] = without
+    if turns and not lists:
+        return _of_turns(turns, skipped)
     lengths = np.array([length for one in lists for length in one], dtype=np.int64)
     if not len(lengths) or lengths.max() == 0:
         raise InputError(f"{paths[0]} holds no accepted drafts; {ANSWERS}")
@@ -72,6 +80,29 @@ def read_accept_lengths(paths: Sequence[Path]) -> Imported:
         "accept_lengths = tokens that a round added" if bonus else "accept_lengths = accepted tokens of a round"
     )
     return Imported(rounds, "benchmark", definition, "", len(lists), notes=tuple(notes), skipped=skipped)
+
+
+def _eagle_turns(choice: Choice, name: str) -> list[tuple[int, int]]:
+    """Rounds and output tokens of every turn."""
+    idxs, tokens = choice.get("idxs"), choice.get("new_tokens")
+    if idxs is None or tokens is None or len(idxs) != len(tokens):
+        raise InputError(f"{name}: a choice has neither accept_lengths nor idxs and new_tokens; {ANSWERS}")
+    turns = [
+        (count(last, f"{name}: idxs") + 1, count(new, f"{name}: new_tokens"))
+        for last, new in zip(idxs, tokens, strict=True)
+    ]
+    if any(new < rounds for rounds, new in turns):
+        raise InputError(f"{name}: fewer tokens than rounds, each of which adds one; {ANSWERS}")
+    return turns
+
+
+def _of_turns(turns: Sequence[tuple[int, int]], skipped: Mapping[str, int]) -> Imported:
+    rounds, output = (sum(column) for column in zip(*turns, strict=True))
+    return Imported(
+        None, "benchmark", "idxs = last round of a turn, counted from 0; new_tokens = tokens that the rounds added", "",
+        len(turns), (output,), (rounds, None, output - rounds), skipped=skipped,
+        instead="run Spec-Bench, whose answers have the accept_lengths of every round",
+    )  # fmt: skip
 
 
 class Bench(TypedDict):

@@ -157,17 +157,16 @@ def _imported(engine: str, counts: Counts, path: Path) -> Imported:
     if not drafted_sum:
         raise InputError(f"{path}: nothing was drafted; scrape after some requests")
     passed = by_position(counts, BY_POSITION)
-    emitted = counts.get((EMITTED, None))
-    if rounds is None and emitted is not None:
-        rounds = emitted - accepted_sum
+    notes = ("accepted tokens behind a rejected one are counted, too",) if (EMITTED, None) in counts else ()
     if not passed or rounds is None:
         instead = INSTEAD.get(engine, "scrape a version that counts by position")
         return Imported(
-            None, engine, definition, output_tokens=outputs, sums=(rounds, drafted_sum, accepted_sum), instead=instead
-        )
+            None, engine, definition, output_tokens=outputs, sums=(rounds, drafted_sum, accepted_sum), notes=notes,
+            instead=instead,
+        )  # fmt: skip
     if sum(passed) != accepted_sum:
         raise InputError(
             f"{path}: {accepted_sum:,} accepted tokens, but {sum(passed):,} by position; scrape it whole, at one time"
         )
-    found, notes = rates.counters(rounds, drafted_sum, passed, INSTEAD.get(engine, ""))
-    return Imported(found, engine, definition, output_tokens=outputs, notes=tuple(notes))
+    found, said = rates.counters(rounds, drafted_sum, passed, INSTEAD.get(engine, ""))
+    return Imported(found, engine, definition, output_tokens=outputs, notes=tuple(said))

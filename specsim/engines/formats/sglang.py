@@ -131,13 +131,18 @@ def _with_counters(about: Imported, requests: Sequence[Verified]) -> Imported:
 
 DECODE = re.compile(r"Decode batch[.,]")
 RUNNING = re.compile(r"#running-req: (\d+)")
-LENGTH = re.compile(r"accept len: (\d+\.\d+)")
-RATE = re.compile(r"accept rate: (\d+\.\d+)")
+LENGTH = re.compile(r"accept len: (\d+\.\d+),")
+RATE = re.compile(r"accept rate: (\d+\.\d+),")
 
 
 def read_log(paths: Sequence[Path]) -> Imported:
-    """SGLang's log: averages of its intervals, weighted by running requests, as counts are not printed."""
-    lengths, shares, weights = [], [], []
+    """SGLang's log: averages of its intervals, weighted by running requests, as counts are not printed.
+
+    Older versions, such as those of May 2025, print no accept rate.
+    """
+    lengths: list[rates.Printed] = []
+    shares: list[rates.Printed | None] = []
+    weights = []
     cut = 0
     skipped: Counter[str] = Counter()
     for line in log_lines(paths, skipped):
@@ -145,24 +150,24 @@ def read_log(paths: Sequence[Path]) -> Imported:
         if decode is None:
             continue
         length, rate = LENGTH.search(line), RATE.search(line)
-        if length is None or rate is None or not line.endswith("\n"):
-            cut += length is not None or rate is not None
+        if length is None or not line.endswith("\n"):
+            cut += "accept " in line
             continue
         if not (running := count(decode[1], "#running-req")):
             continue
         weights.append(running)
         lengths.append(rates.Printed.of(length[1]))
-        shares.append(rates.Printed.of(rate[1]))
+        shares.append(rates.Printed.of(rate[1]) if rate else None)
     if not lengths:
-        raise InputError(
-            f"{paths[0]} holds no line 'Decode batch' with accept len and rate; give a speculative run's log"
-        )
-    averages = {
-        "accept len": float(np.average([one.value for one in lengths], weights=weights)),
-        "accept rate": float(np.average([one.value for one in shares], weights=weights)),
-    }
+        raise InputError(f"{paths[0]} holds no line 'Decode batch' with accept len; give a speculative run's log")
+    averages = {"accept len": float(np.average([one.value for one in lengths], weights=weights))}
     notes = [f"averages of {len(lengths):,} lines, each weighted by its running requests, as no counts are printed"]
-    notes += _guess(lengths, shares)
+    known = [share for share in shares if share is not None]
+    if len(known) == len(lengths):
+        averages["accept rate"] = float(np.average([one.value for one in known], weights=weights))
+        notes += _guess(lengths, known)
+    else:
+        notes.append(f"{len(lengths) - len(known):,} lines have no accept rate, as of older versions")
     if cut:
         skipped["lines that were cut off"] = cut
     return Imported(

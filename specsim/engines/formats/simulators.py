@@ -14,37 +14,34 @@ from specsim.acceptance.sources import MOST_DRAFTED, Rounds
 from specsim.engines.formats.imported import Imported, Request, as_rounds, check_request, count, json_records
 from specsim.errors import InputError
 from specsim.json_files import checked
-from specsim.parquet_files import FLAGS, INTEGERS, TEXT, read_table
+from specsim.parquet_files import INTEGERS, MARKS, TEXT, read_table
 
-EXLLAMA = "give results with draft_stats of Generator(record_draft_stats=True), as JSON or JSON Lines"
+EXLLAMA = "give what eval/spec_decode.py --draft_stats writes, or jobs' draft_stats, as JSON or JSON Lines"
 ARCTIC = "give steps of the suffix simulator, with step, num_spec_toks and num_accept_toks, as JSON Lines or .csv"
 LAB = "give acceptance.parquet of inference-lab"
 
 
-class Job(TypedDict):
-    """Of ExLlamaV3: (position, window, accepted) of every round."""
-
-    draft_stats: list[list[int]]
-
-
 def read_exllama(paths: Sequence[Path]) -> Imported:
-    """Rounds where they were recorded, else sums."""
+    """Rounds where they were recorded, else sums.
+
+    A round is (position, window, accepted), in newer versions with a moving average behind these.
+    """
     found, skipped = json_records(paths, invalid=EXLLAMA)
     requests, accepted, rejected, without = [], 0, 0, 0
     definition = "accepted = tokens of the drafted window that the target took, without its own"
     for number, record in enumerate(found):
         name = f"job {number + 1}"
-        if "draft_stats" in record:
-            rows = checked(record, name, Job, invalid=EXLLAMA)["draft_stats"]
-            if any(len(row) != 3 for row in rows):
+        key = next((key for key in ("draft_stats", "stats") if key in record), None)  # of a job, of the evaluation
+        if key is not None:
+            rows = checked(record[key], f"{name}: {key}", list[list[float]], invalid=EXLLAMA)
+            if any(len(row) < 3 or row[1] != int(row[1]) or row[2] != int(row[2]) for row in rows):
                 raise InputError(f"{name}: a round is not (position, window, accepted); {EXLLAMA}")
-            request = Request([row[1] for row in rows], [row[2] for row in rows])
+            request = Request([int(row[1]) for row in rows], [int(row[2]) for row in rows])
             check_request(request, name)
             requests += [request] if rows else []
         elif "accepted_draft_tokens" in record and "rejected_draft_tokens" in record:
-            sums = checked(record, name, dict[str, Any], invalid=EXLLAMA)
             numbers = [
-                checked(sums[f"{what}_draft_tokens"], name, int, invalid=EXLLAMA) for what in ("accepted", "rejected")
+                checked(record[f"{what}_draft_tokens"], name, int, invalid=EXLLAMA) for what in ("accepted", "rejected")
             ]
             accepted, rejected = accepted + count(numbers[0], name), rejected + count(numbers[1], name)
             without += 1
@@ -112,7 +109,10 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_inference_lab(paths: Sequence[Path]) -> Imported:
-    """Rounds of one model, speculator and configuration; drafts are as deep as the table has columns acc0, acc1, ..."""
+    """Rounds of one model, speculator and configuration.
+
+    A draft is as deep as columns acc0, acc1, ... hold 0 or 1; a table of several widths has nulls behind.
+    """
     import pyarrow.parquet as pq
 
     if len(paths) > 1:
@@ -133,9 +133,13 @@ def read_inference_lab(paths: Sequence[Path]) -> Imported:
                 f"{path} is of several {name}s ({', '.join(map(repr, sorted(known)))}); give one's rows alone"
             )
     names = [f"acc{i}" for i in range(depth)]
-    flags = read_table(path, dict.fromkeys(names, FLAGS), invalid=LAB)
-    hits = np.array([flags.column(name).to_pylist() for name in names], dtype=bool).reshape(depth, len(table))
-    leading = np.cumprod(hits, axis=0).sum(axis=0)
+    marks = read_table(path, dict.fromkeys(names, MARKS), invalid=LAB)
+    values = np.array([marks.column(name).to_pylist() for name in names], dtype=object).reshape(depth, len(table))
+    proposed = values != None  # noqa: E711 (by element)
+    if not np.isin(values[proposed].astype(np.int64), (0, 1)).all() or (proposed[1:] & ~proposed[:-1]).any():
+        raise InputError(f"{path}: acc0, acc1, ... are not 0 or 1 with nulls behind; {LAB}")
+    drafted = proposed.sum(axis=0)
+    leading = np.cumprod(proposed & values.astype(bool), axis=0).sum(axis=0)
     accept = np.array(table.column("accept").to_pylist(), dtype=object)
     bonus = next((extra for extra in (0, 1) if (accept == leading + extra).all()), None)
     if bonus is None or not len(table):
@@ -144,10 +148,10 @@ def read_inference_lab(paths: Sequence[Path]) -> Imported:
     order = sorted(range(len(table)), key=lambda row: [key[row] for key in keys])
     requests: dict[tuple[int, int], int] = {}
     sequence = [requests.setdefault((keys[0][row], keys[1][row]), len(requests)) for row in order]
-    rounds = Rounds(np.full(len(table), depth), leading[order].astype(np.int64), None, np.array(sequence))
+    rounds = Rounds(drafted[order].astype(np.int64), leading[order].astype(np.int64), None, np.array(sequence))
     definition = f"accept = accepted tokens{', the bonus included' if bonus else ''}"
     notes = (
-        f"drafts are taken to be of {depth} tokens, as the table has columns",
+        f"drafts are taken to be of {drafted.max()} tokens at most, as the table has columns that are filled",
         "no column t: where rounds begin is not told",
     )
     return Imported(rounds, "inference-lab", definition, "", len(requests), notes=notes)

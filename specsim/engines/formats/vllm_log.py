@@ -25,7 +25,11 @@ FIELDS = {
 }
 LAST = re.compile(r"Draft acceptance rate: \d+\.\d+%")  # of vLLM's line, which a cut one lacks
 OLD = re.compile(r"Draft acceptance rate: \d+\.\d+%?, Accepted: (\d+) tokens, Drafted: (\d+) tokens")
-OLDEST = re.compile(r"Number of accepted tokens: (\d+), Number of draft tokens: (\d+), Number of emitted tokens: (\d+)")
+OLDER = re.compile(r"Draft acceptance rate: \d+\.\d+, Number of accepted tokens: (\d+), Number of draft tokens: (\d+),")
+OLDEST = re.compile(  # of which accepted counts tokens behind a rejected one, too, but emitted does not
+    r"Number of speculative tokens: (\d+), Number of accepted tokens: (\d+), Number of draft tokens: (\d+), "
+    r"Number of emitted tokens: (\d+)"
+)
 MARKS = ("SpecDecoding metrics:", "Speculative metrics:")
 VERSION = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*(\d[\w.+]*)")
 NOTHING = "Drafted: 0 tokens"
@@ -60,10 +64,10 @@ def _read(paths: Sequence[Path], engine: str, instead: str) -> Imported:
             skipped["intervals without a draft"] += 1
         elif all(fields.values()) and LAST.search(line):
             parts.append(_part({name: one[1] for name, one in fields.items() if one}, engine))
-        elif fields["mean"] is None and (one := OLD.search(line)):
+        elif fields["mean"] is None and (one := OLD.search(line) or OLDER.search(line)):
             old.append((count(one[1], "Accepted"), count(one[2], "Drafted")))
         elif one := OLDEST.search(line):
-            oldest = count(one[1], "accepted"), count(one[2], "drafted"), count(one[3], "emitted")
+            oldest = count(one[1], "speculative"), count(one[3], "drafted"), count(one[4], "emitted")
         else:
             skipped["lines that were cut off or have another form"] += 1
     kinds = [bool(parts), bool(old), oldest is not None]
@@ -76,8 +80,12 @@ def _read(paths: Sequence[Path], engine: str, instead: str) -> Imported:
         accepted, drafted = (sum(column) for column in zip(*old, strict=True))
         sums: tuple[int | None, int, int] = None, drafted, accepted
     elif oldest is not None:  # since the server's start
-        accepted, drafted, emitted = oldest
-        sums = emitted - accepted, drafted, accepted
+        k, drafted, emitted = oldest
+        rounds = drafted // max(k, 1)
+        if rounds * k != drafted or not rounds <= emitted <= rounds + drafted:
+            raise InputError(f"{emitted:,} tokens emitted of {drafted:,} in drafts of {k} cannot be; {APART}")
+        accepted = emitted - rounds
+        sums = rounds, drafted, accepted
     else:
         raise InputError(f"{paths[0]} holds no line with {' or '.join(MARKS)} give the log of a speculative run")
     if accepted > drafted:

@@ -1,0 +1,273 @@
+"""What engines and their users published, line by line with its source: every sample is read, and its counts add up.
+
+Formats change between versions; each of these was met in the wild. Counts were worked out from the printed numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specsim.engines.formats.imported import Imported
+from specsim.engines.formats.registry import FORMATS, UNTESTED, read_format
+from specsim.errors import InputError
+from tests.specsim.engines.test_import import rounds_of, sums
+from tests.support import ROOT
+from tests.support.commands import call
+
+
+def read(kind: str, folder: Path, text: str) -> Imported:
+    path = folder / "sample"
+    path.write_text(text)
+    return read_format(kind, [path])
+
+
+VLLM_LOG = {
+    # vllm-project/vllm-ascend issue 13640, August 2026: 23 and 55 drafts of 7
+    "two intervals of DSpark": (
+        "(APIServer pid=79) INFO 08-05 12:25:03 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 2.91, "
+        "Accepted throughput: 0.72 tokens/s, Drafted throughput: 2.64 tokens/s, Accepted: 44 tokens, Drafted: 161 "
+        "tokens, Per-position acceptance rate: 0.739, 0.478, 0.261, 0.174, 0.130, 0.087, 0.043, Avg Draft acceptance "
+        "rate: 27.3%\n"
+        "(APIServer pid=79) INFO 08-05 12:25:13 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 2.93, "
+        "Accepted throughput: 10.60 tokens/s, Drafted throughput: 38.50 tokens/s, Accepted: 106 tokens, Drafted: 385 "
+        "tokens, Per-position acceptance rate: 0.691, 0.418, 0.382, 0.182, 0.127, 0.073, 0.055, Avg Draft acceptance "
+        "rate: 27.5%\n",
+        (78, 546, 150, [55, 34, 27, 14, 10, 6, 4]),
+    ),
+    # vllm-project/vllm-ascend issue 13665, August 2026: nothing of 99 drafts of 5 was accepted
+    "nothing accepted": (
+        "(APIServer pid=6485) INFO 08-05 20:20:43 [metrics.py:100] SpecDecoding metrics: Mean acceptance length: 1.00, "
+        "Accepted throughput: 0.00 tokens/s, Drafted throughput: 1.23 tokens/s, Accepted: 0 tokens, Drafted: 495 "
+        "tokens, Per-position acceptance rate: 0.000, 0.000, 0.000, 0.000, 0.000, Avg Draft acceptance rate: 0.0%\n",
+        (99, 495, 0, [0, 0, 0, 0, 0]),
+    ),
+    # vllm-project/vllm pull request 24127, September 2025: the rate stands first
+    "another order": (
+        "(APIServer pid=2236552) INFO 09-09 11:51:35 [metrics.py:96] SpecDecoding metrics: Draft acceptance rate: "
+        "88.8%, Mean acceptance length: 5.44, Accepted throughput: 4.37 tokens/s, Drafted throughput: 4.92 tokens/s, "
+        "Accepted: 262 tokens, Drafted: 295 tokens, Per-position acceptance rate: 0.983, 0.949, 0.915, 0.881, 0.712\n",
+        (59, 295, 262, [58, 56, 54, 52, 42]),
+    ),
+    # vllm-project/vllm pull request 15902, April 2025, of before it and of after it
+    "before April 2025": (
+        "Speculative metrics: Draft acceptance rate: 1.000, Number of accepted tokens: 66, Number of draft tokens: 66, "
+        "\n",
+        (None, 66, 66),
+    ),
+    "April 2025": (
+        "SpecDecoding metrics: Draft acceptance rate: 100.0%, Accepted: 66 tokens, Drafted: 66 tokens\n",
+        (None, 66, 66),
+    ),
+    # vllm-project/vllm issue 7301, August 2024. 53,716 tokens in drafts of 4 are 13,429 rounds. Each emits one token
+    # beside the accepted, which are 20,815; the 32,594 count tokens behind a rejected one as well. The efficiency is
+    # the share of 5 tokens a round: 34,244 / 67,145 = 0.510.
+    "August 2024": (
+        "Speculative metrics: Draft acceptance rate: 0.607, System efficiency: 0.510, Number of speculative tokens: 4, "
+        "Number of accepted tokens: 32594, Number of draft tokens: 53716, Number of emitted tokens: 34244.\n",
+        (13429, 53716, 20815),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VLLM_LOG)
+def test_lines_of_vllms_log(name: str, tmp_path: Path) -> None:
+    text, wanted = VLLM_LOG[name]
+    imported = read("vllm-log", tmp_path, text)
+    assert (sums(imported) if len(wanted) == 4 else imported.sums) == wanted
+
+
+def test_counts_of_2024_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    text = VLLM_LOG["August 2024"][0]
+    for spoilt in (text.replace("53716", "53717"), text.replace("34244", "13428"), text.replace("34244", "67146")):
+        with pytest.raises(InputError, match="tokens emitted of .* in drafts of 4 cannot be"):
+            read("vllm-log", tmp_path, spoilt)
+
+
+# Results in public notes of 2026, of Qwen3.8-27B and others: drafts, drafted and accepted tokens, rates in percent.
+BENCHES = [
+    (6393, 19179, 14090, "83.42 72.91 64.07"),
+    (7018, 21054, 13469, "72.87 62.95 56.10"),
+    (37085, 111255, 60052, "76.70 51.51 33.72"),
+    (499545, 3496815, 1550240, "74.34 58.00 49.10 43.19 38.03 29.14 18.53"),
+]
+
+
+@pytest.mark.parametrize("printed", BENCHES, ids=lambda printed: str(printed[0]))
+def test_what_vllm_bench_serve_printed(printed: tuple[int, int, int, str], tmp_path: Path) -> None:
+    drafts, drafted, accepted, percents = printed
+    rates = [float(percent) for percent in percents.split()]
+    lines = [
+        "---------------Speculative Decoding---------------",
+        f"{'Acceptance rate (%):':<40} {100 * accepted / drafted:<10.2f}",
+        f"{'Acceptance length:':<40} {1 + accepted / drafts:<10.2f}",
+        f"{'Drafts:':<40} {drafts:<10}",
+        f"{'Draft tokens:':<40} {drafted:<10}",
+        f"{'Accepted tokens:':<40} {accepted:<10}",
+        "Per-position acceptance (%):",
+        *(f"{f'  Position {i}:':<40} {rate:<10.2f}" for i, rate in enumerate(rates)),
+        "==================================================",
+    ]
+    imported = read("vllm-bench", tmp_path, "\n".join(lines) + "\n")
+    rounds, *rest = sums(imported)
+    assert (rounds, *rest[:2]) == (drafts, drafted, accepted)
+    by_position = rest[2]
+    assert sum(by_position) == accepted
+    assert [round(100 * n / drafts, 2) for n in by_position] == pytest.approx(rates, abs=0.011)
+
+
+# ggml-org/llama.cpp pull request 24536, June 2026: a request's lines, and the statistics, which have no prefix there.
+LLAMACPP = """\
+0.06.895.980 I slot print_timing: id  1 | task 0 | prompt eval time =     300.11 ms /    20 tokens (   15.01 ms per token,    66.64 tokens per second)
+0.06.895.998 I slot print_timing: id  1 | task 0 |        eval time =    2296.72 ms /   256 tokens (    8.97 ms per token,   111.46 tokens per second)
+0.06.896.015 I slot print_timing: id  1 | task 0 | draft acceptance = 0.64479 (  167 accepted /   259 generated), mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)
+0.06.896.057 I statistics     draft-eagle3: #calls(b,g,a) =    1     87     87, #gen drafts =     87, #acc drafts =    70, #gen tokens =    259, #acc tokens =   167, #mean acc len = 2.92, #acc rate/pos = (0.805, 0.632, 0.483), dur(b,g,a) = 0.005, 325.555, 0.114 ms
+"""  # noqa: E501
+
+
+def test_lines_of_llamacpps_log(tmp_path: Path) -> None:
+    for text in (LLAMACPP, "".join(LLAMACPP.splitlines(keepends=True)[:3])):
+        imported = read("llamacpp-log", tmp_path, text)
+        assert sums(imported) == (87, 259, 167, [70, 55, 42]) and imported.output_tokens == (256,)
+    # pull request 12603, March 2025
+    timings = {"prompt_n": 1, "predicted_n": 200, "predicted_ms": 11082.606, "draft_n": 347, "draft_n_accepted": 65}
+    assert read("llamacpp-responses", tmp_path, json.dumps({"timings": timings})).sums == (None, 347, 65)
+
+
+def test_a_line_of_lmdeploys_logger(tmp_path: Path) -> None:
+    """As its logger of August 2026 prints 17 drafts of 3, of which 11, 8 and 5 accepted so many tokens."""
+    line = (
+        "[2026-08-21 10:00:00 DP0] Avg thr (in/out): 1.0 / 4.1 tokens/s, Server (succeeded/failed/routed/waiting): "
+        "1 / 0 / 1 / 0, Engine (running/waiting): 1 / 0, KV cache: 0.3%, SpecDecoding metrics: Draft acceptance rate: "
+        "47.06%, Mean acceptance length: 2.41, Accepted: 24 tokens, Drafted: 51 tokens, Per-position acceptance rate: "
+        "0.647, 0.471, 0.294\n"
+    )
+    assert sums(read("lmdeploy-log", tmp_path, line)) == (17, 51, 24, [11, 8, 5])
+
+
+def test_responses_of_sglang(tmp_path: Path) -> None:
+    # sgl-project/sglang pull request 33518, August 2026: 106 tokens in 43 passes of 5 drafts
+    meta = {
+        "spec_accept_rate": 0.2930232558139535, "spec_accept_length": 2.4651162790697674, "completion_tokens": 106,
+        "spec_num_correct_drafts": 63, "spec_num_proposed_drafts": 215, "spec_verify_ct": 43,
+        "spec_correct_drafts_histogram": [11, 14, 11, 4, 0, 3],
+    }  # fmt: skip
+    imported = read("sglang-responses", tmp_path, json.dumps({"meta_info": meta}))
+    assert sums(imported) == (43, 215, 63, [32, 18, 7, 3, 3])
+    # pull request 13754, November 2025: other names, no histogram
+    older = {
+        "prompt_tokens": 171, "completion_tokens": 200, "spec_accept_rate": 0.011702127659574468,
+        "spec_accept_length": 1.0638297872340425, "spec_verify_ct": 188, "spec_accept_token_num": 11,
+        "spec_draft_token_num": 940,
+    }  # fmt: skip
+    assert read("sglang-responses", tmp_path, json.dumps({"meta_info": older})).sums == (188, 940, 11)
+
+
+SGLANG_LOG = {
+    # sgl-project/sglang pull request 6081, May 2025: no accept rate
+    "May 2025": (
+        "[2025-05-31 18:31:21 DP0 TP0] Decode batch. #running-req: 8, #token: 37217, token usage: 0.13, accept len: "
+        "2.90, cuda graph: True, gen throughput (token/s): 171.01, #queue-req: 0\n"
+        "[2025-05-31 18:31:21 DP6 TP6] Decode batch. #running-req: 8, #token: 36267, token usage: 0.12, accept len: "
+        "2.86, cuda graph: True, gen throughput (token/s): 168.28, #queue-req: 0\n",
+        2.88,
+        "2 lines have no accept rate",
+    ),
+    # mit-han-lab/fastrl pull request 4, December 2025: 9 draft tokens with the root
+    "December 2025": (
+        "2025-12-04 20:34:02 INFO 147907 [scheduler_metrics_mixin.py:287] Decode batch. #running-req: 48, #token: "
+        "3894, token usage: 0.00, accept len: 1.00, accept rate: 0.11, cuda graph: True, gen throughput (token/s): "
+        "6138.60, #queue-req: 0, \n",
+        1.00,
+        "accept rate = accept len / 9, with bonus and root",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SGLANG_LOG)
+def test_lines_of_sglangs_log(name: str, tmp_path: Path) -> None:
+    text, length, note = SGLANG_LOG[name]
+    imported = read("sglang-log", tmp_path, text)
+    assert imported.averages["accept len"] == pytest.approx(length) and not imported.skipped
+    assert ("accept rate" in imported.averages) == ("accept rate:" in text)
+    assert any(note in said for said in imported.notes), imported.notes
+
+
+def test_answers_that_eagle_published(tmp_path: Path) -> None:
+    """The first four of its Llama-2-chat-70B file, December 2023, without their texts: rounds are counted from 0."""
+    turns = [([334, 126], [1026, 471]), ([40, 92], [179, 399]), ([137, 16], [518, 42]), ([176, 63], [611, 206])]
+    answers = [
+        {"question_id": 81 + i, "choices": [{"index": 0, "turns": ["", ""], "idxs": idxs, "new_tokens": tokens}]}
+        for i, (idxs, tokens) in enumerate(turns)
+    ]
+    imported = read("accept-lengths", tmp_path, "".join(json.dumps(answer) + "\n" for answer in answers))
+    assert imported.source is None and imported.sums == (992, None, 2460) and imported.output_tokens == (3452,)
+    answers[1]["choices"] = [{"idxs": [40], "new_tokens": [30]}]
+    with pytest.raises(InputError, match="answer 2: fewer tokens than rounds"):
+        read("accept-lengths", tmp_path, "".join(json.dumps(answer) + "\n" for answer in answers))
+
+
+def test_a_table_that_inferencex_published(tmp_path: Path) -> None:
+    """Its DSpark curve of deepseek-v4-pro, thinking on, July 2026."""
+    lengths = [1.86, 2.55, 3.08, 3.43, 3.74, 3.82, 3.86, 3.75]
+    text = (
+        "# Acceptance Length (AL) reference values measured with SPEED-Bench.\n"
+        '# thinking_on chat_template_kwargs: {"thinking": true, "reasoning_effort": "high"}\n#\n'
+        "deepseek-v4-pro-dspark:\n  thinking_on:\n"
+    ) + "".join(f"    {k}: {length:.2f}\n" for k, length in enumerate(lengths, start=1))
+    imported = read("inferencex", tmp_path, text)
+    assert list(imported.averages.values()) == lengths
+    assert any("longer drafts are accepted less at K = 8" in note for note in imported.notes)
+
+
+def test_a_table_with_the_columns_of_inference_labs_writer(tmp_path: Path) -> None:
+    """Flags are int8 of 0 and 1; where a table is wider than a drafter, they are null behind its drafts."""
+    keys = [(name, pa.string()) for name in ("model", "speculator", "config", "category")]
+    keys += [("prompt_idx", pa.int64()), ("turn", pa.int16()), ("round_idx", pa.int64()), ("accept", pa.int64())]
+    schema = pa.schema([*keys, *((f"acc{i}", pa.int8()) for i in range(4))])
+    masks = [(0, 0, [1, 1, 0]), (0, 1, [0, 0, 0]), (1, 0, [1, 1, 1])]
+    rows = [
+        {"model": "M", "speculator": "eagle3:draft", "config": "qualitative", "category": "coding",
+         "prompt_idx": prompt, "turn": 0, "round_idx": round_, "accept": sum(mask),
+         **{f"acc{i}": flag for i, flag in enumerate(mask)}}
+        for prompt, round_, mask in masks
+    ]  # fmt: skip
+    path = tmp_path / "acceptance.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
+    imported = read_format("inference-lab", [path])
+    assert rounds_of(imported).drafted.tolist() == [3, 3, 3] and rounds_of(imported).accepted.tolist() == [2, 0, 3]
+    for bad in ({"acc1": 2}, {"acc0": None, "accept": 0}):
+        pq.write_table(pa.Table.from_pylist([{**rows[0], **bad}], schema), path)
+        with pytest.raises(InputError, match="are not 0 or 1 with nulls behind"):
+            read_format("inference-lab", [path])
+
+
+def test_rounds_of_exllamav3_with_a_moving_average(tmp_path: Path) -> None:
+    """The shape that eval/spec_decode.py of August 2026 writes: a list of texts, four numbers a round."""
+    stats = [{"category": "code", "file": "a.txt", "stats": [[5, 4, 2, 1.75], [8, 4, 4, 2.1]]}]
+    assert sums(read("exllamav3", tmp_path, json.dumps(stats))) == (2, 8, 6, [2, 2, 1, 1])
+    stats[0]["stats"] = [[5, 4, 2.5, 1.75]]
+    with pytest.raises(InputError, match="not .position, window, accepted"):
+        read("exllamav3", tmp_path, json.dumps(stats))
+
+
+def test_help_and_documentation_say_which_readers_met_no_real_file() -> None:
+    untested = {kind for kind, one in FORMATS.items() if not one.tested}
+    lines = call("specsim", "import", "--help").out.splitlines()
+    assert {line.split()[0] for line in lines if line.split()[1:2] == ["*"]} == untested
+    assert any(UNTESTED in line for line in lines)
+    page = (ROOT / "docs" / "howto" / "engines.md").read_text()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert {kind for kind in FORMATS if UNTESTED in rows[kind]} == untested
+
+
+def test_a_reader_that_met_no_real_file_says_so(tmp_path: Path) -> None:
+    lengths = {
+        "iter": 1,
+        "specDecodingStats": {"numDraftTokens": 8, "numAcceptedTokens": 5, "numRequestsWithDraftTokens": 8},
+    }
+    assert any(UNTESTED in note for note in read("tensorrt-llm", tmp_path, json.dumps(lengths)).notes)
