@@ -45,7 +45,7 @@ def setting(
     tune: tuple[float, float] | None = None,
     log: bool = False,
     choices: tuple[str, ...] | None = None,
-    bounds: Literal["depth"] | None = None,
+    bounds: Literal["depth", "width", "nodes"] | None = None,
     doc: str = "",
 ) -> Any:
     """A setting of a policy: a dataclass field with its legal range or choices and its search range.
@@ -62,8 +62,9 @@ def setting(
         Search on a logarithmic scale.
     choices : tuple of str, optional
         Legal values of a str.
-    bounds : "depth", optional
-        The setting bounds how deep a draft is, in tokens, so it is lowered to the depth of a trace.
+    bounds : {"depth", "width", "nodes"}, optional
+        The setting bounds how deep a draft is, in tokens, how many children a node of a tree has, or how many nodes are
+        verified, so searches lower it to what a trace was recorded with.
     doc : str
         What the setting is, with its unit, for `specsim policies`.
 

@@ -37,7 +37,7 @@ def trace_names(traces: Sequence[Path]) -> list[str]:
 
 def as_document(boards: Sequence[Board], options: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON form of a run; also everything that its report shows."""
-    from specsim.ranking.leaderboard import combined
+    from specsim.ranking.combined import combined
 
     groups = []
     for depth in dict.fromkeys(board.max_draft for board in boards):

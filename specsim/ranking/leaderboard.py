@@ -7,7 +7,6 @@ intervals hold at once (`specsim.speedup.simultaneous`), and rows that are not s
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +34,9 @@ from specsim.trace.joined import JoinedTrace
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+from specsim.tuning.evaluate import TRUNCATED, truncated_reason
 from specsim.tuning.settings import SearchSettings
-from specsim.tuning.variants import Form, applicable_variants, fit_variant, label
+from specsim.tuning.variants import Form, applicable_variants, fit_counted, label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +53,7 @@ class Row:
     speculative_s : seconds per hold-out sequence [S], mean of the replays
     train_speedup : on the tuning sequences, whether it was tuned or not
     speedup : with its interval that holds for all rows of the board at once; the prediction's own holds for it alone
+    truncated_trials : settings of its search that the recorded trees are too small to judge
     to_leader : the leader's speedup less this one's, its interval holding for all rows at once; None for the leader
     """
 
@@ -66,6 +67,7 @@ class Row:
     speculative_s: Floats
     train_speedup: float
     speedup: Estimate
+    truncated_trials: int = 0
     to_leader: Comparison | None = None
 
     def __repr__(self) -> str:
@@ -99,6 +101,7 @@ class Row:
             "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
             "rounds_by_draft_tokens": self.lengths.tolist(),
             "token_seconds": dict(zip(PARTS, self.token_s, strict=True)),
+            "truncated_trials": self.truncated_trials,
             "truncated_share": (document["truncated_rounds"] or 0) / document["rounds"],
             "seeds": self.replays,
             "tied_with_leader": self.tied,
@@ -159,13 +162,27 @@ class Board(Result):
         return ranking_figure(self.as_dict())
 
     @property
+    def unjudged(self) -> str:
+        """A sentence where recorded trees were too small to judge policies or settings, else nothing."""
+        left_out = [name for name, reason in self.skipped if TRUNCATED in reason]
+        partly = [row.label for row in self.rows if row.truncated_trials]
+        partly += [one.label for one in self.sweeps if one.truncated]
+        left_out += [f"some settings of {name}" for name in dict.fromkeys(partly)]
+        if not left_out:
+            return ""
+        return (
+            f"Trees could not be judged fully: the recorded ones are too small for {', '.join(left_out)}; record "
+            "larger ones with `realrun record --tree-nodes --tree-width`."
+        )
+
+    @property
     def warnings(self) -> list[str]:
         """What these sequences do not show, a sentence each."""
         warned = [f"costs: {note}" for note in self.rows[0].prediction.cost_notes]
         if tied := sum(row.tied for row in self.rows):
             others = f"{tied} of {len(self.rows) - 1} other policies"
             warned.insert(0, f"not significant on {self.holdout} sequences: the leader's lead over {others}")
-        return warned
+        return [*([self.unjudged] if self.unjudged else []), *warned]
 
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")
@@ -180,23 +197,11 @@ class Board(Result):
             "oracle": self.oracle.as_dict(),
             "oracle_of": self.oracle_of,
             "rows": [row.as_dict() for row in self.rows],
+            "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
             "sensitivity": [s.as_dict() for s in self.sweeps],
             "warnings": self.warnings,
         }
-
-
-@dataclass(frozen=True)
-class Standing:
-    """One form of a policy over several traces: geometric mean of its speedups, and its rank on each."""
-
-    label: str
-    speedup: float
-    ranks: list[int]
-
-    @property
-    def mean_rank(self) -> float:
-        return sum(self.ranks) / len(self.ranks)
 
 
 def leaderboard(
@@ -244,22 +249,6 @@ def default_policies(traces: Iterable[Trace]) -> Mapping[str, type[Policy]]:
     return SWITCH_POLICIES if all(isinstance(trace, JoinedTrace) for trace in traces) else POLICIES
 
 
-def combined(boards: Sequence[Board]) -> list[Standing]:
-    """Standings over boards of several traces, best geometric mean first; only what ran on all of them."""
-    ranks = [{row.label: place for place, row in enumerate(board.rows, start=1)} for board in boards]
-    speedups = [{row.label: row.speedup.estimate for row in board.rows} for board in boards]
-    everywhere = [name for name in ranks[0] if all(name in board for board in ranks)]
-    standings = [
-        Standing(
-            name,
-            math.exp(sum(math.log(board[name]) for board in speedups) / len(boards)),
-            [board[name] for board in ranks],
-        )
-        for name in everywhere
-    ]
-    return sorted(standings, key=lambda standing: -standing.speedup)
-
-
 def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:
     """Replays under these seeds; just the first where the second shows that nothing is drawn."""
     replays = [priced.replay(policy, seed=seed, log=True) for seed in seeds[:2]]
@@ -291,15 +280,18 @@ def _board(
     def run(kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
         name = label(kind, variant)
         try:
-            policy = fit_variant(kind, variant, train, search)
+            policy, truncated_trials = fit_counted(kind, variant, train, search)
             train_speedup = train.replay(policy, seed=search.seed).speedup
             row = _row(name, policy, variant.tuned, train_speedup, holdout, draws, oracle_s)
         except InputError as error:  # such as costs that do not cover this policy's shape
             return name, str(error)
+        if reason := truncated_reason(trace, row.prediction.truncated_share):
+            return name, reason
+        row = dataclasses.replace(row, truncated_trials=truncated_trials)
 
-        def speedup(other: Policy) -> float:
-            replays = replay_seeds(holdout, other, draws)
-            return float(sum(r.autoregressive_s.sum() for r in replays) / sum(r.seconds.sum() for r in replays))
+        def speedup(other: Policy) -> tuple[float, float]:
+            whole = together(replay_seeds(holdout, other, draws))
+            return whole.speedup, summarise(whole).truncated_share
 
         names = swept_settings(kind, variant) if sensitivity else []
         return row, [sweep(name, policy, setting, train, speedup) for setting in names]

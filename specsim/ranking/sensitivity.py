@@ -12,7 +12,8 @@ from specsim.errors import InputError
 from specsim.fitting.fit import fit
 from specsim.policy.base import Policy, Variant
 from specsim.replaying.priced import PricedTrace
-from specsim.tuning.space import Axis, search_space
+from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE
+from specsim.tuning.space import Axis, recorded_limits, search_space
 
 POINTS = 25  # values of a setting that is a float
 MAX_WHOLE_VALUES = 32  # whole numbers that are all tried
@@ -21,7 +22,11 @@ NEAR = 0.01  # speedups that differ by less are as good as equal
 
 @dataclass(frozen=True)
 class Sweep:
-    """Speedups over the values of one setting. tuned : the setting's own value, where `at_tuned` was reached."""
+    """Speedups over the values of one setting.
+
+    tuned : the setting's own value, where `at_tuned` was reached
+    truncated : values left out, because the recorded trees are too small to judge them
+    """
 
     label: str
     policy: str
@@ -31,6 +36,7 @@ class Sweep:
     tuned: Any
     at_tuned: float
     log: bool
+    truncated: list[Any]
 
     @property
     def spread_percent(self) -> float:
@@ -62,20 +68,26 @@ def sweep(
     policy: Policy,
     setting: str,
     train: PricedTrace,
-    speedup: Callable[[Policy], float],
+    speedup: Callable[[Policy], tuple[float, float]],
 ) -> Sweep:
     """Speedups of the policy over the search range of one setting, where trace and costs serve it.
 
-    What a policy learned from data (its table settings) is learned anew on `train` for
-    every value.
+    speedup : a policy's speedup, and the share of its rounds that asked for more than the recorded trees hold
+
+    What a policy learned from data (its table settings) is learned anew on `train` for every value.
     """
     kind = type(policy)
     own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
-    axis = next(axis for axis in search_space(kind, {}, train.trace.depth).axes if axis.name == setting)
+    axis = next(axis for axis in search_space(kind, {}, recorded_limits(train)).axes if axis.name == setting)
     found: list[tuple[Any, float]] = []
+    truncated: list[Any] = []
     for value in search_values(axis):
         with suppress(InputError):  # a value that trace or costs cannot serve
-            found.append((value, speedup(fit(kind, {**own, setting: value}, train.trace, train.table()))))
+            reached, truncated_share = speedup(fit(kind, {**own, setting: value}, train.trace, train.table()))
+            if truncated_share > MAX_TRUNCATED_SHARE:
+                truncated.append(value)
+            else:
+                found.append((value, reached))
     return Sweep(
         label=label,
         policy=kind.name,
@@ -83,8 +95,9 @@ def sweep(
         values=[value for value, _ in found],
         speedups=[reached for _, reached in found],
         tuned=own[setting],
-        at_tuned=speedup(policy),
+        at_tuned=speedup(policy)[0],
         log=axis.log,
+        truncated=truncated,
     )
 
 

@@ -143,8 +143,9 @@ def configurations_of(policies: Sequence[str], trials: int, *, depth: int, seed:
     found = []
     for name in policies:
         kind = find_policy(name)
-        fixed = fixed_settings(kind, {}, depth)
-        space = search_space(kind, fixed, depth)
+        limits = {"depth": depth}
+        fixed = fixed_settings(kind, {}, limits)
+        space = search_space(kind, fixed, limits)
         points = space.grid(int(space.size)) if space.size <= trials else space.sobol(trials, seed)
         found += [(name, {**fixed, **point}) for point in points]
     return found

@@ -78,6 +78,7 @@ EFFECT_COLUMNS = (
     Column("worst", lambda one: min(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
     Column("effect", "spread_percent", plain(lambda percent: f"{percent:.1f} %")),
     Column("within 1 % of the best", range_text),
+    Column("not judged", lambda one: ", ".join(map(value_text, one.get("truncated") or ())) or None),
 )
 
 

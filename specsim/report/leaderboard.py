@@ -47,7 +47,8 @@ DEFINITIONS = {
     "by dynamic programming; no real policy can reach it. Regret is time over the oracle's, less 1.",
     "Seeds": "A policy that draws random numbers is averaged over this many replays; others need one.",
     "Effect of a setting": "How much slower the worst value in the search range is than the best, the other settings "
-    "as they are tuned, and which values come within 1 % of the best: a wide range need not be searched finely.",
+    "as they are tuned, and which values come within 1 % of the best: a wide range need not be searched finely. Not "
+    "judged are values that ask for more than the recorded trees hold.",
 }
 
 
@@ -92,6 +93,8 @@ def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
     if ties:
         others = "one other" if ties == 1 else f"{ties} others"
         verdict += f" The difference to {others} is not significant."
+    if board.get("unjudged"):
+        verdict += f" {board['unjudged']}"
     boxes = (
         (f"{speedup['estimate']:.2f}", f"best held-out speedup, {top['label']}"),
         (f"{ties + 1} of {len(board['rows'])}", "policies may be the fastest: differences not significant"),

@@ -27,6 +27,7 @@ from specsim.replaying.replay import bind_kernel
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import Sums
 from specsim.trace.outcomes import outcomes
+from specsim.trace.trace import Trace
 
 Result = TypeVar("Result")
 
@@ -34,7 +35,24 @@ TOGETHER = 32  # configurations of one task
 BLOCK_ROWS = 1 << 14  # positions of one block; what a policy reads of them fits a core's second-level cache
 TASK_ROWS = 1 << 18  # sequences times configurations of one task, which bounds its counts to 16 MB
 BATCH = 256  # configurations between two reports of progress
-MAX_TRUNCATED_SHARE = 0.02  # of a tree policy's rounds
+MAX_TRUNCATED_SHARE = 0.02  # of a tree policy's rounds, where settings are chosen
+MAX_REPORTED_SHARE = 0.1  # on other sequences, where a choice at that limit exceeds it by chance
+TRUNCATED = "asks for more than the recorded trees hold"
+
+
+def truncated_reason(trace: Trace, truncated_share: float, most: float = MAX_REPORTED_SHARE) -> str | None:
+    """Why a policy cannot be judged on this trace; None where its recorded trees are large enough.
+
+    truncated_share : of the policy's rounds, those that asked for more than the recorded trees hold
+    """
+    if truncated_share <= most:
+        return None
+    assert trace.tree is not None  # nothing else is truncated
+    return (
+        f"{TRUNCATED} in {100 * truncated_share:.0f} % of the rounds ({trace.tree.nodes} nodes, up to "
+        f"{trace.tree.width} children each); record larger ones with `realrun record --tree-nodes "
+        "--tree-width`"
+    )
 
 
 class Evaluator:

@@ -22,13 +22,13 @@ from specsim.speedup.intervals import Comparison
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, oracle_width, summarise
 from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.joined import JoinedTrace
-from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
+from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many, truncated_reason
 from specsim.tuning.grid import grid_search
 from specsim.tuning.journal import Journal, describe_job
 from specsim.tuning.optuna_search import search_optuna
 from specsim.tuning.race import race
 from specsim.tuning.settings import DEFAULT_SEARCH, Search, SearchSettings
-from specsim.tuning.space import Settings, Space, depth_bounds, search_space
+from specsim.tuning.space import Limits, Settings, Space, bounded, recorded_limits, search_space, tuned_fields
 from specsim.tuning.trials import SearchContext, SearchState
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class SearchResult:
 
     runner_up : the best that differs from the best clearly; None if there is none
     trials, refused : points tried, and those of them that trace or costs cannot serve
+    truncated : refused points that the recorded trees are too small for, whose speedup is unknown
     work : positions replayed, as a share of all points on all sequences
     interrupted : the search was stopped; these are the best so far
     """
@@ -56,6 +57,7 @@ class SearchResult:
     refused: int
     work: float
     interrupted: bool
+    truncated: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def tune(
         others: dict[str, tuple[Replay, Prediction]] = {}
         for name, policy in reference_policies(kind, train, settings, found).items():
             other, prediction = replayed(holdout, policy, settings.seed, kind)
-            others[name] = other, prediction
+            if truncated_reason(holdout.trace, prediction.truncated_share) is None:
+                others[name] = other, prediction
         references = compared(result, others)
     return TuneResult(
         best=found.best,
@@ -171,7 +174,7 @@ def tune(
         tuned_on=train.trace.sequences,
         reported_on=holdout.trace.sequences,
         references=references,
-        warnings=warnings_of(references, found.best, holdout.trace.sequences),
+        warnings=(*unjudged(found), *warnings_of(references, found.best, holdout.trace.sequences)),
         **{name: getattr(found, name) for name in ("trials", "refused", "search", "work", "interrupted")},
     )
 
@@ -189,9 +192,10 @@ def find_best(
     cannot serve are passed over; if that is all of them, the first one's InputError is raised.
     """
     trace, trials, seed = train.trace, settings.trials, settings.seed
-    fixed = fixed_settings(kind, {**kind.unsearched(trace), **settings.fixed}, trace.depth)
+    limits = recorded_limits(train)
+    fixed = fixed_settings(kind, {**kind.unsearched(trace), **settings.fixed}, limits)
     evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=settings.jobs)
-    space = search_space(kind, fixed, trace.depth)
+    space = search_space(kind, fixed, limits)
     start = default_policy(kind, space, evaluator)
     if start is not None:
         space = space.around(start.settings)
@@ -216,10 +220,15 @@ def find_best(
 
 def best_policy(kind: type[Policy], train: PricedTrace, settings: SearchSettings = DEFAULT_SEARCH) -> Policy:
     """The best policy of a search that went to its end, as comparisons take it: Ctrl-C ends them too."""
+    return finished_search(kind, train, settings).best
+
+
+def finished_search(kind: type[Policy], train: PricedTrace, settings: SearchSettings = DEFAULT_SEARCH) -> SearchResult:
+    """Search to the end: Ctrl-C raises KeyboardInterrupt."""
     found = find_best(kind, train, settings)
     if found.interrupted:
         raise KeyboardInterrupt
-    return found.best
+    return found
 
 
 def _run(how: Search, task: SearchContext, space: Space, trials: int, seed: int) -> None:
@@ -244,6 +253,7 @@ def _conclude(evaluator: Evaluator, space: Space, done: SearchState, how: Search
             f"policy {evaluator.kind.name}: all {len(done.points)} points ask for more than the recorded trees hold in "
             f"over {100 * MAX_TRUNCATED_SHARE:.0f} % of the rounds; record more with `realrun record --tree-nodes`"
         )
+    left_out = [point for i, point in enumerate(done.points) if i not in set(done.ranking) and not interrupted]
     best, *others = [done.points[i] for i in done.ranking]
     runner_up = next((point for point in others if space.apart(best, point)), None)
     return SearchResult(
@@ -251,7 +261,8 @@ def _conclude(evaluator: Evaluator, space: Space, done: SearchState, how: Search
         runner_up=None if runner_up is None else built(runner_up),
         search=how,
         trials=len(done.points),
-        refused=0 if interrupted else len(done.points) - len(done.ranking),
+        refused=len(left_out),
+        truncated=sum(isinstance(policy, Policy) for policy in evaluator.build(left_out)),
         work=done.replayed_rows / (len(done.points) * len(evaluator.trace.token)),
         interrupted=interrupted,
     )
@@ -267,15 +278,17 @@ def default_search(trials: int) -> Search:
     return "optuna" if trials <= OPTUNA_TRIALS and find_spec("optuna") else "race"
 
 
-def fixed_settings(kind: type[Policy], given: Mapping[str, Any], depth: int) -> Settings:
-    """What is not searched: settings fixed by the caller, and of chains the longest draft, at the recorded depth.
+def fixed_settings(kind: type[Policy], given: Mapping[str, Any], limits: Limits) -> Settings:
+    """What is not searched: settings fixed by the caller, and bounds of the draft without a search range.
 
+    Those are at what is recorded: of chains the longest draft in any case, of trees where their default exceeds it.
     Raises InputError for an unknown or illegal setting.
     """
     fixed = dict(given)
-    for field in depth_bounds(kind):
-        if issubclass(kind, ChainPolicy) and not field.metadata["tune"]:
-            fixed.setdefault(field.name, depth)
+    tuned = {field.name for field in tuned_fields(kind)}
+    for name, most in bounded(kind, limits).items():
+        if name not in tuned and (issubclass(kind, ChainPolicy) or getattr(kind, name) > most):
+            fixed.setdefault(name, most)
     policy = build_policy(kind, fixed)
     return {key: getattr(policy, key) for key in fixed}  # parsed
 
@@ -294,9 +307,10 @@ def reference_policies(
     """What the tuned policy must beat: runner-up, defaults, and the fixed K, of any drafter, best on `train`."""
     depth, seed, jobs = train.trace.depth, settings.seed, settings.jobs
     policies: dict[str, Policy | None] = {RUNNER_UP: found.runner_up}
-    fixed = fixed_settings(kind, {**kind.unsearched(train.trace), **settings.fixed}, depth)
+    limits = recorded_limits(train)
+    fixed = fixed_settings(kind, {**kind.unsearched(train.trace), **settings.fixed}, limits)
     evaluator = Evaluator(kind, train, fixed=fixed, seed=seed, jobs=jobs)
-    policies[DEFAULT] = default_policy(kind, search_space(kind, fixed, depth), evaluator)
+    policies[DEFAULT] = default_policy(kind, search_space(kind, fixed, limits), evaluator)
     lengths = range(1, int(fixed.get("max_draft_tokens", depth)) + 1)
     kind, points = FixedK, [{"k": k} for k in lengths]
     if isinstance(train.trace, JoinedTrace):
@@ -322,6 +336,16 @@ def compared(tuned: Replay, others: Mapping[str, tuple[Replay, Prediction]]) -> 
         name: Reference(prediction, found.difference(0, at))
         for at, (name, (_, prediction)) in enumerate(others.items(), start=1)
     }
+
+
+def unjudged(found: SearchResult) -> tuple[str, ...]:
+    """A sentence where the recorded trees were too small for part of the search."""
+    if not found.truncated:
+        return ()
+    return (
+        f"{found.truncated} of {found.trials} settings could not be judged: they ask for more than the recorded trees "
+        "hold; record larger ones with `realrun record --tree-nodes --tree-width`",
+    )
 
 
 def warnings_of(references: Mapping[str, Reference], tuned: Policy | None, sequences: int) -> tuple[str, ...]:

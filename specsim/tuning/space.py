@@ -7,12 +7,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specsim.errors import InputError
 from specsim.policy.base import Policy, build_policy
+
+if TYPE_CHECKING:
+    from specsim.replaying.priced import PricedTrace
 
 Settings = dict[str, Any]
 APART = 0.1  # floats this share of their range apart count as different settings
@@ -113,12 +116,22 @@ class Space:
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)
 
 
-def search_space(kind: type[Policy], fixed: Mapping[str, Any], depth: int) -> Space:
-    """What to search: settings with a `tune` range that are not fixed.
+Limits = Mapping[str, int]  # of what a setting `bounds`: depth (tokens), and of trees width (children) and nodes
 
-    A whole number that bounds the draft stays within `depth`, the recorded one in tokens.
-    """
-    return Space(tuple(_axis(kind, field, fixed, depth) for field in tuned_fields(kind) if field.name not in fixed))
+
+def recorded_limits(priced: PricedTrace) -> Limits:
+    """Return the deepest and widest drafts that a trace holds, and the most nodes that it and its costs do."""
+    trace = priced.trace
+    if trace.tree is None:
+        return {"depth": trace.depth}
+    covered = priced.cost.max_tree_tokens - 1  # the pending token is verified as well
+    nodes = min(trace.tree.nodes, covered) if covered > 0 else trace.tree.nodes
+    return {"depth": trace.depth, "width": trace.tree.width, "nodes": nodes}
+
+
+def search_space(kind: type[Policy], fixed: Mapping[str, Any], limits: Limits) -> Space:
+    """Return the settings with a `tune` range that are not fixed; those that bound a draft stay within the limits."""
+    return Space(tuple(_axis(kind, field, fixed, limits) for field in tuned_fields(kind) if field.name not in fixed))
 
 
 def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
@@ -128,16 +141,21 @@ def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
 
 def cap_depth(kind: type[Policy], depth: int) -> Settings:
     """Settings that bound the depth of a draft and whose defaults exceed the recorded one, cut to it."""
-    defaults: Settings = {field.name: field.default for field in depth_bounds(kind)}
-    return {name: depth for name, default in defaults.items() if default > depth}
+    return within(kind, {"depth": depth})
 
 
-def depth_bounds(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
-    """The settings that bound how deep a draft is, in tokens."""
-    return [field for field in dataclasses.fields(kind) if field.metadata["bounds"] == "depth"]
+def within(kind: type[Policy], limits: Limits) -> Settings:
+    """Return the settings that bound a draft and whose defaults exceed the limits, at the limits."""
+    return {name: most for name, most in bounded(kind, limits).items() if getattr(kind, name) > most}
 
 
-def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str, Any], depth: int) -> Axis:
+def bounded(kind: type[Policy], limits: Limits) -> dict[str, int]:
+    """Return the settings that bound what has a limit, and that limit."""
+    bounds = {field.name: field.metadata["bounds"] for field in dataclasses.fields(kind)}
+    return {name: limits[what] for name, what in bounds.items() if what in limits}
+
+
+def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str, Any], limits: Limits) -> Axis:
     name, default, log = field.name, field.default, bool(field.metadata["log"])
     if isinstance(default, bool):
         return Axis(name, default, 0, 1, False, (False, True))
@@ -147,9 +165,11 @@ def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str,
     low, high = field.metadata["tune"]
     if not isinstance(default, int):
         return Axis(name, default, low, high, log, None).around(default)
-    low, high = int(low), int(high)
-    others = {**cap_depth(kind, depth), **fixed}
-    high = next((v for v in range(high, low, -1) if _fits(kind, {**others, name: v}, depth)), low)
+    of_trees = {what: most for what, most in limits.items() if what != "depth"}  # depth is that of the whole policy
+    low, high = int(low), min(int(high), bounded(kind, of_trees).get(name, int(high)))
+    others = {**within(kind, limits), **fixed}
+    high = next((v for v in range(high, low, -1) if _fits(kind, {**others, name: v}, limits["depth"])), low)
+    low = min(low, high)
     return Axis(name, default, low, high, log, range(low, high + 1)).around(default)
 
 

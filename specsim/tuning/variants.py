@@ -12,9 +12,9 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from specsim.tuning.search import best_policy, fixed_settings
+from specsim.tuning.search import finished_search, fixed_settings
 from specsim.tuning.settings import SearchSettings
-from specsim.tuning.space import cap_depth, depth_bounds
+from specsim.tuning.space import bounded, recorded_limits, within
 
 Form = tuple[type[Policy], Variant]
 
@@ -34,7 +34,8 @@ def applicable_variants(
             skipped.append((kind.name, reason))
             continue
         for variant in kind.variants:
-            deep = [field.name for field in depth_bounds(kind) if variant.fixed.get(field.name, 0) > trace.depth]
+            most = bounded(kind, {"depth": trace.depth})
+            deep = [name for name, depth in most.items() if variant.fixed.get(name, 0) > depth]
             if deep:
                 reason = f"{deep[0]} = {variant.fixed[deep[0]]} is more than the {trace.depth} tokens drafted here"
                 skipped.append((label(kind, variant), reason))
@@ -55,8 +56,16 @@ def fit_variant(
     settings: SearchSettings,
 ) -> Policy:
     """The policy in this form: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
+    return fit_counted(kind, variant, train, settings)[0]
+
+
+def fit_counted(
+    kind: type[Policy], variant: Variant, train: PricedTrace, settings: SearchSettings
+) -> tuple[Policy, int]:
+    """As `fit_variant`, and how many settings of the search the recorded trees were too small for."""
     if variant.tuned:
-        return best_policy(kind, train, dataclasses.replace(settings, fixed=variant.fixed))
-    depth = train.trace.depth
-    given = {**cap_depth(kind, depth), **fixed_settings(kind, variant.fixed, depth)}
-    return fit(kind, given, train.trace, train.table())
+        found = finished_search(kind, train, dataclasses.replace(settings, fixed=variant.fixed))
+        return found.best, found.truncated
+    limits = recorded_limits(train)
+    given = {**within(kind, limits), **fixed_settings(kind, variant.fixed, limits)}
+    return fit(kind, given, train.trace, train.table()), 0

@@ -50,10 +50,14 @@ class Cape(TreePolicy):
     level's width are not verified. Which nodes are kept depends on the chain alone.
     """
 
-    width_30: int = setting(7, 1, 30, tune=(1, 10), doc="nodes of a level of confidence up to 0.3")
-    width_60: int = setting(5, 1, 30, tune=(1, 10), doc="nodes of a level of confidence above 0.3, up to 0.6")
-    width_80: int = setting(3, 1, 30, tune=(1, 10), doc="nodes of a level of confidence above 0.6, up to 0.8")
-    width_100: int = setting(1, 1, 30, tune=(1, 10), doc="nodes of a level of confidence above 0.8")
+    width_30: int = setting(7, 1, 30, tune=(1, 10), bounds="width", doc="nodes of a level, confidence up to 0.3")
+    width_60: int = setting(
+        5, 1, 30, tune=(1, 10), bounds="width", doc="nodes of a level, confidence above 0.3, up to 0.6"
+    )
+    width_80: int = setting(
+        3, 1, 30, tune=(1, 10), bounds="width", doc="nodes of a level, confidence above 0.6, up to 0.8"
+    )
+    width_100: int = setting(1, 1, 30, tune=(1, 10), bounds="width", doc="nodes of a level, confidence above 0.8")
     depth: int = setting(5, 1, 32, tune=(1, 10), bounds="depth", doc="levels of the tree")
 
     name = "cape"

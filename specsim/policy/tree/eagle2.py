@@ -38,9 +38,11 @@ class Eagle2(TreePolicy):
     are drafted, whatever the probabilities: a depth of 6 always costs 6 passes. Ties go to the node drafted first.
     """
 
-    nodes: int = setting(50, 1, MAX_DRAFTED, tune=(4, 64), doc="drafted nodes that are verified")
+    nodes: int = setting(50, 1, MAX_DRAFTED, tune=(4, 64), bounds="nodes", doc="drafted nodes that are verified")
     depth: int = setting(6, 1, 32, tune=(1, 10), bounds="depth", doc="levels of the tree")
-    top_k: int = setting(10, 1, 31, tune=(1, 10), doc="nodes of a level that are expanded, and children of each")
+    top_k: int = setting(
+        10, 1, 31, tune=(1, 10), bounds="width", doc="nodes of a level that are expanded, and children of each"
+    )
 
     name = "eagle2"
     source = "EAGLE-2 (Li et al. 2024a), as EDD + PCT gives it in appendix A"

@@ -170,9 +170,9 @@ class HardwarePCT(TreePolicy):
     of it, and a token more a two-hundredth.
     """
 
-    width: int = setting(8, 1, 32, doc="children of an expanded node")
+    width: int = setting(8, 1, 32, bounds="width", doc="children of an expanded node")
     max_depth: int = setting(10, 1, 64, bounds="depth", doc="most levels of the tree")
-    max_nodes: int = setting(64, 1, 255, doc="most nodes verified in a round")
+    max_nodes: int = setting(64, 1, 255, bounds="nodes", doc="most nodes verified in a round")
     min_path_prob: float = setting(0.01, 0.001, 1.0, log=True, doc="path probability below which no node is expanded")
     calibration: str = setting("platt", choices=("platt", "isotonic"), doc="how probabilities are fitted")
     time_per_token_s: float = setting(0.4, 0.0, 1e6, doc="learned: value of a token in seconds, the time per token")

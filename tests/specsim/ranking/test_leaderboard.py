@@ -21,8 +21,9 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
+from specsim.ranking.combined import combined
 from specsim.ranking.document import CSV_COLUMNS, as_document, results_csv, trace_names, write_results
-from specsim.ranking.leaderboard import Board, combined, leaderboard
+from specsim.ranking.leaderboard import Board, leaderboard
 from specsim.ranking.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
@@ -261,9 +262,9 @@ def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
     assert swept_settings(Learner, Learner.variants[0]) == ["floor", "rule"]
     seen: list[ChainPolicy] = []
 
-    def speedup(policy: ChainPolicy) -> float:
+    def speedup(policy: ChainPolicy) -> tuple[float, float]:
         seen.append(policy)
-        return policy.settings["table"][0]
+        return policy.settings["table"][0], 0.0
 
     tuned = fit(Learner, {"floor": 0.3}, train, None)
     result = sweep("learner, learned", tuned, "floor", PricedTrace(train, COST), speedup)
@@ -275,7 +276,9 @@ def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
 
 def test_search_values_span_the_declared_range() -> None:
     def values(policy: str, name: str, depth: int) -> list[Any]:
-        return search_values(next(a for a in search_space(POLICIES[policy], {}, depth).axes if a.name == name))
+        return search_values(
+            next(a for a in search_space(POLICIES[policy], {}, {"depth": depth}).axes if a.name == name)
+        )
 
     log = values("beta_ts", "alpha0", 8)
     assert len(log) == POINTS and np.ptp(np.diff(np.log(log))) < 1e-9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from specsim.ranking.leaderboard import Board, leaderboard
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.report.leaderboard import render_leaderboard
+from specsim.report.leaderboard import leaderboard_result, render_leaderboard
 from specsim.speedup.chain_oracle import chain_oracle_seconds
 from specsim.speedup.intervals import ratio_interval
 from specsim.speedup.prediction import ladder, predict_policy
@@ -27,7 +28,7 @@ from specsim.trace.trace import Trace
 from specsim.tuning.evaluate import MAX_TRUNCATED_SHARE
 from specsim.tuning.search import find_best, tune
 from specsim.tuning.settings import SearchSettings
-from specsim.tuning.space import search_space
+from specsim.tuning.space import recorded_limits, search_space
 from tests.specsim.replaying.test_tree_replay import LeafyCost
 from tests.support.tree_traces import tree_trace
 
@@ -99,7 +100,7 @@ def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> N
 
 def test_a_default_deeper_than_the_trace_leaves_the_other_settings_free() -> None:
     """PCT drafts ten deep by default; on a shallower trace that must not pin its width."""
-    widths = next(axis for axis in search_space(POLICIES["pct"], {}, 3).axes if axis.name == "width")
+    widths = next(axis for axis in search_space(POLICIES["pct"], {}, {"depth": 3}).axes if axis.name == "width")
     assert list(widths.values or ()) == list(range(1, 9)) and widths.default == 5
 
 
@@ -142,3 +143,59 @@ def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
     found = predict_policy(PricedTrace(trace, COST), POLICIES["cartesian"](s1=12, s2=12))
     assert found.oracle_regret is not None and found.oracle_regret > 0
     assert ladder(trace, found.policy, PROFILE).eq14 is None
+
+
+def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_cover() -> None:
+    """Before, most of a search's points asked for more than there is, and were refused one after another."""
+
+    class Covering(ConstantCost):
+        @property
+        def max_tree_tokens(self) -> int:
+            return 21
+
+    narrow = tree_trace(6, sequences=6, tokens=30, depth=6, width=4, nodes=40, vocabulary=20, easiness=2.5)
+    for cost, nodes in ((COST, 40), (Covering(1.0, 9.0), 20)):
+        axes = {
+            (name, axis.name): axis
+            for name in ("eagle2", "pct", "beta_ts_tree", "cape")
+            for axis in search_space(POLICIES[name], {}, recorded_limits(PricedTrace(narrow, cost))).axes
+        }
+        for key in (("eagle2", "top_k"), ("pct", "width"), ("beta_ts_tree", "width"), ("cape", "width_30")):
+            assert axes[key].high == 4, key
+        assert axes["eagle2", "nodes"].high == axes["beta_ts_tree", "nodes"].high == nodes
+        for name in ("eagle2", "pct"):
+            priced = PricedTrace(narrow, cost)
+            found = find_best(POLICIES[name], priced, SearchSettings(trials=20, jobs=1))
+            assert found.refused == found.truncated  # nothing but settings whose speedup the record does not tell
+            assert found.best.max_width <= 4 and found.best.max_verified_nodes <= nodes
+
+
+def test_a_board_says_where_trees_could_not_be_judged() -> None:
+    """12 nodes are recorded: EAGLE-2's published form wants 50, and wide settings of the tuned one more than there is.
+
+    The record of 300 nodes is the judge: what is shown on the small one is what it would be there.
+    """
+    small, large = (
+        tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=nodes, vocabulary=20, easiness=2.5)
+        for nodes in (12, 300)
+    )
+    kinds = [POLICIES["fixed_k"], POLICIES["eagle2"]]
+    boards = leaderboard({"small": small, "large": large}, [COST], kinds=kinds, trials=30)
+    found = boards[0]
+    published = "eagle2, 50 nodes, depth 6"
+    assert published not in [row.label for row in found.rows]
+    assert "asks for more than the recorded trees hold" in dict(found.skipped)[published]
+    top_k = next(one for one in found.sweeps if one.setting == "top_k")
+    assert top_k.truncated and not set(top_k.truncated) & set(top_k.values)
+    document = as_document(boards[:1], {})
+    headline = leaderboard_result(document).verdict
+    assert "Trees could not be judged fully" in headline and published in headline
+    assert found.warnings[0] in headline
+    _, rest = split_sequences(large)
+    for value, speedup in zip(top_k.values, top_k.speedups, strict=True):
+        policy = dataclasses.replace(
+            next(row.policy for row in found.rows if row.label == "eagle2, tuned"), top_k=value
+        )
+        full = predict_policy(PricedTrace(large.select(rest), COST), policy)
+        assert speedup == pytest.approx(full.speedup.estimate, rel=0.02)
+    assert boards[1].unjudged == "" or published not in boards[1].unjudged

@@ -171,10 +171,10 @@ class Choosy(ChainPolicy):
 
 
 def test_the_space_of_every_kind_of_setting() -> None:
-    space = search_space(Choosy, {"how": "long", "on": True}, depth=6)
+    space = search_space(Choosy, {"how": "long", "on": True}, {"depth": 6})
     assert [axis.name for axis in space.axes] == ["k", "weight", "length"]
     assert space.axes[0].values == range(1, 7)  # longer drafts are not recorded
-    space = search_space(Choosy, {"weight": 1.0}, depth=6)
+    space = search_space(Choosy, {"weight": 1.0}, {"depth": 6})
     assert space.size == 12 * 2 * 2 * 4096 and space.default == {"k": 2, "how": "short", "on": False, "length": 3}
     points = space.sobol(200, seed=1)
     assert len(points) == 200 and points[0] == space.default and len({tuple(p.values()) for p in points}) == 200

@@ -84,9 +84,9 @@ def long_trace() -> Trace:
 def test_a_race_comes_within_half_a_percent_of_brute_force_at_a_tenth_of_its_work(
     long_trace: Trace, kind: type[AdaEDL]
 ) -> None:
-    held = fixed_settings(kind, {}, long_trace.depth)
+    held = fixed_settings(kind, {}, {"depth": long_trace.depth})
     for seed in range(3):
-        points = [{**held, **p} for p in search_space(kind, held, long_trace.depth).sobol(400, seed)]
+        points = [{**held, **p} for p in search_space(kind, held, {"depth": long_trace.depth}).sobol(400, seed)]
         brute = evaluate_many(kind, points, PricedTrace(long_trace, RampCost()), seed=seed)
         found = find_best(
             kind, PricedTrace(long_trace, RampCost()), SearchSettings(search="race", trials=400, seed=seed)
@@ -103,8 +103,8 @@ def test_a_race_of_carried_states_ends_with_exact_seconds() -> None:
         HuggingFace, PricedTrace(trace, RampCost()), SearchSettings(search="race", trials=100, fixed=fixed)
     )
     assert found.best.carries_state and found.work < 2 * EFFORT
-    held = fixed_settings(HuggingFace, fixed, trace.depth)
-    points = [{**held, **p} for p in search_space(HuggingFace, held, trace.depth).sobol(100, 0)]
+    held = fixed_settings(HuggingFace, fixed, {"depth": trace.depth})
+    points = [{**held, **p} for p in search_space(HuggingFace, held, {"depth": trace.depth}).sobol(100, 0)]
     brute = evaluate_many(HuggingFace, points, PricedTrace(trace, RampCost()))
     assert replay(trace, found.best, cost_table(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
 
