@@ -96,19 +96,20 @@ def leaderboard(
 ) -> None:
     """Rank all drafters, each with its best fixed K, adaptive chain and tree, and with its paper's own policy.
 
-    All get the same prompts, half of them to tune on and half to be ranked on. All rows and two plain baselines decode
-    every prompt at once, in turns of two rounds, so that drift of the machine hits all alike. Predictions are priced by
-    what those very rounds cost, against one autoregressive time, the plain target's.
+    All get the same prompts, half of them to tune on and half to be ranked on. Policies are tuned under the median
+    costs of profiles that all drafters and the plain target take in turns; what tuning promises is the forecast,
+    written before a held-out prompt is decoded. Then all rows and two plain baselines decode every prompt at once, in
+    turns of two rounds, so that drift of the machine hits all alike.
 
-    Columns: measured and predicted speedup with 95 % intervals and the prediction's error; "behind", the leader's
-    speedup less the row's, and "=" where the two do not differ significantly (95 %); "without loops", the speedup over
-    prompts whose text does not repeat itself; tau, output tokens per target pass; v_d, accepted over drafted tokens;
-    HM, the harmonic mean of v_d and accepted over output tokens. A star marks the row of each drafter that was best on
-    the tuning prompts. MEDUSA-2 and SPACE come with a target of their own, of the same architecture, whose text
-    differs: speed is compared, not what they write.
+    Columns: forecast; measured speedup by medians, with an interval that holds for all rows at once, and by the wall
+    clock; the speedup replayed at the costs of the run's own rounds, and its error; "behind", the leader's speedup less
+    the row's; "without loops", the speedup over prompts whose text does not repeat itself; tau, output tokens per
+    target pass; v_d, accepted over drafted tokens; HM, the harmonic mean of v_d and accepted over output tokens. A star
+    marks the row of each drafter that was best on the tuning prompts. MEDUSA-2 and SPACE come with a target of their
+    own, of the same architecture, whose text differs: speed is compared, not what they write.
 
     Started again, the command goes on where it ended. Writes a folder per drafter (trace/, profile.json,
-    tuning_profile.json, tuned.json), decoded/, leaderboard.json, leaderboard.csv and report.html.
+    tuning_profile.json, tuned.json), forecast.json, decoded/, leaderboard.json, leaderboard.csv and report.html.
 
     Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """

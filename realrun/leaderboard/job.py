@@ -1,8 +1,9 @@
 """`realrun leaderboard` from end to end: every drafter with its best policies, at equal cost accounting.
 
 The same prompts and the same split for all; policies tuned on one part of the prompts under costs measured in turn
-(`realrun.leaderboard.costs`), one of each role taken by what it reaches there; all of them really decoded on the other
-part at once, ranked by that, and predicted from what those rounds cost (`realrun.leaderboard.measure`).
+(`realrun.leaderboard.costs`), one of each role taken by what it reaches there, which is its forecast; all of them
+really decoded on the other part at once, ranked by that, and decomposed by what those rounds cost
+(`realrun.leaderboard.measure`).
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.tuning.journal import source_digest
 
-SLICES, SLICES_ALONE = 1, 4  # of the costs that policies are tuned under; more where nothing else is measured
-SETTINGS, DECODED = "settings.json", "decoded"
+SETTINGS, FORECAST, DECODED = "settings.json", "forecast.json", "decoded"
 
 
 class Identity(TypedDict):
@@ -152,9 +152,7 @@ def run_leaderboard(
         sampler=settings.record.sampler,
         seed=settings.seed,
     )
-    slices = SLICES if settings.repeats else SLICES_ALONE
-    costs.measure(slices, lambda done, total: progress("costs", done, total))
-    documents = costs.documents()
+    documents = costs.measure(lambda done, total: progress("costs", done, total))
     tuning_costs = models(documents)
     tuned = {
         name: _tuned(
@@ -169,6 +167,7 @@ def run_leaderboard(
         for name, trace in traces.items()
     }
     entries = [entry for name in traces for entry in tuned[name][0]]
+    write_json({entry.title: entry.train_speedup for entry in entries}, out / FORECAST)  # before any is decoded with
     tuning, held = split_sequences(next(iter(traces.values())), tuning_share=settings.tuning_share, seed=settings.seed)
     holdouts = {name: trace.select(held) for name, trace in traces.items()}
     measured: list[Measured] | None = None
@@ -284,7 +283,7 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
     """Make the folder this job's, or find that it is; InputError if it is another's."""
     path = out / SETTINGS
     if path.is_file() and overwrite:
-        for name in (DECODED, *names, *read_own(path, Identity, again=ANEW)["drafters"]):
+        for name in (DECODED, PLAIN, *names, *read_own(path, Identity, again=ANEW)["drafters"]):
             remove_folder(out / name)
         write_json(identity, path)
     if not path.is_file():
