@@ -7,13 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specsim.api.calibrate import calibrate
     from specsim.api.generate import generate
     from specsim.api.join import join_traces
     from specsim.api.predict import policies, predict, replay
+    from specsim.api.serve import serve, serve_batches, serve_schedule
     from specsim.api.tune import cross_validate, leaderboard, tune
     from specsim.cost.files import read_cost
     from specsim.cost.joined import JoinedCost
     from specsim.cost.model import ConstantCost
+    from specsim.engines.advise import advise
+    from specsim.engines.diagnose import diagnose
+    from specsim.engines.export import export_flags
+    from specsim.engines.import_records import import_records
     from specsim.errors import InputError
     from specsim.policy.base import setting
     from specsim.policy.chain.base import ChainPolicy
@@ -31,8 +37,13 @@ _HOMES = {  # public name -> module that defines it
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
+    "advise": "specsim.engines.advise",
+    "calibrate": "specsim.api.calibrate",
     "cross_validate": "specsim.api.tune",
+    "diagnose": "specsim.engines.diagnose",
+    "export_flags": "specsim.engines.export",
     "generate": "specsim.api.generate",
+    "import_records": "specsim.engines.import_records",
     "join_traces": "specsim.api.join",
     "leaderboard": "specsim.api.tune",
     "make_policy": "specsim.policy.registry",
@@ -41,6 +52,9 @@ _HOMES = {  # public name -> module that defines it
     "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
     "replay": "specsim.api.predict",
+    "serve": "specsim.api.serve",
+    "serve_batches": "specsim.api.serve",
+    "serve_schedule": "specsim.api.serve",
     "setting": "specsim.policy.base",
     "tune": "specsim.api.tune",
     "write_trace": "specsim.trace.files",
@@ -52,8 +66,13 @@ __all__ = [
     "JoinedCost",
     "Trace",
     "TreePolicy",
+    "advise",
+    "calibrate",
     "cross_validate",
+    "diagnose",
+    "export_flags",
     "generate",
+    "import_records",
     "join_traces",
     "leaderboard",
     "make_policy",
@@ -62,6 +81,9 @@ __all__ = [
     "read_cost",
     "read_trace",
     "replay",
+    "serve",
+    "serve_batches",
+    "serve_schedule",
     "setting",
     "tune",
     "write_trace",

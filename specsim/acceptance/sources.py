@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from specsim.arrays import Bools, Floats, Ints
 from specsim.errors import InputError
 from specsim.examples import is_example
-from specsim.json_files import read_json
+from specsim.json_files import checked, plain_json, read_json
 from specsim.trace.trace import Trace
 
 MOST_COUNT = 2**53  # of rounds or tokens: beyond it, shares of them are no longer exact
@@ -182,30 +183,36 @@ def _check_chained(rounds: Rounds, path: Path) -> None:
         )
 
 
-def read_counters(path: Path | str) -> Counters:
+def read_counters(path: str | PathLike[str] | Mapping[str, Any]) -> Counters:
     """Read and check per-position counters: {"drafted": [...], "accepted": [...]}, counts per draft depth from 1.
+
+    A mapping is read as a file that holds it would be.
 
     drafted[i] counts rounds that proposed an i-th token, accepted[i] those in which it (and so
     all before it) was accepted, as servers count. Raises InputError if they cannot be such counts.
     """
-    path = Path(path)
     write = f"write counters as {_EXAMPLE}"
-    document = read_json(path, str(path), _Counts, missing=write, invalid=write)
+    if isinstance(path, Mapping):
+        name = "counters"
+        document = checked(plain_json(path, name, invalid=write), name, _Counts, invalid=write)
+    else:
+        name = str(path)
+        document = read_json(Path(path), name, _Counts, missing=write, invalid=write)
     columns = []
-    for name in ("drafted", "accepted"):
-        values = document[name]
+    for key in ("drafted", "accepted"):
+        values = document[key]
         if not values or not all(0 <= value <= MOST_COUNT for value in values):
-            raise InputError(f"{path}: {name!r} is no list of counts up to {MOST_COUNT}; {write}")
+            raise InputError(f"{name}: {key!r} is no list of counts up to {MOST_COUNT}; {write}")
         columns.append(np.array(values, dtype=np.int64))
     drafted, accepted = columns
     if len(drafted) != len(accepted):
-        raise InputError(f"{path}: {len(drafted)} depths drafted but {len(accepted)} accepted; give both per depth")
+        raise InputError(f"{name}: {len(drafted)} depths drafted but {len(accepted)} accepted; give both per depth")
     if (accepted > drafted).any() or (np.diff(accepted) > 0).any() or (np.diff(drafted) > 0).any():
         raise InputError(
-            f"{path}: counts must not grow with depth, nor accepted exceed drafted; give totals of rounds per depth"
+            f"{name}: counts must not grow with depth, nor accepted exceed drafted; give totals of rounds per depth"
         )
     if drafted[0] == 0:
-        raise InputError(f"{path}: nothing was drafted; export the counters after some requests")
+        raise InputError(f"{name}: nothing was drafted; export the counters after some requests")
     used = drafted > 0
     return Counters(drafted[used], accepted[used])
 
@@ -229,7 +236,26 @@ class _Counts(TypedDict):
 _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
 
 
-def read_source(path: Path | str, *, policy: str | None = None) -> Source:
+def as_source(source: object, *, policy: str | None = None) -> Source:
+    """What was accepted, as it is, or read from a path, a name or a mapping; TypeError, in words, for anything else.
+
+    policy : of rounds in a file, only those of this policy
+    """
+    if isinstance(source, str | PathLike):
+        return read_source(source, policy=policy)
+    if policy is not None:
+        raise InputError("a policy is chosen among the rounds of a file; leave it out")
+    if isinstance(source, Mapping):
+        return read_counters(source)
+    if isinstance(source, Trace | Rounds | Counters):
+        return source
+    raise TypeError(
+        f"counts are a {type(source).__name__}; expected a trace, a rounds.parquet, counters as .json, or a mapping "
+        f"such as {_EXAMPLE}"
+    )
+
+
+def read_source(path: str | PathLike[str], *, policy: str | None = None) -> Source:
     """A trace folder or .zip, a rounds .parquet, or a counters .json, by what the path is."""
     from specsim.trace.files import read_plain_trace
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specsim.api.predict import TraceLike
-from specsim.trace.files import as_trace
+from specsim.trace.files import TraceLike, as_trace
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.joined import join_traces as join
 

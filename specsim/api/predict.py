@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 from specsim.api.run import Run
-from specsim.cost.files import as_cost
-from specsim.cost.model import CostModel
+from specsim.cost.files import CostLike, as_cost
 from specsim.errors import InputError
 from specsim.fitting.fit import fit, is_fitted, needs_fitting
 from specsim.policy.base import Policy, build_policy
@@ -20,9 +18,8 @@ from specsim.replaying.expected import expected_replay
 from specsim.replaying.priced import PricedTrace
 from specsim.speedup.prediction import Prediction, oracle_seconds, predict_policy, summarise
 from specsim.speedup.result import Result
-from specsim.trace.files import as_trace
+from specsim.trace.files import TraceLike, as_trace
 from specsim.trace.split import split_sequences
-from specsim.trace.trace import Trace
 from specsim.tuning.space import cap_depth
 
 
@@ -44,10 +41,6 @@ class PolicyPrediction(Result, Prediction):
         """What a reader must know of these numbers, in words."""
         learned = f"learned on {self.learned_on} sequences, reported on {self.sequences} others"
         return [*([learned] if self.learned_on else []), *(["expected"] if self.expected else []), *super().notes]
-
-
-TraceLike = Trace | str | PathLike[str]  # a path, or the name of one that ships
-CostLike = CostModel | str | PathLike[str] | Mapping[str, Any]
 
 
 def policies(files: PolicyName | Iterable[PolicyName] = ()) -> dict[str, type[Policy]]:

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from specsim.api.predict import CostLike, TraceLike, priced
+from specsim.api.predict import priced
 from specsim.api.tuned import CrossValidated, Tuned
+from specsim.cost.files import CostLike
 from specsim.policy.registry import PolicyName, find_policies, find_policy
 from specsim.progress import Counter
 from specsim.ranking.leaderboard import Board, default_policies
 from specsim.ranking.leaderboard import leaderboard as boards_of
 from specsim.replaying.priced import PricedTrace
+from specsim.trace.files import TraceLike
 from specsim.trace.split import split_sequences
 from specsim.tuning.crossval import cross_validate as run_cross_validate
 from specsim.tuning.search import TuneResult

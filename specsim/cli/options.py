@@ -47,6 +47,14 @@ DraftCostOption = Annotated[
         help="The drafter's cost grid; FILE:MODEL names one of a campaign's profile.json.", show_default=False
     ),
 ]
+BatchCostOption = Annotated[
+    Path,
+    typer.Option(
+        help="Costs that know batches: a linear, roofline or silicon cost file, a batch profile, or a name of "
+        "`specsim cost list`.",
+        metavar="COST",
+    ),
+]
 BatchOption = Annotated[int | None, typer.Option(help="Batch size, of cost grids and linear costs; default 1.", min=1)]
 CountsArgument = Annotated[
     Path,

@@ -28,6 +28,9 @@ from specsim.json_files import checked, plain_json, read_json
 MAKE = "make one with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
 
 
+CostLike = CostModel | str | PathLike[str] | Mapping[str, Any]  # as every function takes costs
+
+
 class JoinedDocument(TypedDict):
     """Of a file with the costs of several drafters, each as it is in a file of its own."""
 

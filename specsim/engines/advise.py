@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specsim.acceptance.sources import Source, describe, verified_by_depth
 from specsim.arrays import Floats, Seconds
+from specsim.cost.files import CostLike, as_cost
 from specsim.cost.model import CostModel
+from specsim.engines.flags import draft_length_flags
+from specsim.engines.formats.imported import SourceLike, as_counts
 from specsim.errors import InputError
 from specsim.speedup.intervals import Estimate
+from specsim.speedup.prediction import interval_columns
+from specsim.speedup.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NEAR_PERCENT = 1.0  # a K that is behind the best by no more is as good
 SURE = 0.95  # posterior probability of being that near from which on a K is recommended without reserve
@@ -41,8 +49,8 @@ class DraftLengthAdvice:
     near: float
 
 
-@dataclass(frozen=True)
-class Advice:
+@dataclass(frozen=True, repr=False)
+class Advice(Result):
     """The draft length that the counts speak for, beside all others that they tell something about.
 
     Parameters
@@ -74,13 +82,34 @@ class Advice:
         """Whether no longer draft was counted than the recommended one, so that longer ones may be better still."""
         return self.k == self.lengths[-1].k
 
+    def __repr__(self) -> str:
+        chosen = self.lengths[self.k]
+        said = f"K = {self.k}, {chosen.speedup} times as fast as without speculation" if self.k else "no speculation"
+        if not self.sure:
+            said += f"; not sure ({100 * chosen.near:.0f} %) to be within {NEAR_PERCENT:g} % of the best"
+            if self.times_rounds:
+                said += f", which about {self.times_rounds * self.rounds:,} rounds would tell ({self.rounds:,} counted)"
+        return said + ("; longer drafts were not counted and may be better still" if self.longest else "")
+
+    def flags(self, engine: str) -> str:
+        """What makes this engine draft so many tokens; InputError for one that is not known."""
+        return draft_length_flags(engine, self.k)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row per K: tokens per round, speedup with its 95 % interval, probabilities."""
+        import pandas as pd  # slow to import, and the advice does not need it
+
+        return pd.DataFrame({**vars(one), **interval_columns(one.speedup)} for one in self.lengths)
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         rows = [{**vars(one), "speedup": one.speedup.as_dict()} for one in self.lengths]
         return {**vars(self), "longest": self.longest, "lengths": rows}
 
 
-def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> Advice:
+def advise(
+    source: SourceLike, cost: CostLike, *, context: int = 1000, policy: str | None = None, seed: int = 0
+) -> Advice:
     """Recommend a draft length from counts of accepted drafts.
 
     The rate at which the i-th token is accepted, if all before it were, has Jeffreys' prior and the counts'
@@ -90,18 +119,22 @@ def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> A
 
     Parameters
     ----------
-    source : Counters, Rounds or Trace
-        What was counted.
-    cost : CostModel
-        Of draft steps and target passes, at its batch.
+    source : path, mapping, Counters, Rounds, Trace or Imported
+        What was counted: counters as .json or as a mapping of "drafted" and "accepted" by draft position, a
+        rounds.parquet, a trace, or what `import_records` gives.
+    cost : CostModel, str, Path or mapping
+        Of draft steps and target passes, at its batch, as `read_cost` takes it.
     context : int
         Tokens in the cache at which costs are taken.
+    policy : str, optional
+        Of a file of rounds, only those of this policy.
     seed : int
         Of the draws from the posterior.
 
     Returns
     -------
     Advice
+        `k`, and every K in `lengths`; `flags(engine)` is what to type, `to_frame()` a pandas table.
 
     Raises
     ------
@@ -114,17 +147,17 @@ def advise(source: Source, cost: CostModel, *, context: int, seed: int = 0) -> A
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from specsim.acceptance.sources import Counters
-    >>> from specsim.cost.model import ConstantCost
-    >>> from specsim.engines.advise import advise
-    >>> counted = Counters(np.array([9000, 9000, 9000, 9000]), np.array([7200, 5000, 2000, 400]))
-    >>> found = advise(counted, ConstantCost(s_d=0.001, s_t=0.010), context=1000)
-    >>> found.k, found.sure
+    >>> import specsim
+    >>> counters = {"drafted": [9000, 9000, 9000, 9000], "accepted": [7200, 5000, 2000, 400]}
+    >>> advice = specsim.advise(counters, {"s_d": 0.001, "s_t": 0.010})
+    >>> advice.k, advice.sure
     (3, True)
+    >>> advice.flags("sglang")
+    '--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4'
     """
     if context < 1:
         raise InputError(f"context={context} tokens; give at least 1")
+    source, cost = as_counts(source, policy=policy), as_cost(cost)
     accepted, verified = counts_by_depth(source)
     seconds = _seconds(cost, len(verified), context)
     lengths = _lengths(accepted, verified, seconds, seed)

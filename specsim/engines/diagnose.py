@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specsim.acceptance.sources import Source
+from specsim.cost.files import CostLike, as_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.engines.advise import Advice, advise, counts_by_depth
+from specsim.engines.formats.imported import SourceLike, as_counts
 from specsim.errors import InputError
 from specsim.speedup.intervals import Estimate
+from specsim.speedup.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEAST_S = 1e-9  # of a draft step that takes nothing
 
@@ -31,8 +36,8 @@ class Part:
     tokens: float
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
     """Where the gain or the loss of speculation comes from.
 
     Parameters
@@ -62,6 +67,27 @@ class Diagnosis:
     parts: tuple[Part, ...]
     advice: tuple[tuple[str, Advice], ...]
 
+    def __repr__(self) -> str:
+        word = "faster" if self.speedup > 1 else "slower"
+        emitted, needed = f"{self.tokens_per_round:.2f}", f"{self.round_tokens:.2f}"
+        why = f"a round emits {emitted} tokens and takes as long as {needed} without speculation"
+        return f"{word}, x {self.speedup:.2f}: {why}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table of what was found, a row each, with its 95 % interval where it has one."""
+        import pandas as pd  # slow to import, and the diagnosis does not need it
+
+        rows: dict[str, Estimate | float] = {
+            "speedup": self.speedup,
+            "tokens that a round emits": self.tokens_per_round,
+            "tokens that it would have to emit to pay": self.round_tokens,
+            f"speedup, were all {self.draft_tokens} drafts accepted": self.all_accepted,
+            **{f"of a round, in tokens' time: {part.name}": part.tokens for part in self.parts},
+        }
+        ends = {name: value if isinstance(value, Estimate) else None for name, value in rows.items()}
+        low, high = ([getattr(end, name, None) for end in ends.values()] for name in ("low", "high"))
+        return pd.DataFrame({"value": map(float, rows.values()), "low": low, "high": high}, index=list(rows))
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         found = dataclasses.asdict(self)
@@ -69,12 +95,13 @@ class Diagnosis:
 
 
 def diagnose(
-    source: Source,
+    source: SourceLike,
     *,
     baseline_tokens_per_s: float,
     tokens_per_s: float,
-    cost: CostModel | None = None,
+    cost: CostLike | None = None,
     context: int = 1000,
+    policy: str | None = None,
     seed: int = 0,
 ) -> Diagnosis:
     """Split what speculation gains or loses into what drafts bring and what a round costs.
@@ -86,20 +113,24 @@ def diagnose(
 
     Parameters
     ----------
-    source : Counters, Rounds or Trace
-        What was accepted, of drafts of one length.
+    source : path, mapping, Counters, Rounds, Trace or Imported
+        What was accepted, of drafts of one length, as `advise` takes it.
     baseline_tokens_per_s, tokens_per_s : float
         Measured without and with speculation, at the same load.
-    cost : CostModel, optional
-        Of draft steps and target passes.
+    cost : CostModel, str, Path or mapping, optional
+        Of draft steps and target passes, as `read_cost` takes it.
     context : int
         Tokens in the cache at which costs are taken.
+    policy : str, optional
+        Of a file of rounds, only those of this policy.
     seed : int
         Of the draws from the posterior.
 
     Returns
     -------
     Diagnosis
+        `speedup`, where a round's time goes in `parts`, the K that would pay in `advice`; `to_frame()` is a pandas
+        table.
 
     Raises
     ------
@@ -108,14 +139,13 @@ def diagnose(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from specsim.acceptance.sources import Counters
-    >>> from specsim.engines.diagnose import diagnose
-    >>> counted = Counters(np.array([1000, 1000, 1000]), np.array([700, 400, 200]))
-    >>> found = diagnose(counted, baseline_tokens_per_s=52, tokens_per_s=41)
-    >>> round(found.speedup, 2), round(found.round_tokens, 2), round(found.all_accepted, 2)
-    (0.79, 2.92, 1.37)
+    >>> import specsim
+    >>> counters = {"drafted": [1000, 1000, 1000], "accepted": [700, 400, 200]}
+    >>> specsim.diagnose(counters, baseline_tokens_per_s=52, tokens_per_s=41)
+    slower, x 0.79: a round emits 2.30 tokens and takes as long as 2.92 without speculation
     """
+    source = as_counts(source, policy=policy)
+    cost = None if cost is None else as_cost(cost)
     for name, rate in (("without", baseline_tokens_per_s), ("with", tokens_per_s)):
         if not 1e-6 <= rate <= 1e9:
             raise InputError(f"{rate} tokens per second {name} speculation; give a positive rate")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from specsim.acceptance.sources import Source, verified_by_depth
+from specsim.cost.files import CostLike, as_cost
 from specsim.cost.model import CostModel
 from specsim.engines import sps_table
 from specsim.engines.confidence_temperatures import confidence_temperatures
 from specsim.engines.flags import as_arguments, draft_length_flags, generation_config, llamacpp, speculative_config
+from specsim.engines.formats.imported import SourceLike, as_counts
 from specsim.errors import InputError
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import ScheduledK
+from specsim.serving.draft_length import ScheduledK, as_schedule
 from specsim.serving.speedup_map import schedule_ranges
+from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.ngram import RULES
 from specsim.trace.trace import Trace
 
@@ -36,6 +40,98 @@ class Setting(NamedTuple):
     file: str | None = None
     path: str = ""
     notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return self._asdict()
+
+
+def export_flags(
+    engine: str,
+    k: int | None = None,
+    *,
+    schedule: Mapping[int, int] | str | None = None,
+    largest_batch: int = 512,
+    p_min: float | None = None,
+    min_ngram: int | None = None,
+    max_ngram: int | None = None,
+    acceptance: SourceLike | None = None,
+    cost: CostLike | None = None,
+    context: int = 1000,
+    form: Literal["additive", "tokens"] = "additive",
+    confidence: TraceLike | None = None,
+    path: str | None = None,
+) -> Setting:
+    """Write what an engine is to be started with: flags, and a file where it wants one.
+
+    Parameters
+    ----------
+    engine : {"vllm", "sglang", "llamacpp", "llamacpp-2025", "tensorrt-llm", "transformers"}
+        The last but two takes llama.cpp's options of before their renaming.
+    k : int, optional
+        Draft tokens of every round; 0 turns speculation off.
+    schedule : mapping of int to int, or str, optional
+        In place of `k`, K from each batch on, such as {1: 5, 4: 3, 16: 0} or "1:5,4:3,16:0".
+    largest_batch : int
+        Where a schedule ends, for vLLM, and a table of steps.
+    p_min : float, optional
+        Drafts end where the draft model is less sure.
+    min_ngram, max_ngram : int, optional
+        Prompt lookup by n-grams of so many tokens.
+    acceptance : path, mapping, Counters, Rounds, Trace or Imported, optional
+        Make the engine accept as often as this source does, without a trained drafter.
+    cost : CostModel, str, Path or mapping, optional
+        What steps cost, as the table by which a DSpark drafter's verification is scheduled.
+    context : int
+        Tokens in every cache at which that table is made.
+    form : {"additive", "tokens"}
+        Of that table: by sequences and verified tokens, or by verified tokens alone.
+    confidence : Trace, str or Path, optional
+        As temperatures of a DSpark drafter's confidence.
+    path : str, optional
+        What flags call the file.
+
+    Returns
+    -------
+    Setting
+        `flags`, and where the engine wants a file its text `file` and name `path`; `notes` say what to know.
+
+    Raises
+    ------
+    InputError
+        For an unknown engine, and what it cannot be told.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.export_flags("sglang", 3).flags
+    '--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4'
+    """
+    if (k is None) == (schedule is None):
+        raise InputError("give either --k or --schedule")
+    ngram = min_ngram if max_ngram is None else max_ngram
+    special = {
+        "--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance, "--cost": cost, "--confidence": confidence,
+    }  # fmt: skip
+    given = [name for name, value in special.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are settings of their own; give one at a time")
+    if given and not k:
+        raise InputError(f"{given[0]} is of drafts of one length; give --k of 1 or more")
+    named = {} if path is None else {"path": path}
+    if schedule is not None:
+        return schedule_setting(engine, as_schedule(schedule), largest_batch, **named)
+    assert k is not None
+    if acceptance is not None:
+        return scripted(engine, acceptance_by_depth(as_counts(acceptance), k))
+    if cost is not None:
+        return step_times(engine, as_cost(cost), k, largest_batch=largest_batch, context=context, form=form, **named)
+    if confidence is not None:
+        recorded = str(confidence) if isinstance(confidence, str | PathLike) else repr(confidence)
+        return confidence_setting(engine, read_plain_trace(confidence), recorded, k, **named)
+    if ngram is not None:
+        return lookup(engine, k, min_ngram=min_ngram, max_ngram=max_ngram, **named)
+    return draft_length(engine, k, p_min=p_min or 0.0, **named)
 
 
 def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = "generation_config.json") -> Setting:
@@ -79,7 +175,7 @@ def lookup(
     return Setting(f"{as_arguments(fields)}, of the target's generation_config", json.dumps(fields), path)
 
 
-def schedule(engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "adaptive.json") -> Setting:
+def schedule_setting(engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "adaptive.json") -> Setting:
     """A K per batch size, in the engine's form; InputError where it has none."""
     lengths = {batch: rule.lengths[batch] for batch in sorted(rule.lengths)}
     if engine not in PER_BATCH:
@@ -129,7 +225,7 @@ def step_times(
     return Setting(_dspark(engine, k, flag, key, path), json.dumps(table), path, notes)
 
 
-def confidence(engine: str, trace: Trace, dataset: str, k: int, *, path: str = "sts.json") -> Setting:
+def confidence_setting(engine: str, trace: Trace, dataset: str, k: int, *, path: str = "sts.json") -> Setting:
     """Temperatures of a DSpark drafter's confidence at each of K places."""
     _check_dspark(engine)
     found = confidence_temperatures(trace, k)

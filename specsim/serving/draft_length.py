@@ -81,6 +81,20 @@ class ScheduledK:
         return state
 
 
+def as_schedule(schedule: Mapping[int, int] | str) -> ScheduledK:
+    """The rule of a mapping of batches to K, or of its text: "1:5,4:3,16:0"."""
+    if not isinstance(schedule, str):
+        return ScheduledK(dict(schedule))
+    try:
+        pairs = [part.split(":") for part in schedule.split(",")]
+        found = {int(batch): int(k) for batch, k in pairs}
+    except ValueError:
+        raise InputError(f"--schedule {schedule!r} is no list of BATCH:K; write for example 1:5,4:3,16:0") from None
+    if len(found) < len(pairs):
+        raise InputError(f"--schedule {schedule!r} names a batch twice; give each once")
+    return ScheduledK(found)
+
+
 def fixed_length(k: int) -> ScheduledK:
     """The same K at every batch; 0 is decoding without speculation."""
     return ScheduledK({1: k})

@@ -44,6 +44,9 @@ JOINED_KIND = "specsim-joined-trace"
 JOIN_AGAIN = "join the traces again"
 
 
+TraceLike = Trace | str | PathLike[str]  # as every function takes a trace
+
+
 class JoinedFile(TypedDict):
     """How many traces lie in the folder of a joined one."""
 

@@ -63,8 +63,8 @@ def check(
     from realrun.engines.check import check as run_check
     from realrun.engines.check import scheduled, settings_of
     from realrun.engines.registry import find_engine
-    from specsim.cli.serve.arms import parse_schedule
     from specsim.errors import InputError
+    from specsim.serving.draft_length import as_schedule
 
     if schedule is not None:
         refuse_beside(ctx, "schedule", ("k", "p_min"))
@@ -75,7 +75,7 @@ def check(
     if schedule is None:
         settings = settings_of(found, parse_numbers(k, "--k", int, "1,3,5"), thresholds, batch)
     else:
-        settings = [scheduled(found, parse_schedule(schedule), batch)]
+        settings = [scheduled(found, as_schedule(schedule).lengths, batch)]
     with progress_bar() as report:
         pair, recorded = pair_and_trace(
             ctx,

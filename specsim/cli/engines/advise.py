@@ -41,30 +41,17 @@ def advise(
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
     """
-    from specsim.acceptance.sources import read_source
     from specsim.engines.advise import NEAR_PERCENT
     from specsim.engines.advise import advise as find_advice
     from specsim.engines.flags import draft_length_flags
 
     if engine is not None:
-        draft_length_flags(engine, 1)
-    found = find_advice(
-        read_source(source, policy=policy), read_costs(cost, draft_cost, batch), context=context, seed=seed
-    )
-    flags = None if engine is None else draft_length_flags(engine, found.k)
+        draft_length_flags(engine, 1)  # names a bad one before any work
+    found = find_advice(source, read_costs(cost, draft_cost, batch), context=context, policy=policy, seed=seed)
+    flags = None if engine is None else found.flags(engine)
     if json:
         print_json({**found.as_dict(), "flags": flags})
         return
-    chosen = found.lengths[found.k]
-    said = f"K = {found.k}" if found.k else "no speculation"
-    if found.k:
-        said += f", {chosen.speedup} times as fast as without speculation"
-    if not found.sure:
-        said += f"; not sure ({100 * chosen.near:.0f} %) to be within {NEAR_PERCENT:g} % of the best"
-        if found.times_rounds:
-            said += f", which about {found.times_rounds * found.rounds:,} rounds would tell ({found.rounds:,} counted)"
-    if found.longest:
-        said += "; longer drafts were not counted and may be better still"
     rows = [
         [
             str(one.k),
@@ -76,7 +63,7 @@ def advise(
         for one in found.lengths
     ]
     columns = ["K", "tokens per round", "speedup [95 % interval]", "is the best", f"within {NEAR_PERCENT:g} % of it"]
-    print_table(said, columns, rows)
+    print_table(repr(found), columns, rows)
     if flags:
         print(f"{engine}: {flags}")
     print_notes(found.notes)

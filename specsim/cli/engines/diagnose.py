@@ -37,32 +37,29 @@ def diagnose(
 
     Example: specsim diagnose counters.json --baseline-tokens-per-second 52 --tokens-per-second 41
     """
-    from specsim.acceptance.sources import read_source
     from specsim.cost.files import read_cost
     from specsim.engines.diagnose import diagnose as find_diagnosis
 
     found = find_diagnosis(
-        read_source(source, policy=policy),
+        source,
         baseline_tokens_per_s=baseline_tokens_per_second,
         tokens_per_s=tokens_per_second,
         cost=None if cost is None else read_cost(cost, batch=batch),
         context=context,
+        policy=policy,
         seed=seed,
     )
     if json:
         print_json(found.as_dict())
         return
-    emitted, needed = found.tokens_per_round, found.round_tokens
     rows = [
         ["speedup", f"{found.speedup:.3f}"],
-        ["tokens that a round emits [95 % interval]", str(emitted)],
-        ["tokens that it would have to emit to pay", f"{needed:.3f}"],
+        ["tokens that a round emits [95 % interval]", str(found.tokens_per_round)],
+        ["tokens that it would have to emit to pay", f"{found.round_tokens:.3f}"],
         [f"speedup, were all {found.draft_tokens} drafts accepted", f"{found.all_accepted:.3f}"],
         *([f"of a round: {part.name}", f"{part.tokens:.3f} tokens' time"] for part in found.parts),
     ]
-    word = "faster" if found.speedup > 1 else "slower"
-    why = f"a round emits {emitted.estimate:.2f} tokens and takes as long as {needed:.2f} without speculation"
-    print_table(f"{word}, x {found.speedup:.2f}: {why}", ["quantity", "value"], rows)
+    print_table(repr(found), ["quantity", "value"], rows)
     for assumed, advice in found.advice:
         best = advice.lengths[advice.k]
         said = f"K = {advice.k}, {best.speedup}" if advice.k else "no speculation"

@@ -9,7 +9,6 @@ import typer
 
 from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes
 from specsim.cli.options import ContextOption, JsonOption
-from specsim.cli.serve.arms import parse_schedule
 from specsim.errors import InputError
 
 
@@ -74,44 +73,26 @@ def export(
 
     Example: specsim export vllm --schedule 1:5,4:3,16:0
     """
-    from specsim.acceptance.sources import read_source
-    from specsim.cost.files import read_cost
-    from specsim.engines import export as settings
+    from specsim.engines.export import export_flags
     from specsim.files import write_text
-    from specsim.serving.draft_length import ScheduledK
-    from specsim.trace.files import read_plain_trace
 
-    if (k is None) == (schedule is None):
-        raise InputError("give either --k or --schedule")
-    ngram = min_ngram if max_ngram is None else max_ngram
-    special = {
-        "--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance, "--cost": cost, "--confidence": confidence,
-    }  # fmt: skip
-    given = [name for name, value in special.items() if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are settings of their own; give one at a time")
-    if given and not k:
-        raise InputError(f"{given[0]} is of drafts of one length; give --k of 1 or more")
     if out is not None:
         check_new(out, overwrite=overwrite)
-    named = {} if out is None else {"path": str(out)}
-    if schedule is not None:
-        setting = settings.schedule(engine, ScheduledK(parse_schedule(schedule)), largest_batch, **named)
-    else:
-        assert k is not None
-        if acceptance is not None:
-            setting = settings.scripted(engine, settings.acceptance_by_depth(read_source(acceptance), k))
-        elif cost is not None:
-            priced = read_cost(cost)
-            setting = settings.step_times(
-                engine, priced, k, largest_batch=largest_batch, context=context, form=form, **named
-            )
-        elif confidence is not None:
-            setting = settings.confidence(engine, read_plain_trace(confidence), str(confidence), k, **named)
-        elif ngram is not None:
-            setting = settings.lookup(engine, k, min_ngram=min_ngram, max_ngram=max_ngram, **named)
-        else:
-            setting = settings.draft_length(engine, k, p_min=p_min or 0.0, **named)
+    setting = export_flags(
+        engine,
+        k,
+        schedule=schedule,
+        largest_batch=largest_batch,
+        p_min=p_min,
+        min_ngram=min_ngram,
+        max_ngram=max_ngram,
+        acceptance=acceptance,
+        cost=cost,
+        context=context,
+        form=form,
+        confidence=confidence,
+        path=None if out is None else str(out),
+    )
     if out is not None:
         if setting.file is None:
             raise InputError(f"{engine} wants no file here: {setting.flags}; leave --out out")

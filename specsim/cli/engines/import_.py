@@ -26,21 +26,18 @@ def import_(
     overwrite: OverwriteFileOption = False,
     json: JsonOption = False,
 ) -> None:
-    from specsim.acceptance.sources import describe
-    from specsim.engines.formats.written import summary, write_imported
+    from specsim.engines.import_records import import_records
 
     if out is not None:
         check_new(out, overwrite=overwrite)
-    imported = read_format(kind, files)
+    imported = import_records(kind, files)
     if out is not None:
-        write_imported(imported, out, overwrite=overwrite)
-    holds = "sums alone" if imported.source is None else str(describe(imported.source)["source"])
-    found = {"kind": kind, "holds": holds, "out": None if out is None else str(out), **summary(imported)}
+        imported.write(out, overwrite=overwrite)
+    found = {"kind": kind, "holds": imported.holds, "out": None if out is None else str(out), **imported.as_dict()}
     if json:
         print_json(found)
         return
-    title = f"{', '.join(map(str, files))}: {holds} of {imported.engine} {imported.version}".rstrip()
-    print_table(title, ["", "value"], list(_sizes(found)))
+    print_table(f"{', '.join(map(str, files))}: {imported}", ["", "value"], list(_sizes(found)))
     rows = [
         [one["quantity"], one["engine"], one["printed"], _text(one["value"]), one["formula"]]
         for one in found["printed"]
@@ -51,10 +48,10 @@ def import_(
     if imported.source is None:
         print(f"next: of these no acceptance by position follows; {imported.instead}")
     elif out is None:
-        print(f"next: specsim import {kind} ... --out {_SUGGESTED[holds]}")
+        print(f"next: specsim import {kind} ... --out {_SUGGESTED[imported.holds]}")
     elif out.suffix == ".jsonl":
         print(f"next: specsim import aiperf {out} --out rounds.parquet")
-    elif holds == "dense trace":
+    elif imported.holds == "dense trace":
         print(f"next: specsim leaderboard {out} --cost COST")
     else:
         print(f"next: specsim acceptance fit {out} --model per_position --out model.json, or")

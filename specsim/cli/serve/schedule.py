@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli.console import parse_numbers, print_json, print_notes, print_table, progress_bar
-from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, TraceArgument
-from specsim.cli.serve.arms import GOODPUT, BatchCostOption, choose_arms, cost_notes
+from specsim.cli.options import BatchCostOption, JsonOption, LearningShareOption, SeedOption, TraceArgument
 
 if TYPE_CHECKING:
-    from specsim.serving.speedup_map import SpeedupMap
+    from specsim.api.serve import DraftSchedule
 
 
 def schedule(
@@ -46,44 +45,32 @@ def schedule(
 
     Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
     """
-    from specsim.cost.files import read_cost
-    from specsim.serving.costs import batch_cost
-    from specsim.serving.speedup_map import speedup_map
-    from specsim.trace.files import read_plain_trace
+    from specsim.api.serve import serve_schedule
 
-    model, whole = read_cost(cost), read_plain_trace(trace)
-    priced = batch_cost(model)
-    longest = max_draft_tokens or min(8, whole.depth)
     sizes = parse_numbers(batch, "--batch", int, "1,2,4,8")
-    contexts: list[int | None] = [None]
-    if context:
-        contexts = [*parse_numbers(context, "--context", int, "1024,8192")]
-    named: list[tuple[str, dict[str, str]]] = [("fixed_k", {"k": str(k)}) for k in range(1, longest + 1)]
-    named += [(GOODPUT, {"max_draft_tokens": str(longest)}), *((name, {}) for name in policy)]
-    part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
+    contexts = parse_numbers(context, "--context", int, "1024,8192") if context else None
     with progress_bar() as bar:
-        found = speedup_map(
-            part,
-            priced,
-            arms,
-            sizes,
+        found = serve_schedule(
+            trace,
+            cost,
+            batches=sizes,
             contexts=contexts,
+            max_draft_tokens=max_draft_tokens,
+            policies=policy,
+            tuning_share=tuning_share,
             seed=seed,
             progress=lambda done, total: bar("cells", done, total),
         )
-    notes = cost_notes(model, part, longest, sizes[-1], [each for each in contexts if each is not None])
     if json:
-        about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate,
-                 "cost_notes": notes}  # fmt: skip
-        print_json({**about, **found.as_dict()})
+        print_json(found.as_dict())
         return
-    approximate = "; approximate: rejection sampling" if part.approximate else ""
-    for number in range(len(contexts)):
+    approximate = "; approximate: rejection sampling" if found.approximate else ""
+    for number in range(len(found.contexts)):
         _print_context(found, number, approximate)
-    print_notes(notes)
+    print_notes(found.cost_notes)
 
 
-def _print_context(found: SpeedupMap, number: int, note: str) -> None:
+def _print_context(found: DraftSchedule, number: int, note: str) -> None:
     """The table of one context, and what follows from it."""
     context, even = found.contexts[number], found.break_even[number]
     others = [label for label in found.cells[0].speedup if label not in found.lengths]

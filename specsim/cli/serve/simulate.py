@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim.cli.console import parse_numbers, parse_settings, print_json, print_notes, print_table
-from specsim.cli.options import JsonOption, LearningShareOption, SeedOption, SetOption, TraceArgument
-from specsim.cli.serve.arms import BatchCostOption, choose_arms, cost_notes, parse_schedule
+from specsim.cli.options import BatchCostOption, JsonOption, LearningShareOption, SeedOption, SetOption, TraceArgument
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
-    from specsim.serving.arrivals import Requests
+    from specsim.api.serve import BatchResults, ServerResult
     from specsim.serving.latency import ServingSummary
-    from specsim.trace.trace import Trace
-
-REQUESTS = 1000  # to serve, where --requests does not say
-SLOTS = 256  # as vLLM's max_num_seqs
 
 
 def simulate(
@@ -71,43 +65,31 @@ def simulate(
     Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --policy goodput
     --arrivals poisson:20 --slots 64 --tpot-ms 10
     """
-    from specsim.cost.files import read_cost
-    from specsim.serving.continuous import serve
-    from specsim.serving.costs import batch_cost
-    from specsim.serving.draft_length import ScheduledK
-    from specsim.serving.drafts import drafts_of
-    from specsim.serving.latency import summarise_run
-    from specsim.trace.files import read_plain_trace
+    from specsim.api.serve import SLOTS, serve, serve_batches
+    from specsim.serving.draft_length import as_schedule
 
     _check_options(batch, arrivals, requests=requests, slots=slots, kv=kv_tokens, tpot=tpot_ms, ttft=ttft_ms)
     if schedule and (policy != "fixed_k" or set_):
         raise InputError("--schedule stands in place of --policy and --set; give one of them")
-    model, settings = read_cost(cost), parse_settings(set_)
-    priced = batch_cost(model)
-    whole = read_plain_trace(trace)
-    named = [] if schedule else [(policy, settings)]
-    part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
-    arm = arms[0] if arms else ScheduledK(parse_schedule(schedule))
-    about: dict[str, Any] = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+    arm = as_schedule(schedule) if schedule else policy
+    shared: dict[str, Any] = {"tuning_share": tuning_share, "seed": seed, **parse_settings(set_)}
     if not arrivals:
         sizes = parse_numbers(batch or "1,2,4,8,16,32", "--batch", int, "1,2,4,8")
-        about["cost_notes"] = cost_notes(model, part, arm.max_draft_tokens, max(sizes))
-        _lockstep(part, priced, arm, sizes, about, seed=seed, json=json)
+        _show_batches(serve_batches(trace, cost, arm, batches=sizes, **shared), json=json)
         return
-    asked, users = _requests(part, arrivals, requests, seed)
-    longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
-    about["cost_notes"] = cost_notes(model, part, arm.max_draft_tokens, slots or SLOTS, (0, longest_text))
-    limits: dict[str, Any] = {"slots": slots or SLOTS, "kv_tokens": kv_tokens, "users": users}
-    bounds: dict[str, Any] = {
-        "tpot_bound_s": None if tpot_ms is None else tpot_ms / 1e3,
-        "ttft_bound_s": None if ttft_ms is None else ttft_ms / 1e3,
-    }
-    off, on = (
-        summarise_run(serve(drafts_of(part, each, seed=seed), priced, asked, **limits), **bounds)
-        for each in (None, arm)
+    found = serve(
+        trace,
+        cost,
+        arm,
+        arrivals=arrivals,
+        requests=requests,
+        slots=slots or SLOTS,
+        kv_tokens=kv_tokens,
+        tpot_ms=tpot_ms,
+        ttft_ms=ttft_ms,
+        **shared,
     )
-    about |= {"arrivals": arrivals, "left_out": asked.left_out, **limits, **bounds}
-    _show_serving(off, on, about, json=json)
+    _show_serving(found, json=json)
 
 
 def _check_options(batch: str, arrivals: str, **of_serving: object) -> None:
@@ -126,70 +108,40 @@ def _check_options(batch: str, arrivals: str, **of_serving: object) -> None:
         raise InputError(f"{given[0]} is of a server; give --arrivals, such as poisson:20, closed:32 or a file")
 
 
-def _requests(trace: Trace, arrivals: str, count: int | None, seed: int) -> tuple[Requests, int | None]:
-    """What is asked, and of a closed loop by how many users."""
-    from specsim.serving.arrivals import recorded_requests, requests_of_trace
-
-    kind, colon, number = arrivals.partition(":")
-    if not colon or kind not in ("poisson", "closed"):
-        return recorded_requests(Path(arrivals), trace, limit=count, seed=seed), None
-    if kind == "poisson":
-        rate = parse_numbers(number, "--arrivals poisson:", float, "poisson:20")[0]
-        return requests_of_trace(trace, count or REQUESTS, rate=rate, seed=seed), None
-    users = parse_numbers(number, "--arrivals closed:", int, "closed:32")[0]
-    return requests_of_trace(trace, count or REQUESTS, seed=seed), users
-
-
-def _lockstep(trace: Trace, cost: Any, arm: Any, sizes: list[int], about: Any, *, seed: int, json: bool) -> None:
-    from specsim.serving.drafts import drafts_of, plain_drafts
-    from specsim.serving.lockstep import lockstep
-    from specsim.speedup.intervals import ratio_of_ratios
-
-    drafts, plain = drafts_of(trace, arm, seed=seed), plain_drafts(trace)
-    documents, rows = [], []
-    for size in sizes:
-        with_it, without = lockstep(drafts, cost, size), lockstep(plain, cost, size)
-        speedup = ratio_of_ratios(*with_it.per_sequence(), *without.per_sequence())
-        entry = {**with_it.as_dict(), "speedup": speedup.as_dict(), "baseline": without.as_dict()}
-        documents.append(entry)
-        rows.append(
-            [
-                str(size),
-                str(speedup),
-                f"{without.tokens_per_s:,.0f}",
-                f"{with_it.tokens_per_s:,.0f}",
-                f"{1e3 * with_it.total_s / entry['rounds']:.2f}",
-                f"{with_it.mean_batch:.1f}",
-            ]
-        )
+def _show_batches(found: BatchResults, *, json: bool) -> None:
     if json:
-        print_json({**about, "batches": documents})
+        print_json(found.as_dict())
         return
+    rows = [
+        [
+            str(on.batch),
+            str(speedup),
+            f"{off.tokens_per_s:,.0f}",
+            f"{on.tokens_per_s:,.0f}",
+            f"{1e3 * on.total_s / on.as_dict()['rounds']:.2f}",
+            f"{on.mean_batch:.1f}",
+        ]
+        for on, off, speedup in found.batches
+    ]
     columns = ["batch", "speedup [95 %]", "tok/s off", "tok/s on", "ms/round", "mean batch"]
-    print_table(f"{drafts.label}, {trace.sequences} sequences in lockstep; {_learned(about)}", columns, rows)
-    print_notes(about["cost_notes"])
+    learned = [] if found.learned_on else ["off: without speculation"]
+    title = f"{found.label}, {found.sequences} sequences in lockstep"
+    print_table("; ".join([title, *learned, *found.conditions]), columns, rows)
+    print_notes(found.cost_notes)
 
 
-def _learned(about: dict[str, Any]) -> str:
-    learned = f"learned on {about['learned_on']} others" if about["learned_on"] else "off: without speculation"
-    return "; ".join([learned, *_notes(about)])
-
-
-def _notes(about: dict[str, Any]) -> list[str]:
-    """What is to be said of the numbers."""
-    return ["approximate: rejection sampling"] if about["approximate"] else []
-
-
-def _show_serving(off: ServingSummary, on: ServingSummary, about: dict[str, Any], *, json: bool) -> None:
+def _show_serving(found: ServerResult, *, json: bool) -> None:
     """A server's figures without speculation and with it."""
     if json:
-        print_json({**about, "baseline": off.as_dict(), "speculation": on.as_dict()})
+        print_json(found.as_dict())
         return
+    off, on = found.baseline, found.speculation
     rows = [[name, text(off), text(on)] for name, text in QUANTITIES if text(on)]
-    left = f", {about['left_out']} without output left out" if about["left_out"] else ""
-    title = "; ".join([on.label, f"{on.requests} requests ({about['arrivals']}){left}", *_notes(about)])
+    left = f", {found.left_out} without output left out" if found.left_out else ""
+    approximate = "; approximate: rejection sampling" if found.approximate else ""
+    title = f"{on.label}, {on.requests} requests ({found.arrivals}){left}{approximate}"
     print_table(title, ["quantity", "off", "on"], rows)
-    print_notes(about["cost_notes"])
+    print_notes(found.cost_notes)
 
 
 def _ms(seconds: float) -> str:

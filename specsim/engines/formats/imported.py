@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Counters, Rounds, Source, longest_rounds
+from specsim.acceptance.sources import (
+    MOST_COUNT,
+    MOST_DRAFTED,
+    Counters,
+    Rounds,
+    Source,
+    as_source,
+    longest_rounds,
+)
 from specsim.engines.conventions import CONVENTIONS, Conventions
 from specsim.engines.definitions import DEFINITIONS, Totals
 from specsim.errors import InputError
@@ -80,6 +89,18 @@ class Imported:
         if self.source is None:
             return None
         return Totals.of(longest_rounds(self.source) if isinstance(self.source, Trace) else self.source, output)
+
+
+SourceLike = Source | Imported | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
+
+
+def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
+    """As `as_source`, and of what was imported its counts; InputError where no acceptance by position follows."""
+    if not isinstance(source, Imported):
+        return as_source(source, policy=policy)
+    if source.source is None:
+        raise InputError(f"of sums and averages no acceptance by position follows; {source.instead}")
+    return source.source
 
 
 class Request(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, lookup, schedule, scripted
+from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, lookup, scripted
+from specsim.engines.export import schedule_setting as schedule
 from specsim.engines.flags import FLAGS, draft_length_flags
 from specsim.errors import InputError
 from specsim.serving.draft_length import ScheduledK

@@ -1,0 +1,86 @@
+"""What decodes in batches: policies and rules by name, class or object, learned where they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specsim.cost.contexts import context_range
+from specsim.cost.files import with_batch
+from specsim.cost.model import CostModel
+from specsim.errors import InputError
+from specsim.fitting.fit import fit, needs_fitting
+from specsim.policy.base import Policy, build_policy
+from specsim.policy.registry import PolicyName, find_policy, make_policy
+from specsim.replaying.table import cost_table
+from specsim.serving.costs import batch_cost
+from specsim.serving.draft_length import DraftLengthRule, GoodputK, as_schedule
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from specsim.tuning.space import cap_depth
+
+GOODPUT = "goodput"
+GOODPUT_SETTINGS = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}
+Arm = PolicyName | Policy | DraftLengthRule | Mapping[int, int]
+
+
+def goodput_rule(trace: Trace, cost: CostModel, settings: Mapping[str, Any]) -> GoodputK:
+    """The rule of this name, with settings as values or text."""
+    values: dict[str, Any] = {"max_draft_tokens": trace.depth}
+    for key, value in settings.items():
+        if key not in GOODPUT_SETTINGS:
+            raise InputError(f"{GOODPUT} has no setting {key!r}; known: {', '.join(GOODPUT_SETTINGS)}")
+        try:
+            values[key] = GOODPUT_SETTINGS[key](value)
+        except ValueError:
+            raise InputError(f"{GOODPUT}: {key}={value!r} is no number; give one") from None
+    return GoodputK(batch_cost(cost), **values)
+
+
+def cost_notes(
+    model: CostModel, trace: Trace, longest: int, batch: int, contexts: Sequence[int] = ()
+) -> tuple[str, ...]:
+    """What costs say of drafts up to `longest` and batches up to `batch`, at these contexts or those of the trace."""
+    met = contexts or context_range(trace)
+    return tuple(with_batch(model, batch).notes(longest, (min(met), max(met))))
+
+
+def choose_arms(
+    trace: Trace, cost: CostModel, asked: Sequence[tuple[Arm, Mapping[str, Any]]], *, tuning_share: float, seed: int
+) -> tuple[Trace, list[Policy | DraftLengthRule], int]:
+    """The sequences to report on, policies or rules with their settings, and how many sequences they learned from.
+
+    Where one learns, it does on one part of the sequences, at the costs of a batch of one, and all are reported on the
+    other part; otherwise, 0 sequences are learned from.
+    """
+    arms = [_arm(trace, cost, arm, settings) for arm, settings in asked]
+    rest, train = trace, trace
+    learns = any(isinstance(arm, type) and needs_fitting(arm) for arm in arms)
+    if learns:
+        tuning, others = split_sequences(trace, tuning_share=tuning_share, seed=seed)
+        rest, train = trace.select(others), trace.select(tuning)
+    ready: list[Policy | DraftLengthRule] = []
+    for arm, (_, settings) in zip(arms, asked, strict=True):
+        if not isinstance(arm, type):
+            ready.append(arm)
+            continue
+        given = {**cap_depth(arm, trace.depth), **settings}
+        fitted = needs_fitting(arm)
+        ready.append(fit(arm, given, train, cost_table(train, cost)) if fitted else build_policy(arm, given))
+    return rest, ready, train.sequences if learns else 0
+
+
+def _arm(
+    trace: Trace, cost: CostModel, arm: Arm, settings: Mapping[str, Any]
+) -> Policy | DraftLengthRule | type[Policy]:
+    """A policy or rule with its settings, or the class of a policy that is still to have them."""
+    if arm == GOODPUT:
+        return goodput_rule(trace, cost, settings)
+    if isinstance(arm, Policy):
+        return make_policy(arm, settings)
+    if isinstance(arm, Mapping) or hasattr(arm, "choose"):  # a rule, perhaps a user's own
+        if settings:
+            raise InputError(f"a draft length by batch has no settings; leave out {', '.join(settings)}")
+        rule: DraftLengthRule = as_schedule(arm) if isinstance(arm, Mapping) else arm  # type: ignore[assignment]
+        return rule
+    return find_policy(arm)
