@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.cost.files import CostLike, as_cost
-from specsim.errors import InputError
 from specsim.progress import Counter, no_progress
 from specsim.serving.arms import GOODPUT, Arm, choose_arms, cost_notes
-from specsim.serving.arrivals import Requests, recorded_requests, requests_of_trace
+from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
 from specsim.serving.drafts import drafts_of, plain_drafts
 from specsim.serving.latency import ServingSummary, summarise_run
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from specsim.policy.registry import PolicyName
 
-REQUESTS = 1000  # to serve, where it is not said
 SLOTS = 256  # as vLLM's max_num_seqs
 BATCHES, MAP_BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -232,7 +229,7 @@ def serve(
     True
     """
     model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed)
-    asked, users = _requests(part, arrivals, requests, seed)
+    asked, users = asked_requests(part, arrivals, requests, seed=seed)
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
     bounds: dict[str, Any] = {
@@ -386,18 +383,3 @@ def _one_arm(
 
 def _several(numbers: int | Iterable[int]) -> Sequence[int]:
     return [numbers] if isinstance(numbers, int) else list(numbers)
-
-
-def _requests(trace: Trace, arrivals: str | PathLike[str], count: int | None, seed: int) -> tuple[Requests, int | None]:
-    """What is asked, and of a closed loop by how many users."""
-    kind, colon, number = str(arrivals).partition(":")
-    if not colon or kind not in ("poisson", "closed"):
-        return recorded_requests(Path(arrivals), trace, limit=count, seed=seed), None
-    try:
-        value = float(number) if kind == "poisson" else int(number)
-    except ValueError:
-        example = "poisson:20" if kind == "poisson" else "closed:32"
-        raise InputError(f"--arrivals {kind}: {number!r} is no number; write for example {example}") from None
-    if kind == "poisson":
-        return requests_of_trace(trace, count or REQUESTS, rate=value, seed=seed), None
-    return requests_of_trace(trace, count or REQUESTS, seed=seed), int(value)

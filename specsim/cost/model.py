@@ -90,12 +90,12 @@ class CostModel:
         context, batch = int(contexts[len(contexts) // 2]), getattr(self, "batch", 1)
         try:
             proposal_s = float(self.proposal_seconds(context))
-            steps = [(self.autoregressive_step(context), "decoding step"),
-                     *([(proposal_s, "proposal")] if proposal_s else []),
-                     (self.draft(1, context) - proposal_s, "draft step")]  # fmt: skip
+            steps = {"decoding step": float(self.autoregressive_step(context))}
+            steps |= {"proposal": proposal_s} if proposal_s else {}
+            steps["draft step"] = float(self.draft(1, context)) - proposal_s
         except (InputError, NotImplementedError):  # such as a class that is being written
             return object.__repr__(self)
-        shown = ", ".join(f"{name} {1e3 * float(seconds):.4g} ms" for seconds, name in steps)
+        shown = ", ".join(f"{name} {1e3 * seconds:.4g} ms" for name, seconds in steps.items())
         of_batch = f"batch {batch}, " if batch > 1 else ""
         return f"{type(self).__name__}: {of_batch}{shown} at {context:,} cached tokens"
 

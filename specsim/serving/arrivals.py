@@ -15,6 +15,7 @@ Prefixes that requests share (``hash_ids``) are not read: every prompt is prefil
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -37,6 +38,7 @@ FORMATS = (
     "Qwen-Bailian (timestamp, input_length, output_length)"
 )
 LARGEST = 2**31  # tokens of a request
+REQUESTS = 1000  # to serve, where it is not said
 
 
 class Line(TypedDict):
@@ -82,6 +84,26 @@ def requests_of_trace(trace: Trace, count: int, *, rate: float | None = None, se
         np.asarray(values[sequence], dtype=np.int64) for values in (trace.prompt_tokens, trace.output_tokens)
     )
     return Requests(np.cumsum(gaps_s), prompt_tokens, output_tokens, sequence)
+
+
+def asked_requests(
+    trace: Trace, arrivals: str | PathLike[str], count: int | None = None, *, seed: int = 0
+) -> tuple[Requests, int | None]:
+    """What "poisson:RATE", "closed:USERS" or a file of recorded requests asks, and of a closed loop by how many users.
+
+    count : requests; by default REQUESTS, of a file all
+    """
+    kind, colon, number = str(arrivals).partition(":")
+    if not colon or kind not in ("poisson", "closed"):
+        return recorded_requests(Path(arrivals), trace, limit=count, seed=seed), None
+    try:
+        value = float(number) if kind == "poisson" else int(number)
+    except ValueError:
+        example = "poisson:20" if kind == "poisson" else "closed:32"
+        raise InputError(f"arrivals {kind}: {number!r} is no number; write for example {example}") from None
+    if kind == "poisson":
+        return requests_of_trace(trace, count or REQUESTS, rate=value, seed=seed), None
+    return requests_of_trace(trace, count or REQUESTS, seed=seed), int(value)
 
 
 def shuffled(sequences: int, count: int, rng: np.random.Generator) -> Ints:

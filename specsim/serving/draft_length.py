@@ -89,9 +89,9 @@ def as_schedule(schedule: Mapping[int, int] | str) -> ScheduledK:
         pairs = [part.split(":") for part in schedule.split(",")]
         found = {int(batch): int(k) for batch, k in pairs}
     except ValueError:
-        raise InputError(f"--schedule {schedule!r} is no list of BATCH:K; write for example 1:5,4:3,16:0") from None
+        raise InputError(f"schedule {schedule!r} is no list of BATCH:K; write for example 1:5,4:3,16:0") from None
     if len(found) < len(pairs):
-        raise InputError(f"--schedule {schedule!r} names a batch twice; give each once")
+        raise InputError(f"schedule {schedule!r} names a batch twice; give each once")
     return ScheduledK(found)
 
 

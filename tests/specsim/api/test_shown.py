@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from html import escape
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_a_notebook_shows_the_table_and_every_remark(name: str) -> None:
     page = result._repr_html_()
     assert page.count("<tr") == 1 + len(result.to_frame())
     for remark in (*getattr(result, "notes", ()), *getattr(result, "warnings", ())):
-        assert remark in page
+        assert escape(remark) in page
     assert json.loads(json.dumps(result.to_dict())) == json.loads(json.dumps(result.as_dict()))
 
 
