@@ -10,7 +10,7 @@ import typer
 
 from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes, print_table
 from specsim.cli.options import JsonOption
-from specsim.engines.formats.registry import UNTESTED, listed, read_format
+from specsim.engines.formats.registry import UNTESTED, listed
 
 
 def import_(
