@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specsim.arrays import Floats
-from specsim.claims.claim import Claim, Verdict, subject_text
+from specsim.claims.claim import Claim, Verdict, policy_file, subject_text
 from specsim.claims.files import read_claims
 from specsim.claims.measured import Measured, PerSequence
 from specsim.claims.subjects import measure
@@ -115,9 +115,40 @@ def check(claim: Claim) -> Checked:
         raise InputError(f"claim {claim.name!r}: {error.strerror}: {str(error.filename)[:80]}...") from None
 
 
-def check_files(paths: Sequence[Path], *, progress: Callable[[str, int, int], None] | None = None) -> list[Checked]:
-    """Evaluate the claims of these files. All files are read before the first claim is evaluated."""
+def check_policy_files(claim: Claim, *, allowed: bool = False) -> None:
+    """Raise InputError if a claim would run a policy file outside the working tree, unless that is allowed.
+
+    The working tree is that of Git around the current directory, or else the current directory.
+    """
+    here = Path.cwd()
+    tree = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    for subject in claim.subjects:
+        path = policy_file(subject, claim.home)
+        if path is not None and not allowed and not path.is_relative_to(tree):
+            raise InputError(
+                f"claim {claim.name!r} would run the policy file {path}, outside the working tree {tree}; read it, "
+                "then allow it with --allow-policy-files"
+            )
+
+
+def check_files(
+    paths: Sequence[Path],
+    *,
+    allow_policy_files: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Checked]:
+    """Evaluate the claims of these files. All files are read before the first claim is evaluated.
+
+    allow_policy_files : whether claims may run policy files, which are Python programs, outside the working tree
+
+    Raises InputError for a claim that cannot be evaluated or may not.
+    """
     claims = [(path, claim) for path in paths for claim in read_claims(path)]
+    for path, claim in claims:
+        try:
+            check_policy_files(claim, allowed=allow_policy_files)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
     found = []
     for done, (path, claim) in enumerate(claims, start=1):
         try:

@@ -233,6 +233,21 @@ class Claim(Strict):
         return ", ".join(f"{words} {value:g}" for words, value in parts if value is not None)
 
 
+def policy_at(policy: str, home: Path) -> str:
+    """A claim's policy as `find_policy` takes it: FILE.py is relative to the claim file."""
+    from specsim.policy.registry import is_file_name  # compiles policies, which a claim need not have
+
+    return str(home / policy) if is_file_name(policy) else policy
+
+
+def policy_file(subject: Subject, home: Path) -> Path | None:
+    """The Python file that evaluating this subject runs; None where it runs none."""
+    if not isinstance(subject, ReplaySubject | ServingSubject):
+        return None
+    name = policy_at(subject.policy, home)
+    return None if name == subject.policy else Path(name.rpartition(".py")[0] + ".py").resolve()
+
+
 def subject_text(subject: Subject) -> str:
     """What tells a subject of an order from the others, in short."""
     if isinstance(subject, ReplaySubject | ServingSubject):

@@ -1,5 +1,7 @@
 """pytest collects *.claims.toml: every claim is a test. `pytest --claims-update` writes what is found into the files.
 
+A claim whose policy is a FILE.py runs that file; one outside the working tree only with --allow-policy-files.
+
 Installed with specsim as a plugin; it imports nothing of specsim before a claim file is met.
 """
 
@@ -27,9 +29,10 @@ class ClaimItem(pytest.Item):
         self.claim = claim
 
     def runtest(self) -> None:
-        from specsim.claims.check import check
+        from specsim.claims.check import check, check_policy_files
         from specsim.claims.files import update_expected
 
+        check_policy_files(self.claim, allowed=self.config.getoption("--allow-policy-files"))
         checked = check(self.claim)
         if checked.passed:
             return
@@ -71,6 +74,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--claims-update",
         action="store_true",
         help="Write what is found into the `expected` of claims that do not hold, in their files.",
+    )
+    group.addoption(
+        "--allow-policy-files",
+        action="store_true",
+        help="Let claims run policy files (Python programs) outside the working tree.",
     )
 
 

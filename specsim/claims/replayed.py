@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from specsim.arrays import Floats, IntArray
-from specsim.claims.claim import ReplaySubject, Seconds
+from specsim.claims.claim import ReplaySubject, Seconds, policy_at
 from specsim.claims.measured import Measured, PerSequence, Stamp, from_columns, stamp_of
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.errors import InputError
@@ -70,7 +70,7 @@ def _replay(source: Source, subject_json: str) -> tuple[Replay, int, bool]:
     from specsim.ranking.leaderboard import replay_seeds, together
 
     subject, whole = ReplaySubject.model_validate_json(subject_json), _priced(source)
-    name = str(source.home / subject.policy) if ".py" in subject.policy else subject.policy
+    name = policy_at(subject.policy, source.home)
     share = subject.tuning_share or DEFAULT_SHARE
     part, policy, learned_on = fitted_part(whole, name, subject.settings, share, subject.seed)
     on_rest = learned_on > 0 or subject.tuning_share is not None

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specsim.claims.claim import ServingSubject
+from specsim.claims.claim import ServingSubject, policy_at
 from specsim.claims.measured import Measured, Stamp, stamp_of
 from specsim.errors import InputError
 from specsim.examples import located
@@ -26,13 +26,13 @@ def of_serving(subject: ServingSubject, home: Path) -> Measured:
     place = home / located(subject.serving, "trace")
     trace = _trace(place, stamp_of(place))
     cost = _cost(home / subject.cost, stamp_of(home / subject.cost), subject.cost)
-    arm = _arm(subject, trace, cost)
+    arm = _arm(subject, trace, cost, home)
     (cell,) = speedup_map(trace, cost, [arm], [subject.batch], contexts=[subject.context], seed=subject.seed).cells
     (speedup,) = cell.speedup.values()
     return Measured(speedup.estimate, Estimate.exact(speedup.estimate), speedup)
 
 
-def _arm(subject: ServingSubject, trace: Trace, cost: BatchCost) -> Any:
+def _arm(subject: ServingSubject, trace: Trace, cost: BatchCost, home: Path) -> Any:
     from specsim.fitting.fit import needs_fitting
     from specsim.policy.registry import find_policy, make_policy
     from specsim.serving.draft_length import GoodputK
@@ -45,9 +45,10 @@ def _arm(subject: ServingSubject, trace: Trace, cost: BatchCost) -> Any:
                 f"{GOODPUT} has the setting max_draft_tokens, from 1 to the trace's {trace.depth}; give it"
             )
         return GoodputK(cost, longest)
-    if needs_fitting(find_policy(subject.policy)):
+    name = policy_at(subject.policy, home)
+    if needs_fitting(find_policy(name)):
         raise InputError(f"policy {subject.policy} learns, which claims of batches do not do; choose another")
-    return make_policy(subject.policy, settings)
+    return make_policy(name, settings)
 
 
 @lru_cache(maxsize=4)

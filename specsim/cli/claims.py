@@ -29,6 +29,9 @@ def check(
         Path | None,
         typer.Option(help="File for seconds per token in pytest-benchmark's form.", show_default=False),
     ] = None,
+    allow_policy_files: Annotated[
+        bool, typer.Option("--allow-policy-files", help="Let claims run policy files outside the working tree.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Evaluate claims again and judge them.
@@ -36,6 +39,9 @@ def check(
     A claim "holds" where all that its value may be lies inside what is claimed; is "drifted" (an expected value) or
     "contradicted" (a bound, an order) where it lies outside; and is "not decidable" where the interval straddles the
     bound, which is never a pass. Exits 1 unless every claim has the verdict that it is known to have.
+
+    A claim whose policy is a FILE.py runs that file, which is a Python program: check claims of people whom you trust.
+    Files outside the working tree (Git's, or else the current folder) are run with --allow-policy-files only.
 
     Example: specsim claims check claims/ --junit claims.xml
     """
@@ -46,7 +52,7 @@ def check(
 
     paths = claim_files(files)
     with progress_bar() as progress:
-        checked = check_files(paths, progress=progress)
+        checked = check_files(paths, allow_policy_files=allow_policy_files, progress=progress)
     document = as_document(checked)
     if junit is not None:
         write_text(junit, junit_xml(checked))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 from specsim.replaying.sums import PARTS
 from specsim.report.page import percent, range_text, value_text
@@ -26,21 +27,22 @@ from specsim.report.table import (
     ranked,
 )
 
-PREDICTED = '<span class="p">predicted</span> speedup'
-OWN_ROUNDS = '<span class="p">from the run\'s<br>own rounds</span>'
-MEASURED = '<span class="m">measured</span> speedup'
+PREDICTED = Markup('<span class="p">predicted</span> speedup')
+OWN_ROUNDS = Markup('<span class="p">from the run\'s<br>own rounds</span>')
+MEASURED = Markup('<span class="m">measured</span> speedup')
+SETTINGS = Markup('<span class="settings">{}</span>')
 YES = plain(lambda value: "yes" if value else "no")
 
 
-def _board_policy(row: Row) -> str:
-    tie = '<span class="tie">not significant</span>' if row.get("tied_with_leader") else ""
-    settings = f'<span class="settings">{escape(row["settings"])}</span>' if "settings" in row else ""
-    return f"{escape(row['label'])}{tie}{settings}"
+def _board_policy(row: Row) -> Markup:
+    tie = Markup('<span class="tie">not significant</span>') if row.get("tied_with_leader") else ""
+    settings = SETTINGS.format(row["settings"]) if "settings" in row else ""
+    return Markup("{}{}{}").format(row["label"], tie, settings)
 
 
-def _verified_html(row: Row) -> str:
+def _verified_html(row: Row) -> Markup:
     q = row["draft_tokens_quantiles"]
-    return f'{row["mean_draft_tokens"]:.2f}<span class="ci">{q["0.1"]}&ndash;{q["0.9"]}</span>'
+    return Markup('{:.2f}<span class="ci">{}&ndash;{}</span>').format(row["mean_draft_tokens"], q["0.1"], q["0.9"])
 
 
 def _verified_text(row: Row) -> str:
@@ -62,10 +64,10 @@ BOARD_COLUMNS = (
         "verified",
         lambda row: row if "mean_draft_tokens" in row else None,
         Format(_verified_text, _verified_html),
-        "verified<br>tokens",
+        Markup("verified<br>tokens"),
     ),
-    Column("regret", "oracle_regret", SHARE, "oracle<br>regret"),
-    Column("on tuning part", "train_speedup", THREE, "on tuning<br>part", only=PAGE),
+    Column("regret", "oracle_regret", SHARE, Markup("oracle<br>regret")),
+    Column("on tuning part", "train_speedup", THREE, Markup("on tuning<br>part"), only=PAGE),
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
 )
@@ -103,10 +105,10 @@ WALL_CLOCK = Column(
 )
 
 
-def _drafter_policy(row: Row) -> str:
-    tie = '<span class="tie">not significant</span>' if row["tied_with_leader"] else ""
-    star = " &#9733;" if row["best_of_drafter"] else ""
-    return f'{escape(row["form"])}{star}{tie}<span class="settings">{escape(row["settings"])}</span>'
+def _drafter_policy(row: Row) -> Markup:
+    tie = Markup('<span class="tie">not significant</span>') if row["tied_with_leader"] else ""
+    star = Markup(" &#9733;") if row["best_of_drafter"] else ""
+    return Markup("{}{}{}{}").format(row["form"], star, tie, SETTINGS.format(row["settings"]))
 
 
 def drafters_columns(*, measured: bool) -> list[Column]:
@@ -120,7 +122,7 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         WALL_CLOCK,
         Column("from own rounds", "speedup", SPEEDUP, OWN_ROUNDS),
         Column("error %", "error_percent", ERROR, "error"),
-        Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds<br>identical"),
+        Column("rounds identical %", "rounds_identical_percent", IDENTICAL, Markup("rounds<br>identical")),
     ]
     return [
         Column("", "place", only=PAGE),
@@ -129,7 +131,7 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         *(real if measured else [predicted]),
         Column("behind", behind_leader, DIFFERENCE, "to the leader"),
         Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
-        Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, "without<br>loops"),
+        Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, Markup("without<br>loops")),
         Column("tau", "tau", TWO),
         Column("v_d", "v_d", THREE),
         Column("r_d", "r_d", THREE, only=PAGE),
@@ -156,15 +158,17 @@ DRAFTER_COLUMNS = (
         "first token accepted",
         lambda one: 100 * one["first_token_accepted_share"],
         plain(percent),
-        "first token<br>accepted",
+        Markup("first token<br>accepted"),
     ),
 )
 
 
-def _validated_policy(row: Row) -> str:
+def _validated_policy(row: Row) -> Markup:
     role = row["role"]
-    badge = "" if role == "baseline" else f'<span class="role {escape(role)}">{escape(role.replace("_k", " K"))}</span>'
-    return f"{escape(row['label'])}{badge}"
+    badge = (
+        "" if role == "baseline" else Markup('<span class="role {}">{}</span>').format(role, role.replace("_k", " K"))
+    )
+    return Markup("{}{}").format(row["label"], badge)
 
 
 VALIDATION_COLUMNS = (
@@ -177,9 +181,9 @@ VALIDATION_COLUMNS = (
     Column("ms/token", "ms_per_token", TWO),
     Column("from own rounds", "predicted", SPEEDUP, OWN_ROUNDS),
     Column("error %", "error_percent", ERROR, "error"),
-    Column("error without own rounds %", "unseen_error_percent", ERROR, "without<br>own rounds", only=PAGE),
-    Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds<br>identical"),
-    Column("output identical %", "output_identical_percent", IDENTICAL, "output<br>identical", only=PAGE),
+    Column("error without own rounds %", "unseen_error_percent", ERROR, Markup("without<br>own rounds"), only=PAGE),
+    Column("rounds identical %", "rounds_identical_percent", IDENTICAL, Markup("rounds<br>identical")),
+    Column("output identical %", "output_identical_percent", IDENTICAL, Markup("output<br>identical"), only=PAGE),
     Column("v_d", "v_d", THREE, only=PAGE),
     Column("r_d", "r_d", THREE, only=PAGE),
     Column("HM", "hm", THREE, only=PAGE),

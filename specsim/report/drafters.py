@@ -18,12 +18,15 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
+    heading,
     lead,
     machine_text,
+    notes_of,
     page,
     prompts_text,
     repeats_text,
     speculation_text,
+    stack,
     tiles,
     wall_clock_text,
 )
@@ -100,7 +103,8 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
         "Green rows are the leader and those that do not differ significantly (95 %) from it. All share the "
         "prompts, so that "
         "overlapping bars alone are no tie.",
-    ) + figure(
+    )
+    times = figure(
         "wide",
         "Where the time goes",
         figures.time_per_token(
@@ -111,10 +115,10 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
     verdict, *main = _lead(document)
     body = [
         *main,
-        f"<h2>Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup</h2>",
+        heading(f"Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup"),
         as_html("drafters", drafters_columns(measured=rows[0]["measured"] is not None), drafters_rows(document)),
-        f'<div class="stack">{drawn}</div>',
-        "<h2>The drafters</h2>",
+        stack([drawn, times]),
+        heading("The drafters"),
         as_html("about", DRAFTER_COLUMNS, document["drafters"]),
     ]
     if document["skipped"]:
@@ -122,9 +126,11 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
         for one in document["skipped"]:
             left_out.setdefault((one["policy"], one["reason"]), []).append(one["drafter"])
         pairs = ((f"{policy} with {', '.join(names)}", reason) for (policy, reason), names in left_out.items())
-        body += ["<h3>Not compared</h3>", facts(pairs)]
-    body += ["<h2>How it was made</h2>", facts(_facts(document)), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
-    return Result("Drafters, each with its best policies", f"Drafters of {document['target']}", verdict, body)
+        body += [heading("Not compared", 3), facts(pairs)]
+    body += [heading("How it was made"), facts(_facts(document)), heading("Definitions"), *definitions(DEFINITIONS)]
+    return Result(
+        "Drafters, each with its best policies", f"Drafters of {document['target']}", verdict, body, notes_of(document)
+    )
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 from specsim.errors import InputError
 from specsim.report import leaderboard_figures as figures
@@ -15,10 +16,13 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
+    heading,
     lead,
     line,
+    notes_of,
     page,
     speculation_text,
+    stack,
     table,
     tiles,
 )
@@ -67,12 +71,12 @@ def leaderboard_result(document: Mapping[str, Any]) -> Result:
     boards = document["boards"]
     verdict, *body = _lead(document)
     if len(boards) > 1:
-        body += ["<h2>All boards</h2>", *_side_by_side(document)]
+        body += [heading("All boards"), *_side_by_side(document)]
     for number, board in enumerate(boards):
         body += _board(board, f"b{number}", alone=len(boards) == 1)
-    body += ["<h2>How it was made</h2>", facts(_facts(document)), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
+    body += [heading("How it was made"), facts(_facts(document)), heading("Definitions"), *definitions(DEFINITIONS)]
     title = "Leaderboard: " + ", ".join(dict.fromkeys(board["trace"] for board in boards))
-    return Result("Drafting policies, tuned and ranked", title, verdict, body)
+    return Result("Drafting policies, tuned and ranked", title, verdict, body, notes_of(document))
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -130,15 +134,15 @@ def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mappin
 
 def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
     parts = [
-        f"<h2>{escape('Policies, by held-out speedup' if alone else _board_name(board))}</h2>",
+        heading("Policies, by held-out speedup" if alone else _board_name(board)),
         as_html("board", BOARD_COLUMNS, board_rows(board)),
     ]
     if board["approximate"]:
         parts.insert(
-            1, "<p>Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances.</p>"
+            1, lead("Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances.")
         )
     if board["skipped"]:
-        parts += ["<h3>Not on this board</h3>", facts((s["policy"], s["reason"]) for s in board["skipped"])]
+        parts += [heading("Not on this board", 3), facts((s["policy"], s["reason"]) for s in board["skipped"])]
     shown = [
         (
             "Ranking",
@@ -170,10 +174,9 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
                 "that the setting need not be tuned.",
             )
         )
-    drawn = "".join(figure("wide", heading, svg, caption) for heading, svg, caption in shown)
-    parts.append(f'<div class="stack">{drawn}</div>')
+    parts.append(stack(figure("wide", *one) for one in shown))
     if board["sensitivity"]:
-        parts += ["<h3>How much each setting matters</h3>", as_html("effect", EFFECT_COLUMNS, effect_rows(board))]
+        parts += [heading("How much each setting matters", 3), as_html("effect", EFFECT_COLUMNS, effect_rows(board))]
     return parts
 
 
@@ -186,16 +189,17 @@ def _side_by_side(document: Mapping[str, Any]) -> list[str]:
     labels = list(dict.fromkeys([*order, *(label for board in speedups for label in board)]))
     means = [{one["label"]: one for one in group["standings"]} for group in standings]
     names = [_board_name(board) for board in boards]
-    head = ["policy", *map(escape, names)]
+    head = ["policy", *names]
     for group in standings:
-        head += [f"all traces,<br>drafts to {group['max_draft']}", "mean rank"]
+        head += [Markup("all traces,<br>drafts to {}").format(group["max_draft"]), "mean rank"]
     best = [max(board.values()) for board in speedups]
     lines = []
     for label in labels:
-        cells = [escape(label)]
+        cells = [label]
         for board, top in zip(speedups, best, strict=True):
             value = board.get(label)
-            cells.append(DASH if value is None else f"<b>{value:.3f}</b>" if value == top else f"{value:.3f}")
+            shown = "" if value is None else f"{value:.3f}"
+            cells.append(DASH if value is None else Markup("<b>{}</b>").format(shown) if value == top else shown)
         for mean in means:
             one = mean.get(label)
             cells += [f"{one['speedup']:.3f}", f"{one['mean_rank']:.1f}"] if one else [DASH, DASH]
@@ -206,7 +210,7 @@ def _side_by_side(document: Mapping[str, Any]) -> list[str]:
         caption += " Policies are in the order of their geometric mean over the traces."
     return [
         table("all", head, lines),
-        f'<div class="stack">{figure("wide", "Side by side", drawn, caption)}</div>',
+        stack([figure("wide", "Side by side", drawn, caption)]),
     ]
 
 

@@ -1,16 +1,21 @@
-"""What every HTML report shares: the page around it, its tables, and writing it whole or not at all."""
+"""What every HTML report shares: the page around it and its parts.
+
+Parts are `Markup`. All else that is put into one is escaped, so that no text of a document becomes HTML.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
+NOTES = {"warnings": "", "cost_notes": "costs: "}  # keys of a document's remarks, and what their text begins with
 
 
 class Result(NamedTuple):
@@ -21,94 +26,123 @@ class Result(NamedTuple):
     kind : what sort of result it is, in a few words
     title : what it is of, plain text
     verdict : what it says, in one or two sentences of plain text; the first line of the page
-    body : the rest, parts that are HTML already
+    body : the rest; text in it is escaped unless it is Markup
+    notes : what the document warns of, shown below the verdict
     """
 
     kind: str
     title: str
     verdict: str
     body: Sequence[str]
+    notes: Sequence[str]
 
     @property
-    def html(self) -> list[str]:
+    def html(self) -> Markup:
         """Its parts, the title and the verdict first."""
-        return [
-            f'<p class="eyebrow">{escape(self.kind)}</p>',
-            f"<h1>{escape(self.title)}</h1>",
-            f'<p class="verdict">{escape(self.verdict)}</p>',
+        parts = [
+            Markup('<p class="eyebrow">{}</p>').format(self.kind),
+            Markup("<h1>{}</h1>").format(self.title),
+            Markup('<p class="verdict">{}</p>').format(self.verdict),
+            *(Markup('<p class="note">Note: {}</p>').format(note) for note in self.notes),
             *self.body,
         ]
+        return Markup("\n").join(parts)
 
 
 def page(result: Result) -> str:
     """The whole page of a result: one file that needs no network."""
     look, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("look.css", "look.js"))
-    return (
+    return Markup(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(result.title)}</title>\n<style>{look}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(result.html)
-        + f"\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
-    )
+        "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<main>\n"
+        "{}\n</main>\n<script>{}</script>\n</body>\n</html>\n"
+    ).format(result.title, Markup(look), result.html, Markup(script))  # noqa: S704 (files of this package)
 
 
 def joined(results: Sequence[Result]) -> Result:
     """Several results as one, each with its verdict at the top; ids of figures stay apart."""
     lines, body = [], []
-    for number, one in enumerate(results):
+    for number, result in enumerate(results):
         place = f"result-{number}"
-        lines.append(f'<li><a href="#{place}">{escape(one.title)}</a>: {escape(one.verdict)}</li>')
-        apart = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", "\n".join(one.html))
-        body.append(f'<section class="result" id="{place}">{apart}</section>')
-    contents = f'<ol class="contents">{"".join(lines)}</ol>'
-    return Result("Results", f"{len(results)} results", "The verdict of each, in the order given:", [contents, *body])
+        lines.append(Markup('<li><a href="#{}">{}</a>: {}</li>').format(place, result.title, result.verdict))
+        html = Markup(re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", str(result.html)))  # noqa: S704 (was Markup)
+        body.append(Markup('<section class="result" id="{}">{}</section>').format(place, html))
+    contents = Markup('<ol class="contents">{}</ol>').format(Markup("").join(lines))
+    verdict = "The verdict of each, in the order given:"
+    return Result("Results", f"{len(results)} results", verdict, [contents, *body], [])
 
 
-def lead(text: str) -> str:
+def notes_of(document: Any) -> list[str]:
+    """Every warning and cost note in a document, wherever it stands, each once."""
+    notes: dict[str, None] = {}
+    parts = [document]
+    for part in parts:
+        if isinstance(part, Mapping):
+            for key, start in NOTES.items():
+                notes |= dict.fromkeys(f"{start}{note}" for note in part.get(key, ()))
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    return [*notes]
+
+
+def heading(text: str, level: int = 2) -> Markup:
+    return Markup("<h{level}>{}</h{level}>").format(text, level=level)
+
+
+def stack(parts: Iterable[str], kind: str = "stack") -> Markup:
+    """Parts one after another in a box of this class."""
+    return Markup('<div class="{}">{}</div>').format(kind, Markup("").join(parts))
+
+
+def lead(text: str) -> Markup:
     """A paragraph on how a result came about."""
-    return f'<p class="lead">{escape(text)}</p>'
+    return Markup('<p class="lead">{}</p>').format(text)
 
 
-def tiles(boxes: Iterable[tuple[str, str]]) -> str:
+def tiles(boxes: Iterable[tuple[str, str]]) -> Markup:
     """Large values with a line of text each, side by side."""
-    shown = (f'<div class="tile"><b>{escape(v)}</b><span>{escape(text)}</span></div>' for v, text in boxes)
-    return f'<div class="grid tiles">{"".join(shown)}</div>'
+    tile = Markup('<div class="tile"><b>{}</b><span>{}</span></div>')
+    return stack((tile.format(*box) for box in boxes), "grid tiles")
 
 
-def figure(kind: str, title: str, svg: str, caption: str) -> str:
+def figure(kind: str, title: str, svg: str, caption: str) -> Markup:
     """A figure with its title above and what it says below. kind : "wide" for the whole width, else ""."""
-    return (
-        f'<figure class="{kind}"><h3>{escape(title)}</h3><div class="scroll">{svg}</div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    return Markup(
+        '<figure class="{}"><h3>{}</h3><div class="scroll">{}</div><figcaption>{}</figcaption></figure>'
+    ).format(kind, title, svg, caption)
 
 
-def definitions(terms: Mapping[str, str]) -> list[str]:
-    return ["<dl>", *(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in terms.items()), "</dl>"]
+def definitions(terms: Mapping[str, str]) -> list[Markup]:
+    lines = (Markup("<dt>{}</dt><dd>{}</dd>").format(*term) for term in terms.items())
+    return [Markup("<dl>"), *lines, Markup("</dl>")]
 
 
-def facts(pairs: Iterable[tuple[str, Any]]) -> str:
+def facts(pairs: Iterable[tuple[str, Any]]) -> Markup:
     """A table of names and values."""
-    lines = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in pairs)
-    return f'<table class="facts"><tbody>{lines}</tbody></table>'
+    lines = Markup("").join(line(pair) for pair in pairs)
+    return Markup('<table class="facts"><tbody>{}</tbody></table>').format(lines)
 
 
-def table(kind: str, head: Sequence[str], lines: Sequence[str]) -> str:
-    """A table of `line`s. head : cells that are HTML already."""
-    cells = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    return (
-        f'<div class="scroll {kind}"><table><thead><tr>{cells}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+def table(kind: str, head: Sequence[str], lines: Sequence[str]) -> Markup:
+    """A table of `line`s."""
+    cells = Markup("").join(Markup('<th scope="col">{}</th>').format(cell) for cell in head)
+    return Markup('<div class="scroll {}"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>').format(
+        kind, cells, Markup("").join(lines)
     )
 
 
-def line(cells: Iterable[str], kind: str = "") -> str:
-    """One row of cells that are HTML already."""
-    return f'<tr class="{kind}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+def line(cells: Iterable[Any], kind: str | None = None) -> Markup:
+    """One row of a table. kind : its class"""
+    row = Markup("<tr>") if kind is None else Markup('<tr class="{}">').format(kind)
+    return row + Markup("").join(Markup("<td>{}</td>").format(cell) for cell in cells) + Markup("</tr>")
 
 
-def with_interval(value: Mapping[str, float]) -> str:
-    return f'{value["estimate"]:.3f}<span class="ci">{value["low"]:.3f}&ndash;{value["high"]:.3f}</span>'
+def with_interval(value: Mapping[str, float]) -> Markup:
+    return Markup('{:.3f}<span class="ci">{:.3f}&ndash;{:.3f}</span>').format(
+        value["estimate"], value["low"], value["high"]
+    )
 
 
 def prompts_text(prompts: Mapping[str, Any]) -> str:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from specsim.report.page import line, percent, signed_percent, table, with_interval
 from specsim.speedup.intervals import interval_text
 
 Row = Mapping[str, Any]
-DASH = "&ndash;"  # an empty cell of a page
+DASH = Markup("&ndash;")  # an empty cell of a page
 PAGE, TERMINAL = "page", "terminal"
 
 
 class Format(NamedTuple):
-    """How a value is written, as plain text and as HTML."""
+    """How a value is written, as plain text and on a page, where what is not Markup is escaped."""
 
     text: Callable[[Any], str]
     html: Callable[[Any], str]
@@ -29,7 +30,7 @@ class Format(NamedTuple):
 
 def plain(text: Callable[[Any], str]) -> Format:
     """The same text everywhere."""
-    return Format(text, lambda value: escape(text(value)))
+    return Format(text, text)
 
 
 def _speedup(value: Any) -> str:
@@ -58,7 +59,7 @@ class Column(NamedTuple):
     title : in plain text
     value : key of the value in a row, or a function of the row; None for the row itself
     form : how the value is written
-    heading : the title as HTML, where it says more
+    heading : the title on a page, Markup or text, where it says more
     only : PAGE or TERMINAL where the column is left out elsewhere
     """
 
@@ -90,7 +91,7 @@ def as_html(kind: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """The table as HTML. kind : its class; a row's own class is its value "row_class"."""
     shown = [column for column in columns if column.only != TERMINAL]
     lines = [line((c.cell(row, DASH, html=True) for c in shown), row.get("row_class", "")) for row in rows]
-    return table(kind, [column.heading or escape(column.title) for column in shown], lines)
+    return table(kind, [column.heading or column.title for column in shown], lines)
 
 
 def as_csv(names: Sequence[str], rows: Iterable[Row]) -> str:

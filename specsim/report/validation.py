@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 from specsim.errors import InputError
 from specsim.report import validation_figures as figures
@@ -17,13 +18,16 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
+    heading,
     lead,
     machine_text,
+    notes_of,
     page,
     percent,
     prompts_text,
     repeats_text,
     speculation_text,
+    stack,
     tiles,
     wall_clock_text,
 )
@@ -112,27 +116,27 @@ def validation_result(document: Mapping[str, Any]) -> Result:
     rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
     body = (
         *_lead(document, rows),
-        "<h2>Policies, by measured speedup</h2>",
+        heading("Policies, by measured speedup"),
         as_html("policies", VALIDATION_COLUMNS, validation_rows(document)),
-        *(f"<p>{escape(line)}</p>" for line in wall_clock_text(rows)),
+        *map(lead, wall_clock_text(rows)),
         *_left_out(document),
         *_error_parts(rows),
-        "<h2>Figures</h2>",
-        f'<div class="grid figures">{_figures(document, rows)}</div>',
-        "<h2>Domains, under the best policy</h2>",
+        heading("Figures"),
+        stack(_figures(document, rows), "grid figures"),
+        heading("Domains, under the best policy"),
         as_html("domains", DOMAIN_COLUMNS, ({"name": name, **one} for name, one in document["domains"].items())),
-        '<div class="grid columns">',
-        "<section><h2>Recording</h2>",
+        Markup('<div class="grid columns"><section>'),
+        heading("Recording"),
         facts(_recording(document)),
-        "</section>",
-        "<section><h2>Environment</h2>",
+        Markup("</section><section>"),
+        heading("Environment"),
         facts(document["environment"].items()),
-        "</section></div>",
-        "<h2>Definitions</h2>",
+        Markup("</section></div>"),
+        heading("Definitions"),
         *definitions(DEFINITIONS),
     )
     title = f"{document['target']} with {document['drafter']}"
-    return Result("Validation of predicted speedups", title, _verdict(document, rows), body)
+    return Result("Validation of predicted speedups", title, _verdict(document, rows), body, notes_of(document))
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -203,7 +207,7 @@ def _error_parts(rows: Sequence[Row]) -> list[str]:
     if any("error_parts" not in row for row in rows):
         return []
     return [
-        "<h3>Error of the predicted time by part, %</h3>",
+        heading("Error of the predicted time by part, %", 3),
         as_html("parts", ERROR_PART_COLUMNS, ({"label": row["label"], **row["error_parts"]} for row in rows)),
     ]
 
@@ -212,10 +216,10 @@ def _left_out(document: Mapping[str, Any]) -> list[str]:
     skipped = document.get("skipped")  # absent from results of before it was noted
     if not skipped:
         return []
-    return ["<h3>Not compared</h3>", facts((entry["policy"], entry["reason"]) for entry in skipped)]
+    return [heading("Not compared", 3), facts((entry["policy"], entry["reason"]) for entry in skipped)]
 
 
-def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[Markup]:
     adaptive = figures.best_adaptive(rows)
     line = f"the green line is {adaptive['label']} as measured, " if adaptive else ""
     parts = (
@@ -265,7 +269,7 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
             ),
         ),
     )
-    return "".join(figure(*part) for part in parts)
+    return [figure(*part) for part in parts]
 
 
 def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.report.hardware import figures
-from specsim.report.page import Result, decoding_text, definitions, facts, figure, lead, page, tiles
+from specsim.report.page import (
+    Result,
+    decoding_text,
+    definitions,
+    facts,
+    figure,
+    heading,
+    lead,
+    notes_of,
+    page,
+    stack,
+    tiles,
+)
 from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
 
 Row = Mapping[str, Any]
@@ -100,15 +112,13 @@ def comparison_result(document: Row) -> Result:
     body = [
         lead(made),
         tiles(boxes),
-        "<h2>Devices</h2>",
+        heading("Devices"),
         as_html("devices", COLUMNS, rows),
-        "<h2>Figures</h2>",
-        f'<div class="grid figures">{"".join(figure("wide", *one) for one in drawn)}</div>',
+        heading("Figures"),
+        stack((figure("wide", *one) for one in drawn), "grid figures"),
     ]
     if document["skipped"]:
-        body += ["<h2>Left out</h2>", facts((one["gpu"], one["reason"]) for one in document["skipped"])]
-    notes = dict.fromkeys(note for row in rows for note in row["cost_notes"])
-    how = [*options.items(), *(("costs", note) for note in notes)]
-    body += ["<h2>How it was made</h2>", facts(how), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
+        body += [heading("Left out"), facts((one["gpu"], one["reason"]) for one in document["skipped"])]
+    body += [heading("How it was made"), facts(options.items()), heading("Definitions"), *definitions(DEFINITIONS)]
     title = f"{options['model']} with {options['drafter']}, by hardware"
-    return Result("Speculative decoding on hardware that is not at hand", title, verdict, body)
+    return Result("Speculative decoding on hardware that is not at hand", title, verdict, body, notes_of(document))

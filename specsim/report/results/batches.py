@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.report.page import Result, definitions, facts, figure
+from specsim.report.page import Result, definitions, facts, figure, heading, notes_of, stack
 from specsim.report.results import figures
 from specsim.report.table import SPEEDUP, Column, as_html, plain
 
@@ -47,16 +47,16 @@ def batches_result(document: Mapping[str, Any]) -> Result:
         drawn = figures.by_batch([cell["batch"] for cell in cells], lines, f"batches-{number}")
         caption = "Below the dashed line speculation costs more than it gains; bands are 95 % intervals."
         body += [
-            f"<h2>Speedup {where}</h2>",
+            heading(f"Speedup {where}"),
             as_html("schedule", COLUMNS, rows),
-            f'<div class="stack">{figure("wide", "Which draft length, for which batch?", drawn, caption)}</div>',
+            stack([figure("wide", "Which draft length, for which batch?", drawn, caption)]),
         ]
     ranges = (
         (f"{'all contexts' if one['context'] is None else one['context']}", _ranges(one["ranges"]))
         for one in document["schedules"]
     )
-    body += ["<h2>Schedules</h2>", facts(ranges), "<h2>Definitions</h2>", *definitions(DEFINITIONS)]
-    return Result("Speculation in full batches", "Draft lengths by batch", " ".join(verdicts), body)
+    body += [heading("Schedules"), facts(ranges), heading("Definitions"), *definitions(DEFINITIONS)]
+    return Result("Speculation in full batches", "Draft lengths by batch", " ".join(verdicts), body, notes_of(document))
 
 
 def _verdict(rows: list[dict[str, Any]], even: Mapping[str, Any], where: str) -> str:

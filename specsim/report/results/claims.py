@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from specsim.report.page import Result, definitions, figure, tiles
+from specsim.report.page import Result, definitions, figure, heading, notes_of, stack, tiles
 from specsim.report.results import figures
 from specsim.report.results.figures import LONGEST_LABEL
 from specsim.report.table import Column, as_html
@@ -60,10 +60,11 @@ def claims_result(document: Mapping[str, Any]) -> Result:
         verdict,
         [
             tiles((str(number), kind) for kind, number in document["verdicts"].items()),
-            f'<div class="stack">{figure("wide", "Which claims hold?", drawn, caption)}</div>',
-            "<h2>Claims</h2>",
+            stack([figure("wide", "Which claims hold?", drawn, caption)]),
+            heading("Claims"),
             as_html("words", COLUMNS, rows),
-            "<h2>Verdicts</h2>",
+            heading("Verdicts"),
             *definitions(DEFINITIONS),
         ],
+        notes_of(document),
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
-from specsim.report.page import Result, definitions, figure, lead, tiles, value_text
+from specsim.report.page import Result, definitions, figure, heading, lead, notes_of, stack, tiles, value_text
 from specsim.report.results import figures
 from specsim.report.table import DIFFERENCE, SHARE, SPEEDUP, THREE, TWO, Column, as_html
 
@@ -70,15 +69,14 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
     body = [
         lead(f"{document['trials']:,} configurations were tried. {told}"),
         tiles(boxes),
-        "<h2>Tuned, and what stands beside it</h2>",
+        heading("Tuned, and what stands beside it"),
         as_html("tuning", COLUMNS, [tuned, baseline, *others]),
-        f'<div class="stack">{figure("wide", "Does tuning pay?", drawn, "Green is tuned; 1 is no speculation.")}</div>',
+        stack([figure("wide", "Does tuning pay?", drawn, "Green is tuned; 1 is no speculation.")]),
     ]
-    if document.get("warnings"):
-        body += ["<h2>Warnings</h2>", *(f"<p>{escape(warning)}</p>" for warning in document["warnings"])]
     return Result(
         "A policy, tuned",
         f"Tuning {document['policy']}",
         verdict,
-        [*body, "<h2>Definitions</h2>", *definitions(DEFINITIONS)],
+        [*body, heading("Definitions"), *definitions(DEFINITIONS)],
+        notes_of(document),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,43 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.claims.toml").write_text("version = 2\n")
     failed = pytest_run(tmp_path)
     assert failed.returncode == 2 and "version is 2" in failed.stdout and "Traceback" not in failed.stdout
+
+
+SERVED = """
+[[claim]]
+name = "their own in batches"
+serving = "trace"
+cost = "vllm-llama3.1-8b-eagle-h100"
+batch = 2
+policy = "theirs.py"
+at_least = 0.0
+"""
+
+
+@pytest.mark.parametrize("kind", ["replay", "serving"])
+def test_a_policy_file_outside_the_working_tree_runs_only_where_that_is_allowed(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The file leaves a mark where it runs; a link from inside the tree to it is outside, too."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    for folder in (outside, inside):
+        folder.mkdir()
+    (outside / "theirs.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\n")
+    (inside / "theirs.py").symlink_to(outside / "theirs.py")
+    replayed = CLAIMS.replace('policy = "fixed_k"', 'policy = "theirs.py"')
+    text = replayed if kind == "replay" else "version = 1\n" + SERVED
+    monkeypatch.chdir(inside)
+    for folder in (outside, inside):
+        path = beside(recorded, folder, text)
+        given = ["specsim", "claims", "check", path]
+        assert_refused(call(*given), "theirs.py", "outside the working tree", "--allow-policy-files")
+        assert "--allow-policy-files" in pytest_run(inside, str(path)).stdout
+        assert not (tmp_path / "mark").exists()
+        assert_refused(call(*given, "--allow-policy-files"), "defines no policy")  # hence it ran
+        (tmp_path / "mark").unlink()
+        pytest_run(inside, str(path), "--allow-policy-files")
+        (tmp_path / "mark").unlink()
+    (inside / "theirs.py").unlink()
+    shutil.copy(outside / "theirs.py", inside)
+    assert_refused(call("specsim", "claims", "check", inside), "defines no policy")
+    assert (tmp_path / "mark").exists()

@@ -58,6 +58,10 @@ def row(policy: str, label: str, role: str, predicted: float, measured: float, *
 
 @pytest.fixture
 def document() -> dict[str, Any]:
+    return validation_document()
+
+
+def validation_document() -> dict[str, Any]:
     return {
         "kind": "specsim-validation",
         "target": "big & wise",
