@@ -39,6 +39,7 @@ from specsim.progress import Progress
 HELD_OUT_WINDOWS = 32
 ROWS_PER_HELD_OUT = 10  # every tenth row of the log, the first and the last have held-out figures
 MAX_GRADIENT_NORM = 1.0
+DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # a loss above its first value times the one plus the other is lost
 
 Tokens = npt.NDArray[np.int32]
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
@@ -57,7 +58,7 @@ class LoopSettings(Settings):
         Windows of a step, and tokens of a window.
     warmup_steps : int, optional
         The learning rate rises linearly so long, then falls as a cosine to zero (MEDUSA 4.0.1); None
-        for 40, of short trainings a tenth.
+        for a tenth of the steps, from 10 (of half the steps, if that is less) to 40.
     seed : int
         Decides windows and torch's noise.
     device : str
@@ -86,7 +87,10 @@ class LoopSettings(Settings):
     @property
     def warmup(self) -> int:
         """Steps in which the learning rate rises."""
-        return min(40, self.steps // 10) if self.warmup_steps is None else self.warmup_steps
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        # AdamW's first steps are full ones in every weight, however short the training.
+        return min(40, self.steps // 2, max(10, self.steps // 10))
 
     @property
     def row_steps(self) -> int:
@@ -166,7 +170,7 @@ def run_loop(
     nothing else. FOLDER/log.jsonl grows by each.
 
     Raises InputError for too little text, a folder of another plan, a damaged checkpoint, or a
-    loss that is no number; Interrupted, with a checkpoint written, after Ctrl-C.
+    loss that is no number or climbs away from where it began; Interrupted, with a checkpoint written, after Ctrl-C.
     """
     sources: Sequence[tuple[Tokens, float]] = (
         [(train_tokens, 1.0)] if isinstance(train_tokens, np.ndarray) else train_tokens
@@ -258,6 +262,12 @@ class _Run:
         """A row of the log about the steps since the last one."""
         row: Row = {"step": self.step}
         row |= {name: sum(means[name] for means in self.recent) / len(self.recent) for name in self.recent[0]}
+        start = self.history[1]["loss"] if len(self.history) > 1 else self.recent[0]["loss"]
+        if row["loss"] > DIVERGED_FACTOR * start + DIVERGED_NATS:
+            raise InputError(
+                f"training diverged: the loss rose from {start:.3g} to {row['loss']:.3g} nats by step {self.step}; "
+                "give a lower learning rate or more steps of warm-up (--warmup)"
+            )
         self.recent = []
         if self.step == self.settings.steps or self.step % (self.settings.row_steps * ROWS_PER_HELD_OUT) == 0:
             row["held_out"] = self._held_out()

@@ -83,7 +83,7 @@ class TextOptions(SharedOptions):
     micro: int = setting(
         0, low=0, doc="Windows that pass through the model at once; lower it if memory is full. 0: all."
     )
-    warmup: int | None = setting(None, low=0, doc="Steps of warm-up. Default: 40, of short trainings a tenth.")
+    warmup: int | None = setting(None, low=0, doc="Steps of warm-up. Default: a tenth of the steps, from 10 to 40.")
     cache: Path | None = setting(
         None,
         doc="Folder that keeps encoded and generated text, for several trainings to share. Default: --out.",

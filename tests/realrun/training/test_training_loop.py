@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_left_out_lengths_follow_from_the_steps() -> None:
     loop = LoopSettings(1, 8, 256, warmup_steps=None, log_every=None)
-    for tokens, expected in ((2e6, (977, 40, 10)), (0.2e6, (98, 9, 9)), (1.0, (1, 0, 1))):
+    for tokens, expected in ((2e6, (977, 40, 10)), (0.2e6, (98, 10, 9)), (0.02e6, (10, 5, 1)), (1.0, (1, 0, 1))):
         long = loop.lasting(tokens)
         assert (long.steps, long.warmup, long.row_steps) == expected
         assert [long.decisive[name] for name in ("steps", "warmup_steps", "log_every")] == list(expected)
@@ -171,3 +171,28 @@ def test_a_loss_that_is_no_number_and_settings_that_cannot_be_are_refused(tmp_pa
     for changes in ({"steps": 0}, {"dtype": "float16"}, {"warmup_steps": -1}):
         with pytest.raises(InputError):
             replace(LOOP, **changes)
+
+
+class Quadratic(Noisy):
+    """Least at 0, where it begins; AdamW's steps are as long as the learning rate, so that the loss is known."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.lr = lr
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": [self.weight], "lr": self.lr}]
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        return (self.weight**2).mean(), {}
+
+
+@pytest.mark.parametrize("row_steps", [1, 4, 24])
+def test_a_loss_that_climbs_away_stops_the_training(tmp_path: Path, row_steps: int) -> None:
+    """From 1 nat at weights of 1: a step of 100 takes it to about 10,000. A steady loss and a falling one go on."""
+    loop = replace(LOOP, warmup_steps=0, log_every=row_steps)
+    with pytest.raises(InputError, match=r"training diverged: the loss rose from 1 to .* lower learning rate") as said:
+        run_loop(Quadratic(100.0), loop, TEXT, HELD, tmp_path / "a", {}, quiet)
+    assert "--warmup" in str(said.value) and not list((tmp_path / "a").glob("drafter*"))
+    for lr in (0.0, 0.05):
+        assert run_loop(Quadratic(lr), loop, TEXT, HELD, tmp_path / f"{lr}", {}, quiet)[-1]["loss"] <= 1.0
