@@ -14,6 +14,7 @@ Bools = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.floating[Any]]  # of any width
 IntArray = npt.NDArray[np.integer[Any]]
 Seconds = Floats
+Strings = npt.NDArray[np.str_]
 
 
 def increases(values: Array) -> bool:

@@ -129,7 +129,7 @@ def run_leaderboard(
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
-    check_job(out, prompts)
+    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
     traces = {
         name: recorded_trace(

@@ -89,7 +89,7 @@ def validate_joined(
             "--mode greedy or gumbel"
         )
     settings = replace(settings, kinds=tuple(settings.kinds or SWITCH_POLICIES.values()))
-    check_job(out, prompts)
+    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     out.mkdir(parents=True, exist_ok=True)
     work = out / UNFINISHED
     if settings.overwrite:

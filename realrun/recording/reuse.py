@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from realrun.own_files import refuse_file, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
@@ -16,14 +18,17 @@ from specsim.errors import InputError, Interrupted
 from specsim.files import clear_left, remove_folder
 from specsim.progress import Counter
 from specsim.trace.files import read_trace, write_trace
+from specsim.trace.split import split_by_domain
 from specsim.trace.trace import Trace
 
 MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
 
 
-def check_job(out: Path, prompts: Sequence[Prompt]) -> None:
-    """InputError if a job that records and profiles cannot write there, or not with these prompts."""
+def check_job(out: Path, prompts: Sequence[Prompt], *, tuning_share: float, seed: int) -> None:
+    """InputError if a job that records, profiles and tunes cannot write there, or not with these prompts."""
     refuse_file(out)
+    domains, sources = (np.array([getattr(prompt, name) for prompt in prompts]) for name in ("domain", "source"))
+    split_by_domain(domains, sources, tuning_share=tuning_share, seed=seed)
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if shortest < MIN_PROMPT_TOKENS:
         raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")

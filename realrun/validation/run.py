@@ -125,7 +125,7 @@ def validate(
     >>> document["rows"][0]["rounds_identical_percent"]
     100.0
     """
-    check_job(out, prompts)
+    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     out.mkdir(parents=True, exist_ok=True)
     if settings.overwrite:
         remove_folder(out / UNFINISHED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specsim.arrays import Ints
+from specsim.arrays import Ints, Strings
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
@@ -19,31 +19,48 @@ def split_sequences(trace: Trace, *, tuning_share: float = 0.5, seed: int = 0) -
 
     Raises InputError when either part would be empty.
     """
+    return split_by_domain(trace.domain, trace.source, tuning_share=tuning_share, seed=seed)
+
+
+def split_by_domain(
+    domains: Strings, sources: Strings | None, *, tuning_share: float = 0.5, seed: int = 0
+) -> tuple[Ints, Ints]:
+    """`split_sequences` of sequences of these domains and sources, [S] each, before there is a trace of them."""
     if not 0 < tuning_share < 1:
         raise InputError(f"tuning_share={tuning_share} is outside (0, 1); choose a share inside")
     rng = np.random.default_rng(seed)
-    group = groups(trace)
+    group = _first_of_source(sources, len(domains))
     first = np.unique(group)  # groups go by their first sequence
     tuning: list[int] = []
     holdout: list[int] = []
-    for domain in np.unique(trace.domain):
-        members = rng.permutation(first[trace.domain[first] == domain])
+    for domain in np.unique(domains):
+        members = rng.permutation(first[domains[first] == domain])
         sizes = np.cumsum([0, *((group == one).sum() for one in members)])
         cut = int(np.abs(sizes - round(int(sizes[-1]) * tuning_share)).argmin())
         tuning.extend(np.flatnonzero(np.isin(group, members[:cut])).tolist())
         holdout.extend(np.flatnonzero(np.isin(group, members[cut:])).tolist())
     if not tuning or not holdout:
-        of = "" if len(first) == trace.sequences else f" from {len(first)} files"
+        of = "" if len(first) == len(domains) else f" from {len(first)} files"
+        if len(first) == len(np.unique(domains[first])) > 1:
+            raise InputError(
+                f"every domain is split into tuning and hold-out parts, and each of these {len(first)} has one "
+                f"sequence{of and ' or file'} only; give two of a domain, or leave the domains out"
+            )
         raise InputError(
-            f"{trace.sequences} sequences{of} cannot be split into tuning and hold-out parts; record more sequences"
+            f"{len(domains)} sequences{of} cannot be split into tuning and hold-out parts at "
+            f"tuning_share={tuning_share:g}; record more sequences"
         )
     return np.sort(tuning), np.sort(holdout)
 
 
 def groups(trace: Trace) -> Ints:
     """Of every sequence [S] the index of the first that has its source; its own where no source is known."""
-    own = np.arange(trace.sequences)
-    if trace.source is None:
+    return _first_of_source(trace.source, trace.sequences)
+
+
+def _first_of_source(sources: Strings | None, sequences: int) -> Ints:
+    own = np.arange(sequences)
+    if sources is None:
         return own
-    _, first, which = np.unique(trace.source, return_index=True, return_inverse=True)
-    return np.where(trace.source == "", own, first[which])
+    _, first, which = np.unique(sources, return_index=True, return_inverse=True)
+    return np.where(sources == "", own, first[which])

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import realrun.leaderboard.job as board_module
 import realrun.recording.reuse as reuse
 import realrun.validation.run as run_module
 from realrun.decode.sampling import Sampler
@@ -27,6 +28,7 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
+from tests.support.checks import refusal
 from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts
 
 SETTINGS = ValidationSettings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=3)
@@ -199,6 +201,19 @@ def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_pa
         validate(tiny_pair(), tiny_prompts(), SETTINGS, tmp_path / "file", ignore)
     with pytest.raises(InputError, match="shortest prompt has 2 tokens"):
         validate(tiny_pair(), [Prompt("all", [1, 2])] * 4, SETTINGS, tmp_path / "new", ignore)
+    assert not (tmp_path / "new").exists()
+
+
+def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tmp_path: Path) -> None:
+    prompts = [Prompt(name, list(range(5, 15))) for name in ("code", "prose", "tests")]
+    board = board_module.Settings(SETTINGS.record, SETTINGS.kinds)
+    for run in (
+        lambda: validate(tiny_pair(), prompts, SETTINGS, tmp_path / "new", ignore),
+        lambda: board_module.run_leaderboard(
+            {"it": tiny_pair()}, tiny_pair(), prompts, board, tmp_path / "new", ignore
+        ),
+    ):
+        assert "each of these 3 has one sequence only; give two of a domain" in refusal(run)
     assert not (tmp_path / "new").exists()
 
 
