@@ -148,7 +148,7 @@ SERVED = """
 [[claim]]
 name = "their own in batches"
 serving = "trace"
-cost = "vllm-llama3.1-8b-eagle-h100"
+cost = "specdecode-bench-llama3.1-8b-eagle-h100"
 batch = 2
 policy = "theirs.py"
 at_least = 0.0
