@@ -95,6 +95,12 @@ VLLM_BENCH = (
     "Drafts:         26407\nDraft tokens:     26407\nAccepted tokens:  22021\n"
     "Per-position acceptance (%):\n  Position 0:        83.39\n"
 )
+EAGLE = [{"choices": [{"idxs": [334, 126], "new_tokens": [1026, 471]}]}] * 2
+VLLM_2024 = (
+    "Speculative metrics: Draft acceptance rate: 0.607, System efficiency: 0.510, Number of speculative tokens: 4, "
+    "Number of accepted tokens: 32594, Number of draft tokens: 53716, Number of emitted tokens: 34244.\n"
+)
+EXLLAMA = [{"category": "code", "stats": [[5, 4, 2, 1.75], [8, 4, 4, 2.1]]}] * 2
 STEPS_OF_SUFFIX = [{"step": i, "num_spec_toks": 4, "num_accept_toks": i} for i in range(3)]
 
 
@@ -106,6 +112,7 @@ IMPORTERS = {
     "vllm-requests": importer("vllm-requests", "vllm_requests_k3.json", family=JSON),
     "vllm-requests, summary": lines_importer("vllm-requests", SUMMARY, {"metrics": {"speculative_decoding": SUMMARY}}),
     "vllm-log": importer("vllm-log", "vllm_log.txt", slice(1)),
+    "vllm-log, of 2024": importer_of("vllm-log", VLLM_2024),
     "prometheus, llama.cpp": importer("prometheus", "llamacpp_metrics_k3.prom"),
     "prometheus, TensorRT-LLM": importer_of("prometheus", TRT),
     "vllm-bench": importer_of("vllm-bench", VLLM_BENCH),
@@ -113,10 +120,12 @@ IMPORTERS = {
     "sglang-log": importer_of("sglang-log", SGLANG),
     "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
+    "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),
     "specdec-bench": Reader(JSON, json_file(BENCHED), use_import("specdec-bench"), mutate.of_json),
     "specdecode-bench": lines_importer("specdecode-bench", DENSE, DENSE),
     "inferencex": importer_of("inferencex", "# K\na-model:\n  on:\n    1: 1.80\n    2: 2.40\n  off:\n    1: 1.9\n"),
     "exllamav3": lines_importer("exllamav3", *[{"draft_stats": [[5, 4, 2], [8, 4, 4]]}] * 2),
+    "exllamav3, evaluation": lines_importer("exllamav3", *EXLLAMA),
     "arctic": lines_importer("arctic", *STEPS_OF_SUFFIX),
     "arctic, table": Reader(
         OTHER,

@@ -83,11 +83,17 @@ FORMATS = {
         "benchmarks.read_inferencex", "InferenceX's mean acceptance lengths by K", "all nine published tables"
     ),
     "exllamav3": Format("simulators.read_exllama", "ExLlamaV3's draft_stats", ""),
-    "arctic": Format("simulators.read_arctic", "steps of Arctic Inference's suffix simulator", ""),
-    "inference-lab": Format(
-        "simulators.read_inference_lab", "acceptance.parquet of inference-lab", "tables that its own writer made"
+    "arctic": Format(
+        "simulators.read_arctic", "steps of Arctic Inference's suffix simulator", "tables that it wrote (June 2026)"
     ),
-    "aiperf": Format("requests.read_aiperf", "AIPerf's SpecDecodeAcceptanceRecord, of any engine", ""),
+    "inference-lab": Format(
+        "simulators.read_inference_lab", "acceptance.parquet of inference-lab", "tables that its own writer made (2026)"
+    ),
+    "aiperf": Format(
+        "requests.read_aiperf",
+        "AIPerf's SpecDecodeAcceptanceRecord, of any engine",
+        "a record that its own model wrote (0.13)",
+    ),
 }
 
 

@@ -78,6 +78,13 @@ def read_arctic(paths: Sequence[Path]) -> Imported:
         else:
             more, skipped = json_records([path], invalid=ARCTIC)
             rows += more
+    tasks = {str(row["task_id"]) for row in rows if "task_id" in row}
+    if len(tasks) > 1:
+        raise InputError(f"{paths[0]} is of {len(tasks)} configurations (task_id); give the rows of one alone")
+    if any(str(row.get("use_tree_spec")).lower() == "true" for row in rows):
+        raise InputError(
+            f"{paths[0]}: num_spec_toks counts nodes of trees, not depths; run the simulator with --use-tree-spec false"
+        )
     requests: list[Request] = []
     last = None
     for number, row in enumerate(rows):
@@ -103,7 +110,8 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
         raise InputError(f"{path} does not exist; {ARCTIC}")
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [{name: int(row[name]) for name in Step.__annotations__} for row in csv.DictReader(file)]
+            rows = csv.DictReader(file)
+            return [{**row, **{name: int(row[name]) for name in Step.__annotations__}} for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise InputError(f"{path} is no table of steps ({error!s:.60}); {ARCTIC}") from None
 

@@ -255,6 +255,49 @@ def test_rounds_of_exllamav3_with_a_moving_average(tmp_path: Path) -> None:
         read("exllamav3", tmp_path, json.dumps(stats))
 
 
+ARCTIC = """\
+step,match_len,score,num_spec_toks,num_accept_toks,num_out_toks,spec_ms,update_ms,task_id,request_id,num_eval,num_train,seed,max_depth,max_spec_tokens,max_spec_factor,min_token_prob,use_tree_spec,use_cached_prompt,evict_fraction,evict_strategy,max_cached_requests
+0,4,2.6666665077209473,4,0,1,0.011866999557241797,0.0038059997677919455,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
+1,1,0.5,1,1,2,0.0054279998948914,0.003115000254183542,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
+2,3,1.75,3,3,4,0.006420000318030361,0.007221000487334095,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
+0,1,0.5,1,0,1,0.026359000003139954,0.006100000064179767,0,2,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
+1,12,0.0,0,0,1,0.00800199995865114,0.002382999809924513,0,2,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
+"""
+
+
+def test_a_table_that_arctics_simulator_wrote(tmp_path: Path) -> None:
+    """The first steps of two requests, of its version of June 2026; its default are trees."""
+    path = tmp_path / "steps.csv"
+    path.write_text(ARCTIC)
+    imported = read_format("arctic", [path])
+    rounds = rounds_of(imported)
+    assert rounds.drafted.tolist() == [4, 1, 3, 1, 0] and rounds.accepted.tolist() == [0, 1, 3, 0, 0]
+    assert imported.requests == 2
+    path.write_text(ARCTIC.replace(",False,", ",True,"))
+    with pytest.raises(InputError, match="nodes of trees, not depths; run the simulator with --use-tree-spec false"):
+        read_format("arctic", [path])
+    path.write_text(ARCTIC + ARCTIC.splitlines()[1].replace(",0,0,4,0,0,", ",1,0,4,0,0,") + "\n")
+    with pytest.raises(InputError, match="of 2 configurations"):
+        read_format("arctic", [path])
+
+
+def test_a_record_that_aiperfs_model_wrote(tmp_path: Path) -> None:
+    """Version 0.13, of the first of vLLM's responses: the same rounds as that response's."""
+    fixture = ROOT / "tests" / "specsim" / "engines" / "fixtures" / "vllm_requests_k3.json"
+    response = json.loads(fixture.read_text())[0]
+    record = (
+        '{"metadata":{},"metrics":{},"spec_decode_acceptance":{"engine":"vllm","mean_acceptance_length":'
+        '2.041666666666667,"draft_acceptance_rate":0.3472222222222222,"acceptance_histogram":{"0":28,"1":3,"2":4,"3":13},'
+        '"num_accepted_draft_tokens":50,"num_draft_tokens":144,"num_spec_steps":48,"num_spec_tokens":3,'
+        '"completion_tokens":96,"per_step_accepted":[3,2,0,0,0,0,3,3,0,0,0,0,3,3,0,0,0,3,3,0,0,0,0,3,3,0,0,0,0,3,1,2,0,0,0,'
+        '3,1,2,0,0,0,3,1,2,0,0,0,3],"per_step_drafted":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,'
+        '3,3,3,3,3,3,3,3,3,3,3,3,3,3,3]},"error":null}\n'
+    )
+    imported = read("aiperf", tmp_path, record)
+    assert rounds_of(imported).accepted.tolist() == response["per_step_accepted"]
+    assert imported.output_tokens == (96,) and imported.engine == "vllm"
+
+
 def test_help_and_documentation_say_which_readers_met_no_real_file() -> None:
     untested = {kind for kind, one in FORMATS.items() if not one.tested}
     lines = call("specsim", "import", "--help").out.splitlines()
