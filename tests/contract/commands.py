@@ -494,7 +494,8 @@ def rounds_and_predictions(document: Document, out: Path) -> Document:
     for one in pq.read_table(out / "rounds.parquet").to_pylist():
         rounds.setdefault(one["policy"], []).append([one[name] for name in names])
     assert sorted(path.name for path in out.iterdir()) == [
-        "profile.json", "report.html", "rounds.parquet", "trace", "validation.json",
+        *("profile.json", "report.html", "rounds.parquet", "trace", "tuned.json", "tuning_profile.json"),
+        "validation.json",
     ]  # fmt: skip
     return {**document, "rounds": {label: " ".join(map(_joined, rounds[label])) for label in sorted(rounds)}}
 
