@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specsim.api.tune import cross_validate, leaderboard, tune
     from specsim.cost.files import read_cost
     from specsim.cost.joined import JoinedCost
-    from specsim.cost.model import ConstantCost
+    from specsim.cost.model import ConstantCost, CostModel
     from specsim.engines.advise import advise
     from specsim.engines.diagnose import diagnose
     from specsim.engines.export import export_flags
@@ -33,6 +33,7 @@ __version__ = "0.1.0"
 _HOMES = {  # public name -> module that defines it
     "ChainPolicy": "specsim.policy.chain.base",
     "ConstantCost": "specsim.cost.model",
+    "CostModel": "specsim.cost.model",
     "InputError": "specsim.errors",
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
@@ -62,6 +63,7 @@ _HOMES = {  # public name -> module that defines it
 __all__ = [
     "ChainPolicy",
     "ConstantCost",
+    "CostModel",
     "InputError",
     "JoinedCost",
     "Trace",

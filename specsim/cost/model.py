@@ -82,7 +82,23 @@ def disturbances(round_s: Seconds, step_s: Seconds, verify_s: Seconds) -> list[s
 
 
 class CostModel:
-    """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden."""
+    """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden.
+
+    A model of your own says at least `draft`, `verify` and `autoregressive_step`.
+
+    Examples
+    --------
+    >>> import numpy as np, specsim
+    >>> class Knee(specsim.CostModel):
+    ...     def draft(self, n_tokens, context):
+    ...         return np.full(np.shape(context), 0.002 * n_tokens)
+    ...     def verify(self, n_tokens, context):
+    ...         return np.full(np.shape(context), 0.030 + 0.015 * max(n_tokens - 2, 0))
+    ...     def autoregressive_step(self, context):
+    ...         return np.full(np.shape(context), 0.030)
+    >>> specsim.tune("example:lab-model", Knee(), "fixed_k", trials=8).best.k
+    1
+    """
 
     def __repr__(self) -> str:
         """One line: milliseconds of a decoding step and of a draft step in the middle of the contexts covered."""

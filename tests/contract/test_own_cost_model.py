@@ -7,15 +7,12 @@ import numpy.typing as npt
 import pytest
 
 import specsim
-from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
-from specsim.cost.model import CostModel
 from specsim.speedup.formulas import leviathan_speedup
 
 # --- What a user writes ----------------------------------------------------------------------------
 
 
-class MemoryBound(CostModel):
+class MemoryBound(specsim.CostModel):
     """Every target pass takes 10 ms, however many tokens it verifies, every draft step 1 ms."""
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -33,7 +30,7 @@ class MemoryBound(CostModel):
 
 @pytest.fixture(scope="module")
 def trace() -> specsim.Trace:
-    return generate(IID(0.8), sequences=30, output_tokens=400, depth=8)
+    return specsim.generate(acceptance=0.8, sequences=30, output_tokens=400, depth=8)
 
 
 def test_it_prices_a_prediction_as_leviathans_formula_does(trace: specsim.Trace) -> None:
