@@ -144,9 +144,12 @@ def report_text(
         "## Servers, predicted",
         "",
         f"The acceptance of the lab's target with its EAGLE drafter, {recorded['prompts']} prompts of "
-        f"{recorded['max_new_tokens']} tokens, at the costs of {asked['target']} with EAGLE: as fitted to vLLM on an "
-        f"H100 ({asked['constants']}), and by rooflines of data sheets, which nothing calibrates. All sequences have "
-        "the same context, batches are full, and a sequence that ends makes room for the next. Batches that do not fit "
+        f"{recorded['max_new_tokens']} tokens, at the costs of {asked['target']} with EAGLE: as SpecDecode-Bench's "
+        f"simulator has them, fitted to vLLM on an H100 at batches 1 to 64 ({asked['constants']}), and by rooflines of "
+        "data sheets, which nothing calibrates. The fitted costs charge drafting once a round and next to nothing per "
+        "drafted token, and their source does not say which K they were fitted to. They price long drafts too low: "
+        "vLLM's published runs at batch 1 take 0.74 ms for each drafted token. Read their largest K with care, and "
+        "batches above 64 as extrapolated. All sequences have the same context, batches are full, and a sequence that ends makes room for the next. Batches that do not fit "
         f"into {100 * MEMORY_SHARE:.0f} % of the memory beside the weights are left out. Speedups are over the same "
         "batch without speculation, with 95 % intervals over sequences. The goodput rule (TurboSpec) chooses K in "
         "every round by the load and a moving estimate of acceptance.",
@@ -155,9 +158,9 @@ def report_text(
         "",
         *markdown_table(["trace", "sequences", *lengths], acceptance_rows(found, asked)),
         f"What steps cost at context {asked['contexts'][len(asked['contexts']) // 2]}: one without speculation, and in "
-        "such steps a draft step, and one that verifies 5 tokens of every sequence:",
+        "such steps a draft of one token, one of 4, and a step that verifies 5 tokens of every sequence:",
         "",
-        *markdown_table(["costs", "batch", "step, ms", "draft step", "step of 5 tokens"], cost_rows(asked)),
+        *markdown_table(["costs", "batch", "step, ms", "1 draft", "4 drafts", "step of 5 tokens"], cost_rows(asked)),
     ]
     for (trace, server), by_context in maps.items():
         if trace == first:
