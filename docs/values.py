@@ -20,6 +20,7 @@ from realrun.campaign.run import MOST_S
 from realrun.pairs.pair import LAB_DEEP_LAYERS
 from realrun.profiling.turns import TURN_ROUNDS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
+from specsim.cost.files import read_cost
 from specsim.engines.conventions import CONVENTIONS
 from specsim.speedup.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
 from studies.papers.adaedl import DRAWS
@@ -62,6 +63,12 @@ def _alphas() -> str:
     return f"{verdicts.count('supports')} of {len(verdicts)} rows"
 
 
+def _drafted_ms() -> str:
+    """By the costs fitted to vLLM's published runs with EAGLE."""
+    cost = read_cost("vllm-llama3.1-8b-eagle-h100")
+    return f"{1e3 * float(cost.draft(2, 0) - cost.draft(1, 0)):.2f}"
+
+
 VALUES: dict[str, Callable[[], object]] = {
     "layers of lab-deep": lambda: LAB_DEEP_LAYERS,
     "rounds of a turn": lambda: TURN_ROUNDS,
@@ -75,6 +82,7 @@ VALUES: dict[str, Callable[[], object]] = {
     "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],
     "prompts of the board": lambda: _recorded(BOARD)["sequences"]["holdout"],
     "prompts with rounds of vllm": prompts_with_rounds,
+    "ms of a drafted token on vLLM": _drafted_ms,
     "advised K is near": lambda: NEAR_PERCENT,
     "advised K is right": lambda: RIGHT_PERCENT,
     "fewest rounds": lambda: FEWEST_ROUNDS,

@@ -30,7 +30,16 @@ from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 from studies.batches import figures, real
 from studies.batches.real import NULL, Case
-from studies.batches.servers import MEMORY_SHARE, acceptance_rows, cost_rows, map_rows, schedule_rows, server_maps
+from studies.batches.servers import (
+    MEMORY_SHARE,
+    acceptance_rows,
+    cost_rows,
+    map_rows,
+    drafted_ms,
+    one_batch_rows,
+    schedule_rows,
+    server_maps,
+)
 from studies.common import Config, Document, claim, run_study
 
 RECORDED = ("config.json", "traces/*/*", "real/trace/*", f"real/{real.MEASURED}")
@@ -148,11 +157,12 @@ def report_text(
         f"simulator has them, fitted to vLLM on an H100 at batches 1 to 64 ({asked['constants']}), and by rooflines of "
         "data sheets, which nothing calibrates. The fitted costs charge drafting once a round and next to nothing per "
         "drafted token, and their source does not say which K they were fitted to. They price long drafts too low: "
-        "vLLM's published runs at batch 1 take 0.74 ms for each drafted token. Read their largest K with care, and "
-        "batches above 64 as extrapolated. All sequences have the same context, batches are full, and a sequence that ends makes room for the next. Batches that do not fit "
-        f"into {100 * MEMORY_SHARE:.0f} % of the memory beside the weights are left out. Speedups are over the same "
-        "batch without speculation, with 95 % intervals over sequences. The goodput rule (TurboSpec) chooses K in "
-        "every round by the load and a moving estimate of acceptance.",
+        f"vLLM's published runs at batch 1 take {drafted_ms(asked):.2f} ms for each drafted token. Read their largest K with care, and "
+        "batches above 64 as extrapolated. All sequences have the same context, batches are full, and a sequence that "
+        f"ends makes room for the next. Batches that do not fit into {100 * MEMORY_SHARE:.0f} % of the memory beside "
+        "the weights are left out. Speedups are over the same batch without speculation, with 95 % intervals over "
+        "sequences. The goodput rule (TurboSpec) chooses K in every round by the load and a moving estimate of "
+        "acceptance.",
         "",
         "Tokens per round:",
         "",
@@ -161,6 +171,13 @@ def report_text(
         "such steps a draft of one token, one of 4, and a step that verifies 5 tokens of every sequence:",
         "",
         *markdown_table(["costs", "batch", "step, ms", "1 draft", "4 drafts", "step of 5 tokens"], cost_rows(asked)),
+    ]
+    lines += [
+        "At batch 1 and the contexts of the traces, the best K by the costs fitted to vLLM's published runs with EAGLE "
+        f"({asked['one_batch']}, K = 2 to 7), and by SpecDecode-Bench's. The second promises more because it leaves "
+        "out the price of drafted tokens:",
+        "",
+        *markdown_table(["trace", "vLLM's runs", "SpecDecode-Bench"], one_batch_rows(found, asked)),
     ]
     for (trace, server), by_context in maps.items():
         if trace == first:

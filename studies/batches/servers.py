@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specsim.api.predict import predict
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture
@@ -19,6 +20,7 @@ from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import DraftLengthRule, GoodputK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.speedup_map import Cell, SpeedupMap, speedup_map
+from specsim.speedup.intervals import interval_text
 from specsim.trace.trace import Trace
 from studies.common import Config
 
@@ -92,6 +94,23 @@ def server_maps(
 def best_fixed(found: SpeedupMap, cell: Cell) -> str:
     """The label of the best fixed K."""
     return max(found.lengths, key=lambda label: cell.speedup[label].estimate)
+
+
+def drafted_ms(config: Config) -> float:
+    """Milliseconds of a drafted token by the costs of a single batch."""
+    two_s, one_s = (float(read_cost(config["one_batch"]).draft(k, 0)) for k in (2, 1))
+    return 1e3 * (two_s - one_s)
+
+
+def one_batch_rows(traces: Mapping[str, Trace], config: Config) -> Iterator[list[str]]:
+    """At batch 1, the best fixed K and its speedup by costs that know no other batch, and by the constants."""
+    for name, trace in traces.items():
+        row = [name]
+        for costs in (config["one_batch"], config["constants"]):
+            found = [predict(trace, read_cost(costs), "fixed_k", k=k) for k in range(1, config["max_draft_tokens"] + 1)]
+            best = max(found, key=lambda one: one.speedup.estimate)
+            row.append(f"K={best.policy.k}: {interval_text(best.speedup.as_dict())}")
+        yield row
 
 
 def map_rows(maps: Mapping[int, SpeedupMap], config: Config) -> Iterator[list[str]]:
