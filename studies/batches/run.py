@@ -157,12 +157,12 @@ def report_text(
         f"simulator has them, fitted to vLLM on an H100 at batches 1 to 64 ({asked['constants']}), and by rooflines of "
         "data sheets, which nothing calibrates. The fitted costs charge drafting once a round and next to nothing per "
         "drafted token, and their source does not say which K they were fitted to. They price long drafts too low: "
-        f"vLLM's published runs at batch 1 take {drafted_ms(asked):.2f} ms for each drafted token. Read their largest K "
-        "with care, and batches above 64 as extrapolated. All sequences have the same context, batches are full, and a sequence that "
-        f"ends makes room for the next. Batches that do not fit into {100 * MEMORY_SHARE:.0f} % of the memory beside "
-        "the weights are left out. Speedups are over the same batch without speculation, with 95 % intervals over "
-        "sequences. The goodput rule (TurboSpec) chooses K in every round by the load and a moving estimate of "
-        "acceptance.",
+        f"vLLM's published runs at batch 1 take {drafted_ms(asked):.2f} ms for each drafted token. Read their largest "
+        "K with care, and batches above 64 as extrapolated. All sequences have the same context, batches are full, and "
+        "a sequence that ends makes room for the next. Batches that do not fit into "
+        f"{100 * MEMORY_SHARE:.0f} % of the memory beside the weights are left out. Speedups are over the same batch "
+        "without speculation, with 95 % intervals over sequences. The goodput rule (TurboSpec) chooses K in every "
+        "round by the load and a moving estimate of acceptance.",
         "",
         "Tokens per round:",
         "",
