@@ -44,9 +44,10 @@ class ClaimItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *arguments: Any, **others: Any) -> Any:
         from specsim.errors import InputError
+        from specsim.printable import printable
 
         if isinstance(excinfo.value, ClaimFailed | InputError):
-            return str(excinfo.value)
+            return printable(str(excinfo.value))
         return super().repr_failure(excinfo, *arguments, **others)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

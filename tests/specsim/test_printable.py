@@ -8,11 +8,13 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specsim.acceptance.iid import IID
 from specsim.acceptance.synthetic import generate
+from specsim.claims.pytest_plugin import ClaimFailed, ClaimItem
 from specsim.cli.main import main
 from specsim.errors import InputError
 from specsim.printable import LONGEST_LINE, printable
@@ -67,6 +69,12 @@ def test_notes_and_errors_are_escaped_as_well(tmp_path: Path) -> None:
     assert_refused(call("specsim", "info", tmp_path / EVIL.replace("\r", "")), r"a\x1b[2Jb")
     assert_refused(call("specsim", "info", path, f"--{EVIL}"), r"\x1b[2J")
     assert_refused(call("specsim", f"{EVIL}"), r"\x1b[2J")
+
+
+def test_pytest_shows_no_code_of_a_claims_file() -> None:
+    info = pytest.ExceptionInfo.from_exception(ClaimFailed(f"a{CLEAR}b"))
+    item: Any = None  # which is not asked for such a failure
+    assert ClaimItem.repr_failure(item, info) == r"a\x1b[2Jb"
 
 
 def test_an_error_is_one_line_of_bounded_length_that_keeps_what_to_do() -> None:

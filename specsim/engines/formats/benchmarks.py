@@ -117,8 +117,12 @@ def read_specdec_bench(paths: Sequence[Path]) -> Imported:
     """Counters from the histogram, less the first step of every turn, which the prompt's pass made."""
     if len(paths) > 1:
         raise InputError(f"{len(paths)} files; give one acceptance_rate.json")
-    document = read_json(paths[0], str(paths[0]), Bench, missing=ACCEPTANCE, invalid=ACCEPTANCE)
-    turns = sum(len(one) if isinstance(one, Mapping) else 1 for one in document["Request_AL"].values())
+    runs = read_json(paths[0], str(paths[0]), list[Bench] | Bench, missing=ACCEPTANCE, invalid=ACCEPTANCE)
+    if isinstance(runs, list) and len(runs) != 1:
+        raise InputError(f"{paths[0]} holds {len(runs)} runs, one after another; give a file of one run")
+    document: Bench = runs[0] if isinstance(runs, list) else runs
+    requests = document["Request_AL"].values()
+    turns = sum(len(one) if isinstance(one, Mapping) else 1 for one in requests)
     histogram = by_number(document["Acceptance_Length_Histogram"], f"{paths[0]}: Acceptance_Length_Histogram")
     used = [length for length, steps in histogram.items() if steps]
     depth = max([len(document["Conditional_Acceptance_Rate"]), *used], default=1) - 1
@@ -134,12 +138,14 @@ def read_specdec_bench(paths: Sequence[Path]) -> Imported:
     steps = int(times.sum())
     passed = times[::-1].cumsum()[::-1][2:].tolist()
     found, _ = rates.counters(steps, steps * depth, passed, "")
-    notes = (
+    notes = [
         f"the first step of each of {turns:,} turns, which is the prompt's, is left out",
         f"drafts are taken to be of {depth} tokens, all of them: a last one cut by the limit counts as rejected",
-    )
+    ]
+    if not all(isinstance(one, Mapping) for one in requests):
+        notes.append("how many turns a request has is not told: taken as one, so that first steps of others stay in")
     definition = "acceptance length = tokens of a step, the bonus included; the prompt's step counted as one"
-    return Imported(found, "specdec_bench", definition, "", len(document["Request_AL"]), notes=notes)
+    return Imported(found, "specdec_bench", definition, "", len(requests), notes=tuple(notes))
 
 
 YAML_LINE = re.compile(r"( *)([^\s#:'\"]+):(?: +(\S.*))?$")

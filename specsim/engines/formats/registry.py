@@ -73,7 +73,11 @@ FORMATS = {
         "answers of Spec-Bench (rounds) or EAGLE (sums)",
         "EAGLE's published answers; none of Spec-Bench",
     ),
-    "specdec-bench": Format("benchmarks.read_specdec_bench", "acceptance_rate.json of specdec_bench", ""),
+    "specdec-bench": Format(
+        "benchmarks.read_specdec_bench",
+        "acceptance_rate.json of specdec_bench",
+        "a file that its own metric wrote (2026)",
+    ),
     "specdecode-bench": Format(
         "specdecode_bench.read_dense",
         "SpecDecode-Bench's lengths at every position: a trace",

@@ -255,6 +255,24 @@ def test_rounds_of_exllamav3_with_a_moving_average(tmp_path: Path) -> None:
         read("exllamav3", tmp_path, json.dumps(stats))
 
 
+def test_a_file_that_specdec_benchs_metric_wrote(tmp_path: Path) -> None:
+    """Its version of 2026, of turns with 1, 1, 3, 2; 1, 4, 4; and 1, 1, 2 tokens a step. The first is the prompt's."""
+    run = {
+        "Request_AL": {"0": {"0": 1.75, "1": 3.0}, "1": {"0": 1.3333333333333333}},
+        "Average_AL": 2.0277777777777777,
+        "Acceptance_Length_Histogram": {"1": 5, "2": 2, "3": 1, "4": 2},
+        "Conditional_Acceptance_Rate": {"1": 1.0, "2": 0.5, "3": 0.6, "4": 0.6666666666666667},
+        "Joint_Acceptance_Rate": {"1": 1.0, "2": 0.5, "3": 0.3, "4": 0.2},
+    }
+    imported = read("specdec-bench", tmp_path, json.dumps([run], indent=4))
+    assert sums(imported) == (7, 21, 10, [5, 3, 2])  # of 1, 3, 2; 4, 4; and 1, 2 tokens
+    of_mtbench = {**run, "Request_AL": {"0": 2.4, "1": 1.3}}
+    imported = read("specdec-bench", tmp_path, json.dumps([of_mtbench]))
+    assert any("how many turns a request has is not told" in note for note in imported.notes)
+    with pytest.raises(InputError, match="holds 2 runs"):
+        read("specdec-bench", tmp_path, json.dumps([run, run]))
+
+
 ARCTIC = """\
 step,match_len,score,num_spec_toks,num_accept_toks,num_out_toks,spec_ms,update_ms,task_id,request_id,num_eval,num_train,seed,max_depth,max_spec_tokens,max_spec_factor,min_token_prob,use_tree_spec,use_cached_prompt,evict_fraction,evict_strategy,max_cached_requests
 0,4,2.6666665077209473,4,0,1,0.011866999557241797,0.0038059997677919455,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
