@@ -72,7 +72,8 @@ def test_notes_and_errors_are_escaped_as_well(tmp_path: Path) -> None:
 
 
 def test_pytest_shows_no_code_of_a_claims_file() -> None:
-    info = pytest.ExceptionInfo.from_exception(ClaimFailed(f"a{CLEAR}b"))
+    with pytest.raises(ClaimFailed) as info:
+        raise ClaimFailed(f"a{CLEAR}b")
     item: Any = None  # which is not asked for such a failure
     assert ClaimItem.repr_failure(item, info) == r"a\x1b[2Jb"
 
