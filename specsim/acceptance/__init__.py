@@ -1,1 +1,1 @@
-"""Acceptance models: from little data to dense traces. A new one is a file like `iid.py` and a line here."""
+"""Acceptance models, which turn little data into dense traces; `files.MODELS` lists them."""

@@ -1,4 +1,4 @@
-"""Context difficulty: some texts and some stretches of text are easier than others, and the drafter half knows."""
+"""Acceptance model with context difficulty: some texts and stretches are easier, and the drafter partly sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specsim.acceptance.difficulty_fit import from_rounds, from_trace
 from specsim.acceptance.latent import Drift
 from specsim.acceptance.quantiles import KNOTS, Table
 from specsim.acceptance.sources import Counters, Source
-from specsim.acceptance.synthetic import Drafts, match_lengths, plain
+from specsim.acceptance.synthetic import Drafts, match_lengths
 from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
@@ -20,21 +20,21 @@ from specsim.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Latent difficulty that drifts along the text, and how confidence, entropy and acceptance hang on it.
+    """Latent difficulty that drifts along the text and drives confidence, entropy and acceptance.
 
     Every output token has, for branches that are accepted up to it, three standard normal scores:
     of top-1 confidence, of entropy, and of the drafted token's probability over the top one's.
-    They hang together by a Gaussian copula (`on_correlation`: confidence-entropy, confidence-ratio,
-    entropy-ratio), and turn into values by tables of quantiles at KNOTS. Confidence and entropy drift
+    A Gaussian copula correlates them (`on_correlation`: confidence-entropy, confidence-ratio,
+    entropy-ratio), and tables of quantiles at KNOTS turn them into values. Confidence and entropy drift
     by `feature_drift` (latent.Drift), the ratio is fresh at every token. A weighted sum of the scores,
     `hit_weight`, scaled to variance 1, is looked up in `hit_prob`, also at KNOTS: the probability p of
     acceptance, which is calibrated by construction. The token is accepted if Phi^-1(p) + z > 0, z a hidden
     standard normal that drifts by `hidden_drift`: difficulty that the drafter does not see.
 
-    After a rejection the branch leaves the output. Its tokens draw from tables of their own (`off_`);
-    `off_follow` is how far their confidence follows that of the rejected token, `off_common` how
-    much variance they have in common besides; the rejected token's scores have the distribution `miss_score`.
-    Depth along a rejected branch, and depth along an accepted one, change nothing by themselves.
+    After a rejection the branch leaves the output. Its tokens draw from separate tables (`off_`);
+    `off_follow` is the correlation of their confidence with that of the rejected token, `off_common` the
+    variance that they share beyond it; the rejected token's scores have the distribution `miss_score`.
+    Depth along a branch has no effect of its own.
     """
 
     on_confidence: Table
@@ -79,26 +79,23 @@ class Difficulty:
         value = getattr(self, name)
         if not isinstance(value, tuple) or len(value) != length or not all(low <= x <= high for x in value):
             raise InputError(
-                f"acceptance model difficulty: {name} is no {length} values in [{low:g}, {high:g}]; fit it again"
+                f"acceptance model difficulty: {name} needs {length} values in [{low:g}, {high:g}]; fit it again"
             )
         if rising and (np.diff(value) < 0).any():
             raise InputError(f"acceptance model difficulty: {name} must not fall; fit it again")
 
     @classmethod
     def fit(cls, source: Source) -> Difficulty:
-        """All of it from a dense trace; from rounds the latent only, with a default joint distribution.
+        """Fit every parameter to a dense trace; to rounds only the latent, with a default joint distribution.
 
-        See `difficulty_fit`. Counters per depth do not tell rounds apart: InputError.
+        See `difficulty_fit`. Raises InputError for counters per depth, which do not separate rounds.
         """
         if isinstance(source, Counters):
             raise InputError(
-                "acceptance model difficulty cannot be fitted to counters, which do not tell easy rounds "
-                "from hard ones; give a trace or rounds, or fit per_position"
+                "acceptance model difficulty cannot be fitted to counters, which do not separate easy "
+                "rounds from hard ones; give a trace or rounds, or fit per_position"
             )
         return cls(**(from_trace(source) if isinstance(source, Trace) else from_rounds(source)))
-
-    def parameters(self) -> dict[str, Any]:
-        return plain(self)
 
     def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
         from scipy.special import ndtri
@@ -118,9 +115,9 @@ class Difficulty:
         return Drafts(match_len, **_spread(on, off, rejected, match_len, depth))
 
     def _off_scores(self, rejected_score: Floats, length: int, rng: np.random.Generator) -> Floats:
-        """Scores [3, rejected, length] of the tokens after each rejected one, whose confidence had these scores."""
+        """Draw scores [3, rejected, length] of the tokens after rejected tokens with these confidence scores."""
         shape = len(rejected_score), length
-        start = np.interp(rejected_score, self.miss_score, KNOTS)  # standard normal among rejected
+        start = np.interp(rejected_score, self.miss_score, KNOTS)  # standard normal among rejected tokens
         common = np.sqrt(self.off_common)
         rest = np.sqrt(max(0.0, 1 - self.off_follow**2 - self.off_common))
         first = (self.off_follow * start + common * rng.standard_normal(len(rejected_score)))[:, None]
@@ -136,11 +133,11 @@ class Difficulty:
 
 
 def cholesky(correlation: Table) -> Floats:
-    """Lower triangle L [3, 3] with L L^T the matrix of these (01, 02, 12) correlations."""
+    """Lower triangle L [3, 3] of which L L^T is the matrix of these (01, 02, 12) correlations."""
     matrix = np.eye(3)
     matrix[[0, 0, 1], [1, 2, 2]] = matrix[[1, 2, 2], [0, 0, 1]] = correlation
     least = np.linalg.eigvalsh(matrix)[0]
-    if least < 1e-6:  # correlations of ranks need not fit together exactly
+    if least < 1e-6:  # correlations of ranks need not be exactly consistent
         matrix = (matrix + (1e-6 - least) * np.eye(3)) / (1 + 1e-6 - least)
     return np.asarray(np.linalg.cholesky(matrix))
 
@@ -149,16 +146,16 @@ def _values(scores: Floats, confidence: Table, entropy_nats: Table, ratio: Table
     """Probability, confidence and entropy of these scores [3, ...]."""
     top = np.interp(scores[0], KNOTS, confidence)
     entropy = np.interp(scores[1], KNOTS, entropy_nats)
-    least = -np.log(np.maximum(top, 1e-9))  # no distribution with this mode has less
+    least = -np.log(np.maximum(top, 1e-9))  # smallest entropy of a distribution with this mode
     return top * np.interp(scores[2], KNOTS, ratio), top, np.maximum(entropy, least)
 
 
 def _spread(
     on: tuple[Floats, ...], off: tuple[Floats, ...], rejected: Ints, match_len: Any, depth: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Values per output token [N] and per rejected token and step [rejected, D - 1] as trace columns [N, D].
+    """Trace columns [N, D] from values per output token [N] and per rejected token and step [rejected, D - 1].
 
-    Cells beyond the end of a sequence hold values of some other place; no policy reads them.
+    Cells beyond the end of a sequence hold values of another position; no policy reads them.
     """
     total = len(match_len)
     start = np.arange(total)

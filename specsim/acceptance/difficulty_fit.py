@@ -1,4 +1,4 @@
-"""Fitting the difficulty model: to a dense trace in full, to rounds by its latent alone."""
+"""Fit of the difficulty model: all of it to a dense trace, its latent alone to rounds."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from specsim.arrays import Bools, Floats, IntArray
 from specsim.errors import InputError
 from specsim.trace.trace import Trace
 
-MIN_TOKENS = 200  # fewer say nothing about calibration
-MIN_OFF = 50  # drafted tokens after a rejection; with fewer their distribution is taken from those before
-# Default share of the latent's variance that the drafter's confidence shows. Fitted to two dense traces
-# of the lab's pair, greedy and with coupled noise at T = 0.8, the models show 0.44 and 0.33.
+MIN_TOKENS = 200  # fewer are not enough for calibration
+MIN_OFF = 50  # drafted tokens after a rejection; with fewer, use the distribution before a rejection
+# Default share of the latent's variance that the drafter's confidence reveals. Models fitted to two dense
+# traces of the lab's pair, greedy and with coupled noise at temperature 0.8, have 0.44 and 0.33.
 INFORMED = 0.4
 MIN_PROB = 1e-4  # bound on fitted probabilities of acceptance
 
 
 def from_trace(trace: Trace) -> dict[str, Any]:
-    """Every part by its own estimate, from tokens whose draft prefix was accepted, each once.
+    """Estimate each parameter from the tokens whose draft prefix was accepted, each counted once.
 
-    Tables are empirical quantiles, correlations those of normal scores, the probability of acceptance an
-    isotonic regression on the best linear index (logistic regression), drifts fitted to the scores'
-    autocorrelations and to the likelihood of acceptance. Raises InputError below 200 output tokens
-    or where all or no first drafts are accepted.
+    Tables are empirical quantiles and correlations those of normal scores. The probability of acceptance is an
+    isotonic regression on the best linear index (logistic regression). Drifts are fitted to the scores'
+    autocorrelations and to the likelihood of acceptance. Raises InputError for fewer than 200 output tokens
+    and if all or no first drafts are accepted.
     """
-    verified = trace.draft_limit > 0  # not where the budget leaves no room for a draft
+    verified = trace.draft_limit > 0  # the budget leaves room for a draft
     accepted, total = (trace.match_len > 0) & verified, int(verified.sum())
     if total < MIN_TOKENS or accepted.sum() in (0, total):
         raise InputError(
-            f"acceptance model difficulty wants {MIN_TOKENS} output tokens, some accepted and some rejected; this "
+            f"acceptance model difficulty needs {MIN_TOKENS} output tokens, some accepted and some rejected; this "
             f"trace has {total} with {int(accepted.sum())} accepted; record more or fit iid"
         )
     rejected = verified & ~accepted
@@ -60,32 +60,32 @@ def from_trace(trace: Trace) -> dict[str, Any]:
 
 
 def from_rounds(rounds: Rounds) -> dict[str, Any]:
-    """The latent from which tokens were accepted, and a default joint distribution for what rounds do not tell.
+    """Fit the latent to the accepted tokens of rounds; the joint distribution of the features is a default.
 
-    Token by token, a round shows a accepted tokens and, if a < k, a rejected one; the token that follows a full
-    acceptance stays unseen. The latent's drift, then its mean, are the likeliest. That
-    takes drafts to end for reasons of their own: prefer rounds of a fixed K to adaptive ones. Runs
-    of several policies over the same sequences are read together.
+    A round shows a accepted tokens and, if a < k, a rejected one; the token after a full acceptance
+    is not observed. The latent's drift, then its mean, are fitted by maximum likelihood, which assumes that
+    draft lengths do not depend on acceptance: prefer rounds of a fixed K to adaptive ones. Runs
+    of several policies over the same sequences are combined.
 
-    Default joint distribution: confidence is calibrated and shows the share INFORMED of the latent's variance;
+    Default joint distribution: confidence is calibrated and reveals the share INFORMED of the latent's variance;
     entropy is that of a geometric distribution with this mode; the drafted token is the most likely
-    one; after a rejection confidence keeps its distribution and follows nothing.
+    one; after a rejection confidence keeps its distribution and is independent of the rejected token's.
     """
     from scipy.special import ndtr, ndtri
 
     if rounds.sequence_id is None or rounds.t is None:
         raise InputError(
-            "acceptance model difficulty needs the columns sequence_id and t of rounds; write them or fit per_position"
+            "acceptance model difficulty needs the columns sequence_id and t in rounds; add them or fit per_position"
         )
     outcome = _outcomes(rounds)
     seen = outcome != MISSING
     accepted, verified = int((outcome == 1).sum()), int(seen.sum())
     if verified < MIN_TOKENS or accepted in (0, verified):
         raise InputError(
-            f"acceptance model difficulty wants {MIN_TOKENS} verified tokens, some accepted and some rejected; these "
+            f"acceptance model difficulty needs {MIN_TOKENS} verified tokens, some accepted and some rejected; these "
             f"rounds have {verified} with {accepted} accepted; give more rounds or fit iid"
         )
-    mean = float(ndtri(accepted / verified))  # too low: what is not verified follows full acceptances
+    mean = float(ndtri(accepted / verified))  # too low: unverified tokens follow full acceptances
     drift = fit_hidden(np.full(outcome.shape, mean), outcome)
     mean = fit_mean(drift, outcome)
     prob = ndtr((mean + np.sqrt(INFORMED) * KNOTS) / np.sqrt(1 - INFORMED))
@@ -112,7 +112,7 @@ def from_rounds(rounds: Rounds) -> dict[str, Any]:
 
 
 def normal_scores(values: Floats) -> Floats:
-    """Ranks as standard normal scores; ties share the score of their mean rank."""
+    """Standard normal scores of ranks; ties share the score of their mean rank."""
     from scipy.special import ndtri
     from scipy.stats import rankdata
 
@@ -124,7 +124,7 @@ def _columns(trace: Trace, rows: Any, depths: Any) -> Floats:
     pick = rows, depths
     confidence = np.clip(trace.confidence[pick].astype(np.float64), 1e-9, 1)
     ratio = np.clip(trace.prob[pick] / confidence, 0, 1)
-    ratio[ratio > 1 - 1e-5] = 1.0  # float32 apart
+    ratio[ratio > 1 - 1e-5] = 1.0  # equal up to float32 rounding
     entropy = np.maximum(trace.entropy_nats[pick], 0)
     return np.stack([confidence, entropy, ratio]).astype(np.float64)
 
@@ -146,9 +146,9 @@ def _correlations(scores: Floats) -> Table:
 
 
 def _calibrate(scores: Floats, accepted: Bools, verified: Bools) -> tuple[tuple[Floats, Floats], Floats]:
-    """Weights [3] of the best index of standard normal scores, acceptance at KNOTS; and the probability per token.
+    """Weights [3] of the best index of standard normal scores, acceptance at KNOTS, and probability per token.
 
-    scores [3, N], accepted and verified [N]; only verified tokens are learned from.
+    scores [3, N], accepted and verified [N]; the fit uses verified tokens only.
     """
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
@@ -158,14 +158,14 @@ def _calibrate(scores: Floats, accepted: Bools, verified: Bools) -> tuple[tuple[
     if varying.any():
         weight[varying] = LogisticRegression(C=1.0).fit(scores[varying][:, verified].T, accepted[verified]).coef_[0]
     scale = float(np.std(weight @ scores))
-    if scale < 1e-9:  # the features say nothing
+    if scale < 1e-9:  # uninformative features
         rate = float(accepted[verified].mean())
         return (np.array([1.0, 0.0, 0.0]), np.full(len(KNOTS), rate)), np.full(len(accepted), rate)
     weight /= scale
     index = normal_scores(weight @ scores)
     known = index[verified]
     fitted = IsotonicRegression().fit_transform(known, accepted[verified].astype(float))
-    # Steps smoothed to a line through means of equal counts, so that no probability is 0 or 1 by luck.
+    # Interpolate between means of groups of equal size, so that no probability is 0 or 1 by chance.
     groups = np.array_split(np.argsort(known, kind="stable"), int(np.clip(len(known) // 50, 2, 24)))
     centre = [float(known[group].mean()) for group in groups]
     mean = [float((fitted[group].sum() + 0.5) / (len(group) + 1)) for group in groups]
@@ -174,7 +174,7 @@ def _calibrate(scores: Floats, accepted: Bools, verified: Bools) -> tuple[tuple[
 
 
 def _by_sequence(prob: Floats, result: IntArray, lengths: IntArray) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """Phi^-1(probability) and results (1, 0 or MISSING), [N] each, as [S, T], padded with MISSING."""
+    """Reshape Phi^-1(probability) and results (1, 0 or MISSING) from [N] to [S, T], padded with MISSING."""
     from scipy.special import ndtri
 
     inside = np.arange(int(lengths.max())) < lengths[:, None]
@@ -184,7 +184,7 @@ def _by_sequence(prob: Floats, result: IntArray, lengths: IntArray) -> tuple[Flo
 
 
 def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
-    """Acceptance of the verified tokens, int8 [S, T], MISSING where no round verified."""
+    """Acceptance of the verified tokens, int8 [S, T]; MISSING for tokens that no round verified."""
     assert rounds.sequence_id is not None and rounds.t is not None
     sequence = np.unique(rounds.sequence_id, return_inverse=True)[1]
     outcome = np.full((int(sequence.max()) + 1, int((rounds.t + rounds.drafted).max()) + 1), MISSING, dtype=np.int8)
@@ -197,7 +197,7 @@ def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
 
 
 def _off_distribution(trace: Trace, score: Floats, rejected: Bools) -> dict[str, Any]:
-    """The `off_` fields: tokens drafted after a rejection, each once, from the position where it comes first."""
+    """Fit the `off_` fields to tokens drafted after a rejection, each once, from the first position of its branch."""
     rows = np.flatnonzero(rejected)
     limit = trace.draft_limit[rows].astype(np.int64)
     drafted = np.arange(1, trace.depth) < limit[:, None]  # [rejected, D - 1]

@@ -1,4 +1,4 @@
-"""Acceptance models as JSON files."""
+"""JSON files of acceptance models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypedDict, get_type_hints
 from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.synthetic import AcceptanceModel
+from specsim.acceptance.synthetic import AcceptanceModel, plain
 from specsim.errors import InputError
 from specsim.files import write_json
 from specsim.json_files import checked, read_json
@@ -20,12 +20,12 @@ MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition, Difficu
 
 
 def as_document(model: AcceptanceModel, fitted_to: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON form of a model, with what it was fitted to (`sources.describe`)."""
+    """JSON document of a model, with a description of its data (`sources.describe`)."""
     return {
         "kind": KIND,
         "version": VERSION,
         "model": model.name,
-        "parameters": model.parameters(),
+        "parameters": plain(model),
         "fitted_to": fitted_to or {},
     }
 
@@ -36,12 +36,12 @@ def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, An
 
 
 def load_model(path: str | PathLike[str]) -> AcceptanceModel:
-    """Read a model; InputError says what is wrong with the file."""
+    """Read a model; InputError for a file that does not hold one."""
     path = Path(path)
     make = "make a model with `specsim acceptance fit`"
     document = read_json(path, str(path), missing=make, invalid=AGAIN)
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise InputError(f"{path} is no acceptance model; make one with `specsim acceptance fit`")
+        raise InputError(f"{path} is not an acceptance model; make one with `specsim acceptance fit`")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')}, this program reads {VERSION}; fit it again")
     name = document.get("model")
@@ -55,7 +55,7 @@ def load_model(path: str | PathLike[str]) -> AcceptanceModel:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples."""
+    """Replace lists of a JSON value by tuples."""
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

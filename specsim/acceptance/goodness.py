@@ -1,4 +1,4 @@
-"""Goodness of fit: a trace's acceptance statistics beside those of traces that the model generates."""
+"""Goodness of fit: acceptance statistics of a trace, compared with those of generated traces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ MAX_CELLS = 20_000_000  # drafted tokens over all generated traces
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of the trace beside the model's: its mean and the range of 95 % of generated traces.
-
-    Generated traces have the trace's own size, so that the range is what chance does to it.
-    """
+    """Statistic of the trace, and its mean and 95 % range over generated traces of the same size."""
 
     name: str
     observed: float
@@ -38,11 +35,11 @@ class Statistic:
 
 @dataclass(frozen=True)
 class FitReport:
-    """How a model's traces compare with a recorded one.
+    """Comparison of a model's traces with a recorded one.
 
     accepted_length, model_accepted_length : shares of match lengths 0..D
     total_variation : half the sum of their absolute differences, in [0, 1]
-    total_variation_noise : what 95 % of traces of the model itself stay below
+    total_variation_noise : 95th percentile of that distance for traces of the model itself
     statistics : tokens, autocorrelations of the match length, calibration
     """
 
@@ -64,11 +61,11 @@ class FitReport:
 def fit_report(
     model: AcceptanceModel, trace: Trace, *, replicates: int = 39, seed: int = 0, progress: Counter | None = None
 ) -> FitReport:
-    """Generate traces of the same lengths and depth, and compare (a parametric bootstrap).
+    """Compare a trace with generated traces of the same lengths and depth (a parametric bootstrap).
 
     Neighbouring positions share tokens, so a chi-square test of their counts would be wrong;
-    ranges over generated traces take that into account. Of long traces only the first
-    sequences are read.
+    ranges over generated traces account for that. Only the first sequences of long traces
+    are used.
     """
     cells = np.cumsum(trace.output_tokens) * trace.depth * replicates
     trace = trace.select(np.arange(max(1, int((cells <= MAX_CELLS).sum()))))
@@ -78,15 +75,15 @@ def fit_report(
         drawn.append(summary(generate(model, trace.sequences, trace.output_tokens, trace.depth, seed + number)))
         if progress:
             progress(number + 1, replicates)
-    shares = np.array([one.pop("shares") for one in drawn])
+    shares = np.array([generated.pop("shares") for generated in drawn])
     mean = shares.mean(axis=0)
     own = observed.pop("shares")
-    others = (shares.sum(axis=0) - shares) / (replicates - 1)  # none is compared with a mean that holds it
+    others = (shares.sum(axis=0) - shares) / (replicates - 1)  # leave-one-out means
     noise = np.abs(shares - others).sum(axis=1) / 2
     statistics = []
     for name, value in observed.items():
-        values = np.array([one[name] for one in drawn])
-        low, high = np.quantile(values, [0.025, 0.975], method="weibull")  # of one more such trace
+        values = np.array([generated[name] for generated in drawn])
+        low, high = np.quantile(values, [0.025, 0.975], method="weibull")  # prediction interval of another such trace
         statistics.append(Statistic(name, float(value), float(values.mean()), float(low), float(high)))
     return FitReport(
         accepted_length=own.tolist(),
@@ -100,9 +97,9 @@ def fit_report(
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """The statistics of one trace: shares of match lengths [D + 1] under "shares", and numbers by name.
+    """Statistics of one trace: shares of match lengths [D + 1] under "shares", and numbers by name.
 
-    Matches count as far as `draft_limit` lets a draft go.
+    Match lengths are limited to `draft_limit`.
     """
     match = np.minimum(trace.match_len, trace.draft_limit).astype(np.float64)
     result: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Latent Gaussian processes along the text, and how much of one hides behind accepted and rejected tokens."""
+"""Latent Gaussian processes along the text, and their fit to accepted and rejected tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from specsim.arrays import Floats, IntArray, Ints
 
 SEQUENCE_NODES, TOKEN_STATES = 7, 15
-MAX_POSITIONS = 12_000  # that the likelihood reads; its shares are known well enough then
+MAX_POSITIONS = 12_000  # that the likelihood uses; enough for the shares
 ROUGH_POSITIONS = 3_000
 MISSING = -1
 
@@ -18,7 +18,7 @@ MISSING = -1
 class Drift(NamedTuple):
     """Autocorrelation of a standard Gaussian process: at lag k >= 1, sequence + local x decay^k.
 
-    sequence : share of variance that a whole sequence has in common
+    sequence : share of variance common to a whole sequence
     local : share that fades along the text
     decay : per token, in [0, 1)
 
@@ -30,7 +30,7 @@ class Drift(NamedTuple):
     decay: float
 
     def draw(self, lengths: Ints, rng: np.random.Generator) -> Floats:
-        """One process over sequences of these lengths [S]: float64 [N], standard normal at every place."""
+        """Draw a process over sequences of these lengths [S]: float64 [N], standard normal at every position."""
         from scipy.signal import lfilter
 
         total, longest = int(lengths.sum()), int(lengths.max())
@@ -49,7 +49,7 @@ class Drift(NamedTuple):
 
 
 def fit_drift(score: Floats, lengths: IntArray, lags: int = 32) -> Drift:
-    """Least squares of the drift on the autocorrelations of standard normal scores [N] at lags 1 to `lags`."""
+    """Fit a drift by least squares to the autocorrelations of standard normal scores [N] at lags 1 to `lags`."""
     from scipy.optimize import least_squares
 
     lag = np.arange(1, min(lags, int(lengths.max()) - 1) + 1)
@@ -67,20 +67,18 @@ def fit_drift(score: Floats, lengths: IntArray, lags: int = 32) -> Drift:
 
     low = max(correlation[-1], 0.0)
     start = [min(low, 0.9), float(np.clip(correlation[0] - low, 0.01, 0.9)), 0.8]
-    found = least_squares(misfit, start, bounds=([0, 0, 0], [0.98, 0.98, 0.995])).x
-    return _bounded(*found)
+    return _bounded(*least_squares(misfit, start, bounds=([0, 0, 0], [0.98, 0.98, 0.995])).x)
 
 
 def fit_hidden(offset: Floats, accepted: npt.NDArray[np.int8]) -> Drift:
-    """Drift of a standard Gaussian z with accepted = [offset + z > 0], by maximum likelihood.
+    """Fit the drift of a standard Gaussian z with accepted = [offset + z > 0] by maximum likelihood.
 
     offset : float64 [S, T], so that the probability of acceptance is Phi(offset) if nothing else is known
-    accepted : int8 [S, T], 1, 0, or MISSING; places are ignored if missing
+    accepted : int8 [S, T], 1, 0, or MISSING, which is ignored
 
     The likelihood is that of a hidden Markov chain: the sequence's share on Gauss-Hermite
     nodes, the fading share as Rouwenhorst's chain (1995), which has the AR(1) process's
-    autocorrelation exactly. What is missing must not depend on what it would have been,
-    given the rest.
+    autocorrelation exactly. Outcomes must be missing at random, given the others.
     """
     from scipy.optimize import minimize
 
@@ -94,20 +92,20 @@ def fit_hidden(offset: Floats, accepted: npt.NDArray[np.int8]) -> Drift:
         options = {"xatol": 0.05, "fatol": 0.02, "initial_simplex": simplex}
         return minimize(loss, start, method="Nelder-Mead", options=options)
 
-    # Where the sequences differ and where stretches of text do are two valleys: search both, on less.
+    # Differences between sequences and between stretches of text are two local minima: search both on less data.
     starts = np.array([-1.0, 0.0, 1.0]), np.array([-2.0, -2.0, 2.5])
-    rough = min((search(start, ROUGH_POSITIONS, 1.0) for start in starts), key=lambda found: found.fun)
+    rough = min((search(start, ROUGH_POSITIONS, 1.0) for start in starts), key=lambda result: result.fun)
     best = search(rough.x, MAX_POSITIONS, 0.3)
     keep = max(1, MAX_POSITIONS // max(1, accepted.shape[1]))
     nothing = Drift(0.0, 0.0, 0.0)
-    # Two shares and a decay must earn what a better likelihood by chance would be.
+    # Three parameters have to improve the likelihood by more than chance does.
     if -log_likelihood(nothing, offset[:keep], accepted[:keep]) <= best.fun + 3.0:
         return nothing
     return _from_free(best.x)
 
 
 def fit_mean(drift: Drift, accepted: npt.NDArray[np.int8]) -> float:
-    """The constant offset that makes these outcomes likeliest under this drift; see `fit_hidden`."""
+    """Fit the constant offset of these outcomes under this drift by maximum likelihood; see `fit_hidden`."""
     from scipy.optimize import minimize_scalar
 
     accepted = accepted[: max(1, MAX_POSITIONS // max(1, accepted.shape[1]))]
@@ -119,7 +117,7 @@ def fit_mean(drift: Drift, accepted: npt.NDArray[np.int8]) -> float:
 
 
 def _from_free(x: Floats) -> Drift:
-    """Three free numbers: share of all drift, share of it that is the sequence's, decay; as logits."""
+    """Drift from three logits: share of all drift, the sequence's part of it, decay."""
     total, split, decay = 1 / (1 + np.exp(-np.clip(x, -12, 12)))
     return _bounded(total * split, total * (1 - split), decay)
 
@@ -155,7 +153,7 @@ def log_likelihood(drift: Drift, offset: Floats, accepted: npt.NDArray[np.int8])
 
 
 def _rouwenhorst(decay: float) -> tuple[Floats, Floats, Floats]:
-    """States [G], transition matrix [G, G] and stationary distribution [G] of a chain like a standard AR(1)."""
+    """States [G], transition matrix [G, G] and stationary distribution [G] of Rouwenhorst's chain for an AR(1)."""
     p = (1 + decay) / 2
     chain = np.array([[p, 1 - p], [1 - p, p]])
     for n in range(3, TOKEN_STATES + 1):

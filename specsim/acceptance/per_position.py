@@ -1,14 +1,13 @@
-"""Acceptance by draft depth: what servers export."""
+"""Acceptance model by draft position, as in the counters that servers export."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from specsim.acceptance.sources import Source, verified_by_depth
-from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
+from specsim.acceptance.synthetic import Drafts, match_lengths, uninformed
 from specsim.arrays import Ints
 from specsim.errors import InputError
 
@@ -17,9 +16,9 @@ from specsim.errors import InputError
 class PerPosition:
     """alpha[i - 1] in [0, 1]: probability that the i-th drafted token is accepted if all before it were.
 
-    One uniform belongs to every output token, and a branch that drafts the token as its i-th
-    is accepted if it is below alpha_i: tokens are independent, branches over the same token as much
-    alike as their alphas allow. Confidence is alpha_i, as in the i.i.d. model.
+    Every output token has one uniform random number; a branch that drafts the token as its i-th is
+    accepted there if the number is below alpha_i. Tokens are independent; branches over the same token
+    agree as far as their alphas allow. Confidence is alpha_i, as in the i.i.d. model.
     """
 
     alpha: tuple[float, ...]
@@ -30,24 +29,21 @@ class PerPosition:
 
     def __post_init__(self) -> None:
         if not self.alpha or not all(0 <= a <= 1 for a in self.alpha):
-            raise InputError(f"acceptance model per_position: alpha={self.alpha} is no list of values in [0, 1]")
+            raise InputError(f"acceptance model per_position: alpha={self.alpha}; give a list of values in [0, 1]")
 
     @classmethod
     def fit(cls, source: Source) -> PerPosition:
-        """The discrete hazards (`sources.verified_by_depth`), down to the deepest depth that was verified."""
+        """Fit discrete hazards (`sources.verified_by_depth`) down to the deepest verified depth."""
         accepted, verified = verified_by_depth(source)
         seen = int(np.argmin(verified > 0)) if (verified <= 0).any() else len(verified)
         if seen == 0:
             raise InputError("acceptance model per_position: nothing was drafted; give rounds that draft")
         return cls(tuple((accepted[:seen] / verified[:seen]).tolist()))
 
-    def parameters(self) -> dict[str, Any]:
-        return plain(self)
-
     def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
         if depth > len(self.alpha):
             raise InputError(
-                f"acceptance model per_position knows depths up to {len(self.alpha)}, {depth} is wanted; "
+                f"acceptance model per_position has depths up to {len(self.alpha)}, not {depth}; "
                 "lower the depth or fit to longer drafts"
             )
         total = int(lengths.sum())

@@ -1,4 +1,4 @@
-"""What acceptance models are fitted to: dense traces, rounds of a real run, a server's counters."""
+"""Data that acceptance models are fitted to: dense traces, rounds of a real run, counters of a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specsim.examples import is_example
 from specsim.json_files import checked, plain_json, read_json
 from specsim.trace.trace import Trace
 
-MOST_COUNT = 2**53  # of rounds or tokens: beyond it, shares of them are no longer exact
+MOST_COUNT = 2**53  # of rounds or tokens; larger integers are not exact in float64
 MOST_DRAFTED = 2**16  # tokens of a round
 
 
@@ -37,17 +37,15 @@ class Rounds:
     t: Ints | None = None
 
     def select(self, keep: Bools) -> Rounds:
-        """The rounds where `keep` [R] holds."""
+        """Rounds where `keep` [R] holds."""
 
-        def of(column: Any) -> Any:
-            return None if column is None else column[keep]
-
-        return Rounds(self.drafted[keep], self.accepted[keep], of(self.policy), of(self.sequence_id), of(self.t))
+        columns = (self.drafted, self.accepted, self.policy, self.sequence_id, self.t)
+        return Rounds(*(None if column is None else column[keep] for column in columns))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Per draft depth i = 1..D: rounds that drafted an i-th token, and rounds that accepted it, int64 [D]."""
+    """Rounds that drafted an i-th token, and rounds that accepted it, by draft depth i = 1..D, int64 [D]."""
 
     drafted: Ints
     accepted: Ints
@@ -57,17 +55,17 @@ Source = Trace | Rounds | Counters
 
 
 def verified_by_depth(source: Source) -> tuple[Floats, Floats]:
-    """Accepted and verified tokens per draft depth, float64 [D] each; their ratio is the discrete hazard estimate.
+    """Count accepted and verified tokens per draft depth, float64 [D]; their ratio estimates the discrete hazard.
 
     A token is verified if everything drafted before it was accepted. A round that accepted all
-    of its k tokens says nothing about depth k + 1 (right-censoring); this is the
+    of its k tokens has no outcome at depth k + 1 (right-censoring). This is the
     Kaplan-Meier estimate of the match length's distribution, which is also the maximum-likelihood
-    one, if what ends a draft does not depend on how it would have gone on.
+    estimate if the end of a draft does not depend on the acceptance of later tokens.
 
-    Of a dense trace the rounds of a drafter that always drafts D tokens are counted: were every
-    position a start, easy stretches would count once per token. Counters do not tell which rounds
-    were verified: of those that accepted i - 1 tokens, the share that went on to draft an i-th is
-    taken to be that among all rounds that drafted i - 1.
+    For a dense trace, count the rounds of a drafter that always drafts D tokens: with a round from every
+    position, easy stretches would count once per token. Counters do not say which rounds
+    were verified: assume that of the rounds that accepted i - 1 tokens, the same share drafted an i-th
+    as of all rounds that drafted i - 1.
     """
     if isinstance(source, Counters):
         passed = source.accepted.astype(np.float64)
@@ -83,17 +81,17 @@ def verified_by_depth(source: Source) -> tuple[Floats, Floats]:
 
 
 def longest_rounds(trace: Trace) -> Rounds:
-    """The rounds of drafting the trace's depth D every time, or as far as `draft_limit` lets.
+    """Rounds that draft the trace's depth D every time, limited to `draft_limit`.
 
-    Of a trace of rejection sampling, match_len is read as it was drawn when recording.
+    For a trace of rejection sampling, match_len is used as drawn when recording.
     """
-    at = longest_starts(trace)
-    drafted = trace.draft_limit[at].astype(np.int64)
-    return Rounds(drafted, np.minimum(trace.match_len[at], drafted))
+    rows = longest_starts(trace)
+    drafted = trace.draft_limit[rows].astype(np.int64)
+    return Rounds(drafted, np.minimum(trace.match_len[rows], drafted))
 
 
 def longest_starts(trace: Trace) -> Ints:
-    """The rows at which these rounds start."""
+    """Rows of the trace at which the rounds of `longest_rounds` start."""
     match = np.minimum(trace.match_len, trace.draft_limit).tolist()
     starts = []
     for begin, end in zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True):
@@ -105,13 +103,13 @@ def longest_starts(trace: Trace) -> Ints:
 
 
 def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
-    """Read and check `rounds.parquet`, as `realrun validate` writes it; only that policy's rounds if one is named.
+    """Read and check `rounds.parquet`, as `realrun validate` writes it; with `policy`, only its rounds.
 
-    Columns drafted and accepted must be there; policy, sequence_id, t (with round) and verified may. Rounds of
-    trees, where a column `tree` says so, are left out: of them drafted counts nodes, not depth. Where verified says
-    that tokens were dropped, the draft is what was left.
-    Raises InputError for impossible counts, and where a round does not begin where the one
-    before it ended.
+    Columns drafted and accepted are required; policy, sequence_id, t (with round) and verified are optional. Rounds
+    of trees, marked in a column `tree`, are left out: they count nodes, not depth. If the column verified is
+    there, it is the draft length, because tokens may have been dropped.
+    Raises InputError for impossible counts, and for a round that does not begin where the previous
+    round ended.
     """
     import pyarrow.compute as pc
 
@@ -121,7 +119,7 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
     counts = ("drafted", "accepted", "verified", "sequence_id", "t")
     optional = ("verified", "sequence_id", "t", "policy", "tree")
     columns = dict.fromkeys(counts, INTEGERS) | {"policy": TEXT, "tree": FLAGS}
-    table = read_table(path, columns, optional, invalid="give rounds.parquet of a run")
+    table = read_table(path, columns, optional, invalid="give the rounds.parquet of a run")
     if "tree" in table.column_names:
         table = table.filter(pc.invert(table.column("tree")))
 
@@ -133,36 +131,36 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
             return np.array(values, dtype=np.str_)
         most = MOST_DRAFTED if name in ("drafted", "verified") else MOST_COUNT
         if any(abs(value) > most for value in values):
-            raise InputError(f"{path}: column {name!r} has a number beyond {most}; give counts and positions")
+            raise InputError(f"{path}: column {name!r} has a number above {most}; give counts and positions")
         return np.array(values, dtype=np.int64)
 
     draft = column("drafted") if "verified" not in table.column_names else column("verified")
     rounds = Rounds(draft, column("accepted"), column("policy"), column("sequence_id"), column("t"))
     if policy is not None:
         if rounds.policy is None:
-            raise InputError(f"{path} has no column 'policy' to choose {policy!r} from; leave --policy out")
+            raise InputError(f"{path} has no column 'policy' to select {policy!r} from; leave --policy out")
         keep = rounds.policy == policy
         if not keep.any():
             known = ", ".join(np.unique(rounds.policy).tolist())
             raise InputError(f"{path} has no rounds of policy {policy!r}; it has: {known}")
         rounds = rounds.select(keep)
     if (rounds.drafted > 0).sum() == 0:
-        raise InputError(f"{path} holds no round that drafted a chain; give rounds of a speculative run")
+        raise InputError(f"{path} has no round that drafted a chain; give rounds of a speculative run")
     wrong = (rounds.accepted < 0) | (rounds.accepted > rounds.drafted)
     if wrong.any():
         row = int(wrong.argmax())
         raise InputError(
             f"{path}: {rounds.accepted[row]} of {rounds.drafted[row]} drafted tokens accepted in row {row}; "
-            "0 <= accepted <= drafted must hold"
+            "give counts with 0 <= accepted <= drafted"
         )
     _check_chained(rounds, path)
     return rounds
 
 
 def _check_chained(rounds: Rounds, path: Path) -> None:
-    """InputError unless each run's rounds follow one another: the next t is t + accepted + 1.
+    """Raise InputError unless each run's rounds are consecutive: the next t is t + accepted + 1.
 
-    Rows of one policy and sequence are in the order of their rounds; where t falls back, another run begins.
+    Rows of one policy and sequence are in the order of their rounds; a smaller t starts another run.
     """
     if rounds.sequence_id is None or rounds.t is None:
         return
@@ -178,8 +176,8 @@ def _check_chained(rounds: Rounds, path: Path) -> None:
     if broken.any():
         row = int(order[broken.argmax()])
         raise InputError(
-            f"{path}: no round follows that of sequence {rounds.sequence_id[row]} at t = {rounds.t[row]} "
-            f"with {rounds.accepted[row]} accepted; give whole runs, each policy under its own name"
+            f"{path}: the round after that of sequence {rounds.sequence_id[row]} at t = {rounds.t[row]} with "
+            f"{rounds.accepted[row]} accepted is missing; give complete runs, each policy under its own name"
         )
 
 
@@ -189,7 +187,7 @@ def read_counters(path: str | PathLike[str] | Mapping[str, Any]) -> Counters:
     A mapping is read as a file that holds it would be.
 
     drafted[i] counts rounds that proposed an i-th token, accepted[i] those in which it (and so
-    all before it) was accepted, as servers count. Raises InputError if they cannot be such counts.
+    all before it) was accepted, as servers count. Raises InputError for impossible counts.
     """
     write = f"write counters as {_EXAMPLE}"
     if isinstance(path, Mapping):
@@ -202,23 +200,23 @@ def read_counters(path: str | PathLike[str] | Mapping[str, Any]) -> Counters:
     for key in ("drafted", "accepted"):
         values = document[key]
         if not values or not all(0 <= value <= MOST_COUNT for value in values):
-            raise InputError(f"{name}: {key!r} is no list of counts up to {MOST_COUNT}; {write}")
+            raise InputError(f"{name}: {key!r} is not a list of counts up to {MOST_COUNT}; {write}")
         columns.append(np.array(values, dtype=np.int64))
     drafted, accepted = columns
     if len(drafted) != len(accepted):
         raise InputError(f"{name}: {len(drafted)} depths drafted but {len(accepted)} accepted; give both per depth")
     if (accepted > drafted).any() or (np.diff(accepted) > 0).any() or (np.diff(drafted) > 0).any():
         raise InputError(
-            f"{name}: counts must not grow with depth, nor accepted exceed drafted; give totals of rounds per depth"
+            f"{name}: counts must not grow with depth and accepted must not exceed drafted; give rounds per depth"
         )
     if drafted[0] == 0:
-        raise InputError(f"{name}: nothing was drafted; export the counters after some requests")
+        raise InputError(f"{name}: no token was drafted; export the counters after some requests")
     used = drafted > 0
     return Counters(drafted[used], accepted[used])
 
 
 class _Counts(TypedDict):
-    """Counts, and of those that `specsim import` wrote where they come from."""
+    """Schema of counters; the optional keys are those that `specsim import` writes."""
 
     drafted: list[int]
     accepted: list[int]
@@ -237,14 +235,14 @@ _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
 
 
 def as_source(source: object, *, policy: str | None = None) -> Source:
-    """What was accepted, as it is, or read from a path, a name or a mapping; TypeError, in words, for anything else.
+    """Return a source, or read it from a path, a name or a mapping; TypeError for anything else.
 
-    policy : of rounds in a file, only those of this policy
+    policy : use only this policy's rounds of a file
     """
     if isinstance(source, str | PathLike):
         return read_source(source, policy=policy)
     if policy is not None:
-        raise InputError("a policy is chosen among the rounds of a file; leave it out")
+        raise InputError("policy selects rounds of a file, and this is not a path; leave it out")
     if isinstance(source, Mapping):
         return read_counters(source)
     if isinstance(source, Trace | Rounds | Counters):
@@ -256,14 +254,14 @@ def as_source(source: object, *, policy: str | None = None) -> Source:
 
 
 def read_source(path: str | PathLike[str], *, policy: str | None = None) -> Source:
-    """A trace folder or .zip, a rounds .parquet, or a counters .json, by what the path is."""
+    """Read a trace folder or .zip, rounds as .parquet, or counters as .json."""
     from specsim.trace.files import read_plain_trace
 
     path = Path(path)
     if path.suffix == ".parquet":
         return read_rounds(path, policy=policy)
     if policy is not None:
-        raise InputError(f"--policy chooses among rounds, {path} holds none; leave it out")
+        raise InputError(f"--policy selects rounds, and {path} has none; leave it out")
     if is_example(path):
         return read_plain_trace(path)
     if not path.exists():
@@ -273,7 +271,7 @@ def read_source(path: str | PathLike[str], *, policy: str | None = None) -> Sour
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """What a model was fitted to, for its file."""
+    """Description of the data that a model was fitted to, for its file."""
     if isinstance(source, Trace):
         return {"source": "dense trace", "sequences": source.sequences, "output_tokens": len(source.token)}
     if isinstance(source, Counters):

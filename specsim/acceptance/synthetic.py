@@ -1,12 +1,12 @@
-"""Synthetic dense traces. What all acceptance models share is how branches hang together.
+"""Synthetic dense traces of acceptance models, which share one rule for branches over the same token.
 
 The draft at position t, depth i concerns output token t + i - 1, and so do the drafts at
 t + 1, depth i - 1, and so on: as long as a branch is accepted, its context is the output itself.
 An independent draft model, asked for the same token in the same context, answers the same.
-Hence every output token carries one draw: branches that are accepted up to it see the same
-outcome, and the same confidence where the model has one, and branches that are rejected at the same token
-go on alike. (Recorded traces of draft models show exactly this, greedy and with coupled noise.)
-A drafter whose answer depends on how it came to a context, such as parallel heads, shares less.
+Hence every output token has one draw: branches that are accepted up to it have the same
+outcome, and the same confidence if the model has one, and branches that are rejected at the same token
+continue identically. (Recorded traces of draft models show exactly this, greedy and with coupled noise.)
+A drafter whose answer depends on the way to a context, such as parallel heads, shares less.
 """
 
 from __future__ import annotations
@@ -28,26 +28,23 @@ MAX_SEED = 2**32 - 1
 
 
 class AcceptanceModel(Protocol):
-    """A frozen dataclass of plain numbers and tuples that says how drafts fare."""
+    """Frozen dataclass of numbers and tuples that draws which drafts are accepted."""
 
     name: ClassVar[str]
     source: ClassVar[str]
-    informed: ClassVar[bool]  # whether what the drafter is sure of tells what is accepted
+    informed: ClassVar[bool]  # whether the drafter's confidence predicts acceptance
 
     @classmethod
     def fit(cls, source: Source) -> Self:
-        """Fitted to data; InputError where the data cannot tell."""
-
-    def parameters(self) -> dict[str, Any]:
-        """JSON form of the fields."""
+        """Fit to data; InputError if the data do not determine the model."""
 
     def draw(self, lengths: Ints, depth: int, rng: np.random.Generator) -> Drafts:
-        """What the drafter does in sequences of these lengths [S]."""
+        """Draw the drafts of sequences of these lengths [S]."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """match_len : uint8 [N]; prob, confidence, entropy_nats : float32 [N, D]."""
+    """Columns of a trace: match_len uint8 [N]; prob, confidence, entropy_nats float32 [N, D]."""
 
     match_len: npt.NDArray[np.uint8]
     prob: npt.NDArray[np.float32]
@@ -64,7 +61,7 @@ def generate(
     *,
     prompt_tokens: int = 64,
 ) -> Trace:
-    """A dense trace of this model: a pure function of its arguments.
+    """Generate a dense trace of this model, as a pure function of the arguments.
 
     output_tokens : length of every sequence, or of each, [sequences]
     depth : D, longest draft recorded, in tokens
@@ -78,7 +75,7 @@ def generate(
             f"give at least 1 of each and depth up to {MAX_DEPTH}"
         )
     if not 0 <= seed <= MAX_SEED:
-        raise InputError(f"seed={seed} is outside [0, {MAX_SEED}]; choose one inside")
+        raise InputError(f"seed={seed} is outside [0, {MAX_SEED}]; choose a value inside")
     lengths = np.broadcast_to(np.asarray(output_tokens, dtype=np.int64), (sequences,)).copy()
     if lengths.min() < 1:
         raise InputError(f"output_tokens={lengths.min()}; give at least 1 per sequence")
@@ -92,7 +89,7 @@ def generate(
             "drafter_kind": "chain",
             "synthetic": {
                 "model": model.name,
-                "parameters": model.parameters(),
+                "parameters": plain(model),
                 "seed": seed,
                 "informed": model.informed,
             },
@@ -117,9 +114,9 @@ def generate(
 
 
 def match_lengths(accepted: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]:
-    """Leading accepted tokens of the branch at every position, uint8 [N], none beyond the sequence's end.
+    """Number of leading accepted tokens of the branch at every position, uint8 [N], up to the sequence's end.
 
-    accepted[i][p] : whether a branch, accepted before token p, that drafts it as its i-th, from 0, is accepted there
+    accepted[i][p] : whether a branch, accepted before token p, is accepted there if p is its i-th token, from 0
     """
     total = int(lengths.sum())
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(total)  # tokens from here to the end
@@ -135,9 +132,9 @@ def match_lengths(accepted: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]
 def _draft_tokens(
     token: npt.NDArray[np.int32], match_len: npt.NDArray[np.uint8], depth: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int32]:
-    """Drafted tokens [N, D]: the output's own up to match_len, then others, alike after the same rejection."""
+    """Draw drafted tokens [N, D]: the output's up to match_len, then others, the same after the same rejection."""
     total = len(token)
-    # Token p + j after a rejection at p is the output's own there, moved by an offset that belongs to p.
+    # Token p + j after a rejection at p is the output's token shifted by an offset that depends on p.
     shift = rng.integers(1, VOCABULARY - 1, size=total, dtype=np.int32)
     drafted = np.empty((total, depth), dtype=np.int32)
     start = np.arange(total)
@@ -158,12 +155,12 @@ def geometric_entropy_nats(confidence: npt.ArrayLike) -> Floats:
 
 
 def uninformed(accept_prob: Floats, total: int) -> dict[str, npt.NDArray[np.float32]]:
-    """The same confidence at every position, that of the depth: accept_prob [D]. It tells policies nothing."""
+    """Features that do not predict acceptance: the same confidence at every position, accept_prob [D] by depth."""
     confidence = np.tile(accept_prob.astype(np.float32), (total, 1))
     entropy = np.tile(geometric_entropy_nats(accept_prob).astype(np.float32), (total, 1))
     return {"prob": confidence, "confidence": confidence.copy(), "entropy_nats": entropy}
 
 
 def plain(model: Any) -> dict[str, Any]:
-    """A frozen dataclass as JSON holds it."""
+    """Parameters of a model, as a JSON object."""
     return asdict(model)

@@ -61,6 +61,7 @@ def fit(
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
     from specsim.acceptance.sources import describe, read_source, verified_by_depth
+    from specsim.acceptance.synthetic import plain
 
     check_new(out, overwrite=overwrite)
     data = read_source(source, policy=policy)
@@ -77,7 +78,7 @@ def fit(
     ]
     where = " (rounds that draft the whole depth)" if describe(data)["source"] == "dense trace" else ""
     print_table(f"{source}{where}", ["draft depth", "verified", "accepted", "rate"], rows)
-    print_table(f"{model.value}, written to {out}", ["parameter", "value"], _parameter_rows(fitted.parameters()))
+    print_table(f"{model.value}, written to {out}", ["parameter", "value"], _parameter_rows(plain(fitted)))
 
 
 @acceptance.command()

@@ -1,1 +1,1 @@
-"""What policies learn from a trace and its costs before they draft."""
+"""Fits of policies to a trace and its costs."""

@@ -1,7 +1,7 @@
-"""Calibrated acceptance probabilities, learned from a trace (Platt 1999; isotonic regression).
+"""Calibrated acceptance probabilities, fitted to a trace (Platt 1999; isotonic regression).
 
-Of the token just drafted, or of the one after it, given what the drafter shows; over verified
-tokens: those whose draft prefix is accepted, so that the target's choice decides on them.
+They are probabilities of the token just drafted, or of the next one, given the drafter's features. The fit uses
+verified tokens: those whose draft prefix is accepted, so that the target's choice decides on them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from specsim.trace.trace import Trace
 Signal = Literal["confidence", "entropy", "both", "all"]
 Method = Literal["platt", "isotonic"]
 
-HIDDEN = {"confidence": [1, 2], "entropy": [0, 2, 5], "both": [2], "all": []}  # features that a signal leaves out
+HIDDEN = {"confidence": [1, 2], "entropy": [0, 2, 5], "both": [2], "all": []}  # features that a signal does not use
 KNOTS = 65
 PLATT_REACH = 8.0  # log odds beyond which a calibrated probability stays constant
-RIDGE = 0.1  # weight of the squared norm of the standardised weights, against the sum of log-losses
-LEAST_PROB = 1e-3  # an isotonic fit may say 0 or 1 from a handful of tokens
+RIDGE = 0.1  # weight of the squared norm of the standardised weights, relative to the sum of log-losses
+LEAST_PROB = 1e-3  # bound on an isotonic fit, which may give 0 or 1 from a few tokens
 
 
 def verified_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], Bools]:
-    """Confidence and acceptance of every drafted token whose draft prefix was accepted, so that
-    the target verified it."""
+    """Confidence and acceptance of every verified token: a drafted token whose draft prefix was accepted."""
     depth = np.arange(trace.depth)[None]
     verified = (depth <= trace.match_len[:, None]) & (depth < trace.draft_limit[:, None])
     accepted = depth < trace.match_len[:, None]
@@ -42,11 +41,11 @@ def verified_tokens(trace: Trace) -> tuple[npt.NDArray[np.float32], Bools]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Drafted tokens of R rounds, to depth D.
+    """Drafted tokens of R rounds, up to depth D.
 
     features : float64 [R, D, FEATURES]
-    verified, accepted : bool [R, D], whether the draft prefix is accepted, and the token itself too
-    in_range : bool [R, D], whether the drafter would get there: no end of text or budget before it
+    verified, accepted : bool [R, D], whether the draft prefix is accepted, and whether the token is accepted too
+    in_range : bool [R, D], whether the text and the budget do not end before the token
     """
 
     features: Floats
@@ -55,16 +54,16 @@ class Tokens:
     in_range: Bools
 
     def followed(self) -> tuple[Floats, Bools]:
-        """Features [n, FEATURES] of accepted tokens, and whether the token after each is accepted too."""
+        """Features [n, FEATURES] of accepted tokens, and whether the next token is accepted too."""
         known = self.verified[:, 1:]
         return self.features[:, :-1][known], self.accepted[:, 1:][known]
 
 
 def drafted_tokens(trace: Trace, rounds: RoundLog | None = None, *, seed: int = 0) -> Tokens:
-    """The tokens, to the full recorded depth, of these rounds of a replay, or of rounds from every position.
+    """Collect the tokens, up to the recorded depth, of a replay's rounds, or of rounds from every position.
 
-    Those of a replay have each the run of tokens since the last rejection; without one it is 0.
-    Of a trace of rejection sampling the first outcome under this seed is used, as in a replay's rounds.
+    Rounds of a replay have the run of accepted tokens since the last rejection; in others it is 0.
+    For a trace of rejection sampling, use the first outcome under this seed, as a replay's rounds do.
     """
     match_len, _ = next(outcomes(trace, seed))
     if rounds is None:
@@ -86,7 +85,7 @@ def drafted_tokens(trace: Trace, rounds: RoundLog | None = None, *, seed: int = 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A probability of acceptance: a linear score of the features, mapped through knots.
+    """Probability of acceptance: a linear score of the features, mapped through knots.
 
     weights [1 + FEATURES], the intercept first; knots, probs [K], score to probability, linear
     between the knots.
@@ -106,34 +105,20 @@ class Calibration:
 
 
 def calibrate(features: Floats, accepted: Bools, *, signal: Signal = "all", method: Method = "platt") -> Calibration:
-    """Fit acceptance to features [n, FEATURES] of n tokens, of which `accepted` [n] says the outcome.
+    """Fit the acceptance `accepted` [n] of n tokens to their features [n, FEATURES].
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by
-    isotonic regression. Where all tokens have one outcome, a constant.
+    isotonic regression. If all tokens have the same outcome, the probability is constant.
 
     Raises InputError without a token.
     """
     if len(accepted) == 0:
         raise InputError("calibration: no drafted token was verified; record more positions")
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
-    from sklearn.linear_model import LogisticRegression
 
+    used = np.setdiff1d(np.arange(FEATURES), HIDDEN[signal])
     weights = np.zeros(1 + FEATURES)
-    if accepted.all() or not accepted.any():
-        rate = (accepted.sum() + 1) / (len(accepted) + 2)
-        weights[0] = np.log(rate / (1 - rate))
-    else:
-        used = np.setdiff1d(np.arange(FEATURES), HIDDEN[signal])
-        centre, scale = features[:, used].mean(axis=0), features[:, used].std(axis=0)
-        varies = scale > 1e-9 * (1 + np.abs(centre))  # not by rounding alone
-        used, centre, scale = used[varies], centre[varies], scale[varies]
-        model = LogisticRegression(C=1 / (2 * RIDGE), max_iter=1000)
-        if len(used):
-            model.fit((features[:, used] - centre) / scale, accepted)
-            weights[1 + used] = model.coef_[0] / scale
-            weights[0] = model.intercept_[0] - weights[1 + used] @ centre
-        else:
-            weights[0] = np.log(accepted.mean() / (1 - accepted.mean()))
+    weights[[0, *(1 + used)]] = logistic_weights(features[:, used], accepted)
     if method == "platt":
         knots = np.linspace(-PLATT_REACH, PLATT_REACH, KNOTS)
         return Calibration(weights, knots, 1 / (1 + np.exp(-knots)))
@@ -143,11 +128,35 @@ def calibrate(features: Floats, accepted: Bools, *, signal: Signal = "all", meth
     return Calibration(weights, knots, probs)
 
 
+def logistic_weights(features: Floats, accepted: Bools) -> Floats:
+    """Weights [1 + F], the intercept first, of a logistic regression of acceptance [n] on standardised features [n, F].
+
+    Constant features get weight 0. If all outcomes are the same, only the intercept is not 0.
+    """
+    from sklearn.linear_model import LogisticRegression  # slow to import, and a replay does not need it
+
+    weights = np.zeros(1 + features.shape[1])
+    if accepted.all() or not accepted.any():
+        rate = (accepted.sum() + 1) / (len(accepted) + 2)
+        weights[0] = np.log(rate / (1 - rate))
+        return weights
+    centre, scale = features.mean(axis=0), features.std(axis=0)
+    varies = scale > 1e-9 * (1 + np.abs(centre))  # by more than rounding
+    if not varies.any():
+        weights[0] = np.log(accepted.mean() / (1 - accepted.mean()))
+        return weights
+    model = LogisticRegression(C=1 / (2 * RIDGE), max_iter=1000)
+    model.fit((features[:, varies] - centre[varies]) / scale[varies], accepted)
+    weights[1:][varies] = model.coef_[0] / scale[varies]
+    weights[0] = model.intercept_[0] - weights[1:][varies] @ centre[varies]
+    return weights
+
+
 def _thinned(knots: Floats, probs: Floats) -> tuple[Floats, Floats]:
-    """At most KNOTS of the knots, and at least two, strictly increasing."""
+    """Thin to at most KNOTS knots, and at least two, strictly increasing."""
     if len(knots) > KNOTS:
-        kept = np.linspace(0, len(knots) - 1, KNOTS).round().astype(int)
-        knots, probs = knots[kept], probs[kept]
+        chosen = np.linspace(0, len(knots) - 1, KNOTS).round().astype(int)
+        knots, probs = knots[chosen], probs[chosen]
     if len(knots) == 1:
         knots, probs = np.append(knots, knots + 1.0), np.repeat(probs, 2)
     return np.asarray(knots, dtype=np.float64), np.asarray(probs, dtype=np.float64)
@@ -155,7 +164,7 @@ def _thinned(knots: Floats, probs: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well probabilities foretell outcomes: expected calibration error in [0, 1], mean log-loss in nats."""
+    """Expected calibration error in [0, 1] and mean log-loss in nats of predicted probabilities."""
 
     ece: float
     log_loss_nats: float
@@ -165,7 +174,7 @@ class Quality:
 
 
 def quality(prob: npt.ArrayLike, accepted: npt.ArrayLike) -> Quality:
-    """ECE in ten bins and log-loss of predictions [n]; probabilities are kept 1e-6 off 0 and 1."""
+    """ECE in ten bins and log-loss of predictions [n], clipped to [1e-6, 1 - 1e-6]."""
     p = np.clip(np.asarray(prob, dtype=np.float64), 1e-6, 1 - 1e-6)
     loss = -np.where(np.asarray(accepted, dtype=bool), np.log(p), np.log1p(-p))
     return Quality(metrics.reliability(p, accepted).ece, float(loss.mean()))
@@ -174,10 +183,10 @@ def quality(prob: npt.ArrayLike, accepted: npt.ArrayLike) -> Quality:
 def compare(
     train: Trace, holdout: Trace, *, signal: Signal = "all", method: Method = "platt"
 ) -> dict[str, dict[str, Any]]:
-    """Raw confidence and calibrated probability on held-out verified tokens, rounds from every position."""
-    learned, held_out = drafted_tokens(train), drafted_tokens(holdout)
-    seen = learned.verified
-    model = calibrate(learned.features[seen], learned.accepted[seen], signal=signal, method=method)
+    """Compare confidence and calibrated probability on held-out verified tokens, rounds from every position."""
+    tokens, held_out = drafted_tokens(train), drafted_tokens(holdout)
+    verified = tokens.verified
+    model = calibrate(tokens.features[verified], tokens.accepted[verified], signal=signal, method=method)
     accepted = held_out.accepted[held_out.verified]
     return {
         "confidence": quality(holdout.confidence[held_out.verified], accepted).as_dict(),
@@ -193,11 +202,11 @@ def feature_table(confidence, entropy_nats, prob, run):  # type: ignore[no-untyp
     for r in range(rounds):
         past = 0.0
         for i in range(depth):
-            shown = np.float64(confidence[r, i]), np.float64(entropy_nats[r, i]), np.float64(prob[r, i])
-            one = features(shown[0], shown[1], shown[2], i + 1, run[r], past)
+            top, entropy, p = np.float64(confidence[r, i]), np.float64(entropy_nats[r, i]), np.float64(prob[r, i])
+            values = features(top, entropy, p, i + 1, run[r], past)
             for f in range(FEATURES):
-                result[r, i, f] = one[f]
-            past = with_one_more(past, np.float64(confidence[r, i]))
+                result[r, i, f] = values[f]
+            past = with_one_more(past, top)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Policies as they are once they have learned what they learn from a trace and its costs."""
+"""Fit policies to a trace and its costs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FITTERS: dict[type[Policy], Callable[..., Any]] = {
 
 
 def fit(kind: type[P], settings: Mapping[str, Any], train: Trace, table: CostTable) -> P:
-    """The policy with these settings and, where it learns, with what it learns on `train` under `table`.
+    """Create a policy with these settings, and fit the others to `train` under `table` if it has a fit.
 
-    Settings that are given are never learned again.
+    Settings that are given are not fitted.
     """
     fitter = next((FITTERS[base] for base in kind.__mro__ if base in FITTERS), None)
     policy: P = kind.fit(settings, train, table) if fitter is None else fitter(kind, settings, train, table)
@@ -39,11 +39,11 @@ def fit(kind: type[P], settings: Mapping[str, Any], train: Trace, table: CostTab
 
 
 def needs_fitting(kind: type[Policy]) -> bool:
-    """Whether policies of this kind learn from data or costs."""
+    """Whether policies of this kind are fitted to data or costs."""
     own = inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
     return own or any(base in FITTERS for base in kind.__mro__)
 
 
 def is_fitted(policy: Policy, given: Mapping[str, Any], trace: Trace, table: CostTable) -> bool:
-    """Whether learning would leave the policy as it is, these settings given: it has learned, or learns nothing."""
+    """Whether a fit with these given settings would not change the policy."""
     return not needs_fitting(type(policy)) or fit(type(policy), given, trace, table) == policy

@@ -1,4 +1,4 @@
-"""Learning HardwarePCT: calibrate nodes on the rounds that the policy starts, price them, repeat."""
+"""Fit of HardwarePCT: calibrate nodes on the policy's own rounds, solve for its gains, repeat."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from specsim.fitting.tree_stopping import TreeCost
     from specsim.trace.trace import Trace
 
-PASSES = 4  # of learning from the rounds of the last policy
-VALUE_STEPS = 3  # of the value of a token, in each pass
+PASSES = 4  # over the rounds of the previous policy
+VALUE_STEPS = 3  # updates of the value of a token in each pass
 
 
 def _limits(defaults: HardwarePCT, train: Trace, table: CostTable) -> dict[str, int]:
-    """The default width, depth and nodes, lowered to what the trace was recorded to and the costs cover."""
+    """Default width, depth and nodes, limited to those of the trace and the costs."""
     width = train.tree.width if train.tree else defaults.width
     covered = len(table.tree.verify_s) - 2 if table.tree else defaults.max_nodes
     return {
@@ -36,7 +36,7 @@ def _limits(defaults: HardwarePCT, train: Trace, table: CostTable) -> dict[str, 
 
 
 def _learn(policy: HardwarePCT, train: Trace, table: CostTable) -> HardwarePCT:
-    """Replay, calibrate on the rounds met, solve for what is worth its cost, and again; the fastest on the trace."""
+    """Repeat replay, calibration on its rounds and solution for the gains; return the fastest policy on the trace."""
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
     from specsim.fitting.tree_calibration import calibrate_tree, rounds_of, verified_nodes, with_ceiling
@@ -87,7 +87,7 @@ def _solve(
     margin_s: float,
     mean_accepted: float,
 ) -> HardwarePCT:
-    """The policy of this value of a token."""
+    """Policy for this value of a token."""
     from specsim.fitting.tree_stopping import children_gains, min_gains
 
     assert train.tree is not None

@@ -1,4 +1,4 @@
-"""Learning RenewalStop: calibrate acceptance on the rounds that the policy starts, solve for thresholds, repeat."""
+"""Fit of RenewalStop: calibrate acceptance on the policy's own rounds, solve for thresholds, repeat."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from specsim.trace.trace import Trace
 
 BINS = 12  # of the signal
-FIRST_DRAFT = 4  # tokens; the fixed draft length whose rounds are learned from first
-VALUE_STEPS = 4  # of the value of a token, in each pass
-PASSES = 6  # of learning from the rounds of the last policy
+FIRST_DRAFT = 4  # tokens; fixed draft length of the first rounds
+VALUE_STEPS = 4  # updates of the value of a token in each pass
+PASSES = 6  # over the rounds of the previous policy
 
 
 def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
-    """Replay, calibrate on the rounds met, solve for thresholds, and again; the fastest on the trace.
+    """Repeat replay, calibration on its rounds and solution for thresholds; return the fastest policy on the trace.
 
-    The value of a token is the time per token of the last replay: at the end, its fixed point.
+    The value of a token is the time per token of the last replay, which converges to its fixed point.
     """
     from specsim.fitting.chain_calibration import calibrate, drafted_tokens
     from specsim.fitting.chain_stopping import fit_chain, mean_cost, thresholds
@@ -39,12 +39,12 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
     best, least_s = policy, math.inf
     for _ in range(PASSES):
         tokens = drafted_tokens(train, last.rounds)
-        how: dict[str, Any] = {"signal": policy.signal, "method": policy.calibration}
-        model = calibrate(tokens.features[tokens.verified], tokens.accepted[tokens.verified], **how)
+        options: dict[str, Any] = {"signal": policy.signal, "method": policy.calibration}
+        model = calibrate(tokens.features[tokens.verified], tokens.accepted[tokens.verified], **options)
         scores = model.score(tokens.features[tokens.verified])
         edges = np.unique(np.quantile(scores, np.linspace(0, 1, BINS + 1)[1:-1]))
-        before, accepted = tokens.followed()
-        next_model = calibrate(before, accepted, **how) if len(accepted) and not policy.lookahead else None
+        features, accepted = tokens.followed()
+        next_model = calibrate(features, accepted, **options) if len(accepted) and not policy.lookahead else None
         chain = fit_chain(tokens, model, edges, next_model)
         for _ in range(VALUE_STEPS):
             time_per_token_s = float(last.speculative_s.sum() / last.output_tokens.sum())

@@ -1,4 +1,4 @@
-"""Learning static trees: MEDUSA's sparse tree and the optimal tree, from a trace's acceptance rates."""
+"""Fit of static trees to a trace's acceptance rates: MEDUSA's sparse tree and the optimal tree."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 
 def fit_sparse_tree(kind: type[SparseTree], settings: Mapping[str, Any], train: Trace, table: CostTable) -> SparseTree:
-    given = build_policy(kind, settings)
+    """Choose the children of each node with the largest expected number of accepted tokens, unless they are given."""
+    policy = build_policy(kind, settings)
     if "children" in settings:
-        return given
-    found = best_trees(rates_of(train)[: given.max_depth], given.nodes)
-    return build_policy(kind, {**settings, "children": tuple(map(float, found.shape(found.nodes)))})
+        return policy
+    trees = best_trees(rates_of(train)[: policy.max_depth], policy.nodes)
+    return build_policy(kind, {**settings, "children": tuple(map(float, trees.shape(trees.nodes)))})
 
 
 def fit_optimal_tree(
     kind: type[OptimalTree], settings: Mapping[str, Any], train: Trace, table: CostTable
 ) -> OptimalTree:
+    """Choose the children of each node with the largest expected speedup, unless they are given."""
     from specsim.static_tree.optimal import optimal_tree, tree_round_cost
 
-    given = build_policy(kind, settings)
+    policy = build_policy(kind, settings)
     if "children" in settings:
-        return given
+        return policy
     cost = tree_round_cost(table, train)
-    best = optimal_tree(rates_of(train), cost, max_nodes=given.max_nodes, max_depth=given.max_depth)
+    best = optimal_tree(rates_of(train), cost, max_nodes=policy.max_nodes, max_depth=policy.max_depth)
     return build_policy(kind, {**settings, "children": tuple(map(float, best.shape))})

@@ -1,7 +1,7 @@
-"""Calibrated probabilities of the nodes of draft trees, learned from a trace's recorded trees (Platt 1999; isotonic).
+"""Calibrated probabilities of the nodes of draft trees, fitted to a trace's recorded trees (Platt 1999; isotonic).
 
-Over verified nodes: recorded children of nodes on the true path. Draft probabilities, in Gumbel
-mode those given the shared noise, are nearly calibrated as they are; `compare` says how nearly.
+The fit uses verified nodes: recorded children of nodes on the true path. Draft probabilities (in Gumbel
+mode those given the shared noise) are nearly calibrated without it; `compare` measures this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from specsim.arrays import Bools, Floats, IntArray
 from specsim.errors import InputError
-from specsim.fitting.chain_calibration import LEAST_PROB, RIDGE, quality
+from specsim.fitting.chain_calibration import LEAST_PROB, logistic_weights, quality
 from specsim.policy.estimates.node_probability import (
     FEATURES,
     REACH,
@@ -31,20 +31,20 @@ from specsim.trace.trace import Trace
 Method = Literal["platt", "isotonic"]
 
 KNOTS = 65
-SMALL_PATH = 1e-4  # draft path probability below which nodes do not shape the ceiling
-NEARLY_ALL = 0.999  # of the nodes are below the ceiling
+SMALL_PATH = 1e-4  # smallest draft path probability that the ceiling is fitted to
+NEARLY_ALL = 0.999  # share of the nodes below the ceiling
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Where rounds start: rows [R] of the trace, and the running mean of accepted tokens before each, `recent` [R]."""
+    """Starts of rounds: rows [R] of the trace, and `recent` [R], the running mean of accepted tokens before each."""
 
     rows: IntArray
     recent: Floats
 
 
 def rounds_of(trace: Trace, log: RoundLog | None = None, mean_accepted: float = 0.0) -> Rounds:
-    """The rounds of a tree policy's replay, or rounds from every position, with `recent` as mean_accepted."""
+    """Rounds of a tree policy's replay, or rounds from every position, with mean_accepted as `recent`."""
     if log is None:
         return Rounds(np.arange(len(trace.token)), np.full(len(trace.token), mean_accepted))
     return Rounds(trace.offsets[log.sequence] + log.t, recents_before(log.arrays, mean_accepted))
@@ -52,7 +52,7 @@ def rounds_of(trace: Trace, log: RoundLog | None = None, mean_accepted: float = 
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Verified nodes: features [n, FEATURES], rank and draft probability given the parent [n], whether accepted [n]."""
+    """Verified nodes: features [n, FEATURES], rank, draft probability given the parent, and acceptance [n]."""
 
     features: Floats
     rank: IntArray
@@ -61,9 +61,9 @@ class VerifiedNodes:
 
 
 def verified_nodes(trace: Trace, rounds: Rounds | None = None) -> VerifiedNodes:
-    """The recorded children of true nodes in these rounds, or in rounds from every position.
+    """Collect the recorded children of true nodes in these rounds, or in rounds from every position.
 
-    Raises InputError where the trace holds no recorded trees.
+    Raises InputError for a trace without recorded trees.
     """
     if trace.tree is None or trace.true_rank is None:
         raise InputError("calibration of trees needs recorded trees and true ranks; use `realrun record --tree-nodes`")
@@ -75,7 +75,7 @@ def verified_nodes(trace: Trace, rounds: Rounds | None = None) -> VerifiedNodes:
 
 @dataclass(frozen=True)
 class TreeCalibration:
-    """A probability of acceptance: a linear score of the features, mapped to `accept_probs` at even scores.
+    """Probability of acceptance: a linear score of the features, mapped to `accept_probs` at evenly spaced scores.
 
     weights [1 + FEATURES], the intercept first; accept_probs [K] at scores from -REACH to REACH.
     scale, power: a calibrated path probability is at most scale x draft path ^ power.
@@ -92,15 +92,15 @@ class TreeCalibration:
         return np.interp(score, np.linspace(-REACH, REACH, len(self.accept_probs)), self.accept_probs)
 
     def values(self, trace: Trace, rounds: Rounds) -> Floats:
-        """Calibrated path probability of every recorded node, [R, M + 1], the root's in column 0, 0 beyond the last."""
+        """Calibrated path probability of every recorded node, [R, M + 1]; column 0 the root, 0 beyond the last."""
         assert trace.tree is not None
-        where = (rounds.rows, rounds.recent, trace.tree.first_child, trace.tree.prob)
-        result: Floats = recorded_values(*where, self.weights, self.accept_probs, self.scale, self.power)
+        nodes = (rounds.rows, rounds.recent, trace.tree.first_child, trace.tree.prob)
+        result: Floats = recorded_values(*nodes, self.weights, self.accept_probs, self.scale, self.power)
         return result
 
 
 def calibrate_tree(verified: VerifiedNodes, *, method: Method = "platt") -> TreeCalibration:
-    """Fit probabilities to verified nodes, without a ceiling; where all have one outcome, a constant.
+    """Fit probabilities to verified nodes, without a ceiling; a constant if all have the same outcome.
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic
     regression. Raises InputError without a node.
@@ -109,19 +109,8 @@ def calibrate_tree(verified: VerifiedNodes, *, method: Method = "platt") -> Tree
     if len(accepted) == 0:
         raise InputError("calibration: no drafted node was verified; record more positions")
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
-    from sklearn.linear_model import LogisticRegression
 
-    weights = np.zeros(1 + FEATURES)
-    if accepted.all() or not accepted.any():
-        rate = (accepted.sum() + 1) / (len(accepted) + 2)
-        weights[0] = np.log(rate / (1 - rate))
-    else:
-        centre, scale = verified.features.mean(axis=0), verified.features.std(axis=0)
-        varies = scale > 1e-9 * (1 + np.abs(centre))  # not by rounding alone
-        model = LogisticRegression(C=1 / (2 * RIDGE), max_iter=1000)
-        model.fit((verified.features - centre)[:, varies] / scale[varies], accepted)
-        weights[1:][varies] = model.coef_[0] / scale[varies]
-        weights[0] = model.intercept_[0] - weights[1:] @ centre
+    weights = logistic_weights(verified.features, accepted)
     scores = np.linspace(-REACH, REACH, KNOTS)
     accept_probs = 1 / (1 + np.exp(-scores))
     if method == "isotonic":
@@ -131,21 +120,21 @@ def calibrate_tree(verified: VerifiedNodes, *, method: Method = "platt") -> Tree
 
 
 def with_ceiling(model: TreeCalibration, trace: Trace, rounds: Rounds) -> TreeCalibration:
-    """The calibration with the lowest ceiling of its kind that is above nearly all recorded nodes of these rounds."""
+    """Add the lowest ceiling that is above nearly all recorded nodes of these rounds."""
     assert trace.tree is not None
     path = trace.tree.path[rounds.rows].astype(np.float64)
     likely = path > SMALL_PATH
     log_path, log_value = np.log(path[likely]), np.log(np.maximum(model.values(trace, rounds)[:, 1:][likely], 1e-30))
     squares = float(log_path @ log_path)
     power = float(np.clip(log_path @ log_value / squares, 0.3, 1.0)) if squares else 1.0
-    over = np.quantile(log_value - power * log_path, NEARLY_ALL) if len(log_path) else 0.0
-    return TreeCalibration(model.weights, model.accept_probs, float(np.exp(np.clip(over, 0.0, 10.0))), power)
+    excess = np.quantile(log_value - power * log_path, NEARLY_ALL) if len(log_path) else 0.0
+    return TreeCalibration(model.weights, model.accept_probs, float(np.exp(np.clip(excess, 0.0, 10.0))), power)
 
 
 def reliability(trace: Trace, rank: int | None = 0, bins: int = 10) -> metrics.Reliability:
-    """Draft probability against acceptance of verified nodes, rounds from every position: EDD + PCT, figure 3b.
+    """Reliability diagram of draft probabilities of verified nodes, rounds from every position (EDD + PCT, figure 3b).
 
-    rank : of the nodes among their siblings; the paper's are the top-1 ones. None: all.
+    rank : rank of the nodes among their siblings; the paper uses the top-1 nodes. None: all.
     """
     verified = verified_nodes(trace)
     chosen = np.ones(len(verified.accepted), dtype=bool) if rank is None else verified.rank == rank
@@ -153,7 +142,7 @@ def reliability(trace: Trace, rank: int | None = 0, bins: int = 10) -> metrics.R
 
 
 def compare(train: Trace, holdout: Trace, *, method: Method = "platt") -> dict[str, dict[str, Any]]:
-    """ECE and log-loss of draft probabilities as they are, and calibrated, on held-out verified nodes."""
+    """Compare ECE and log-loss of raw and calibrated draft probabilities on held-out verified nodes."""
     model = calibrate_tree(verified_nodes(train), method=method)
     verified = verified_nodes(holdout)
     return {
@@ -164,7 +153,7 @@ def compare(train: Trace, holdout: Trace, *, method: Method = "platt") -> dict[s
 
 @nb.njit(cache=True)
 def recents_before(rounds, at_first):  # type: ignore[no-untyped-def]
-    """`recent` before each of these `RoundArrays`: float64 [R]; at_first, at a sequence's start."""
+    """`recent` before each of these `RoundArrays`: float64 [R], at_first at a sequence's start."""
     result = np.full(len(rounds.t), at_first)
     for r in range(1, len(rounds.t)):
         if rounds.sequence[r] == rounds.sequence[r - 1]:
@@ -175,14 +164,14 @@ def recents_before(rounds, at_first):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def verified_children(rows, recent, true_rank, first_child, prob):  # type: ignore[no-untyped-def]
-    """The recorded children of true nodes, in the rounds that start at `rows` [R], with `recent` [R] before each.
+    """Collect the recorded children of true nodes, in rounds that start at `rows` [R], with `recent` [R] before each.
 
     Returns features float64 [n, FEATURES], rank int64 [n], draft probability float64 [n], and
     whether each is the true token, bool [n].
     """
     depth = true_rank.shape[1]
     n = 0
-    for filling in (False, True):  # counted first
+    for filling in (False, True):  # the first pass counts
         table = np.empty((n, FEATURES))
         ranks, probs, accepted = np.empty(n, np.int64), np.empty(n), np.empty(n, np.bool_)
         n = 0
@@ -196,9 +185,9 @@ def verified_children(rows, recent, true_rank, first_child, prob):  # type: igno
                 for rank in range(end - begin):
                     if filling:
                         p = np.float64(prob[row, begin + rank - 1])
-                        one = features(p, rank, d + 1, np.float64(path), recent[r])
+                        values = features(p, rank, d + 1, np.float64(path), recent[r])
                         for f in range(FEATURES):
-                            table[n, f] = one[f]
+                            table[n, f] = values[f]
                         ranks[n], probs[n], accepted[n] = rank, p, rank == true
                     n += 1
                 if true >= end - begin:
@@ -210,7 +199,7 @@ def verified_children(rows, recent, true_rank, first_child, prob):  # type: igno
 
 @nb.njit(cache=True)
 def recorded_values(rows, recent, first_child, prob, weights, accept_probs, scale, power):  # type: ignore[no-untyped-def]
-    """Calibrated path probability of every recorded node, float64 [R, M + 1], the root's in column 0; see `value`."""
+    """Calibrated path probability of every recorded node, float64 [R, M + 1], column 0 the root; see `value`."""
     nodes = prob.shape[1]
     result = np.zeros((len(rows), nodes + 1))
     path = np.ones(nodes + 1, np.float32)

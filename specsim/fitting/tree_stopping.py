@@ -1,12 +1,12 @@
-"""When to stop drafting a tree, and what a node is worth: the learning behind `HardwarePCT`.
+"""Optimal stopping of a draft tree, and values of its nodes: the fit of `HardwarePCT`.
 
-As for chains (`specsim.fitting.chain_stopping`), rounds renew: the time per token is the least if every round
-maximises value x tokens - seconds, the value of a token being that least time per token. The
-tree after each level is worth the best of all choices of nodes to verify. Whether one level more
-pays is a problem of optimal stopping whose state is a whole tree. It is solved by regression
-(Longstaff and Schwartz 2001): backward over the depth, what continuing to draft brings, by the
-rules already learned for later levels, is fitted to one number that is known before the
-pass, the sum of what the children of the level's nodes are expected to be worth.
+As for chains (`specsim.fitting.chain_stopping`), rounds are renewals: the time per token is smallest if every round
+maximises value x tokens - seconds, where the value of a token is that smallest time per token. The value of the
+tree after each level is that of its best choice of nodes to verify. Whether one more level
+pays is a problem of optimal stopping whose state is a whole tree. Regression solves it
+(Longstaff and Schwartz 2001): backward over the depth, the gain of drafting on, by the
+rules already fitted for later levels, is fitted to one number that is known before the
+pass: the sum of the expected values of the children of the level's nodes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TreeCost:
     """Seconds of a round's parts at an average context.
 
     pass_s [D] : a draft pass that expands one node of depth d = 0 .. D - 1
-    extra_nodes_s [E + 1] : what it takes more over e nodes
-    verify_s [n + 1] : a pass over n nodes beside the pending token
+    extra_nodes_s [E + 1] : its extra time over e nodes
+    verify_s [n + 1] : a target pass over n nodes and the pending token
     """
 
     pass_s: Floats
@@ -44,7 +44,7 @@ class TreeCost:
 
 
 def mean_tree_cost(trace: Trace, table: CostTable, *, max_nodes: int, max_expanded: int) -> TreeCost:
-    """The costs of a table averaged over the contexts of a trace's positions; InputError if it does not cover them."""
+    """Average the costs of a table over the contexts of a trace's positions; InputError if it has too few nodes."""
     if table.tree is None or len(table.tree.verify_s) < max_nodes + 2:
         covered = len(table.tree.verify_s) - 1 if table.tree else 0
         raise InputError(
@@ -71,11 +71,11 @@ def children_gains(
     time_per_token_s: float,
     margin_s: float,
 ) -> tuple[Floats, Floats]:
-    """Edges between own probabilities; gains [bins, KNOTS], seconds per path probability, rising with it (isotonic)."""
+    """Bin edges of own probabilities, and isotonic gains [bins, KNOTS] in seconds per path probability."""
     from sklearn.isotonic import IsotonicRegression  # slow to import, and a replay does not need it
 
     assert trace.tree is not None
-    at, own, gain = value_of_children(
+    log_path, own, gain = value_of_children(
         rounds.rows, trace.tree.first_child, values, max_depth, width, min_path_prob, time_per_token_s, margin_s
     )
     edges = np.unique(np.quantile(own, np.linspace(0, 1, BINS + 1)[1:-1])) if len(own) else np.array([0.5])
@@ -84,13 +84,13 @@ def children_gains(
     gains = np.zeros((len(edges) + 1, KNOTS))
     for b in range(len(gains)):
         if (row == b).any():
-            fit = IsotonicRegression(y_min=0.0, out_of_bounds="clip").fit(at[row == b], gain[row == b])
+            fit = IsotonicRegression(y_min=0.0, out_of_bounds="clip").fit(log_path[row == b], gain[row == b])
             gains[b] = fit.predict(knots)
     return edges, gains
 
 
 def min_gains(predicted_gain_s: Floats, extra_s: Floats, best_value_s: Floats, cost: TreeCost) -> Floats:
-    """What a level's children must at least be expected to be worth for the pass to pay, per depth [D], in seconds.
+    """Smallest expected value of a level's children at which the pass pays, per depth [D], in seconds.
 
     The arrays are those of `levels`.
     """
@@ -119,14 +119,14 @@ def min_gains(predicted_gain_s: Floats, extra_s: Floats, best_value_s: Floats, c
 
 @nb.njit(cache=True)
 def value_of_children(rows, first_child, values, depths, width, min_path_prob, time_per_token_s, margin_s):  # type: ignore[no-untyped-def]
-    """What a node's children would be worth, of every recorded node that might be expanded.
+    """Value of the children of every recorded node that might be expanded.
 
     Returns log path probability, own probability, and sum over the children of (value x path
     probability - margin_s)+ per path probability of the node, [n] each.
     """
     n = 0
-    for filling in (False, True):  # counted first
-        at, own, gain = np.empty(n), np.empty(n), np.empty(n)
+    for filling in (False, True):  # the first pass counts
+        log_path, own, gain = np.empty(n), np.empty(n), np.empty(n)
         n = 0
         level, parent = np.zeros(values.shape[1], np.int64), np.zeros(values.shape[1], np.int64)
         for r in range(len(rows)):
@@ -141,9 +141,9 @@ def value_of_children(rows, first_child, values, depths, width, min_path_prob, t
                     total = 0.0
                     for child in range(begin, min(end, begin + width)):
                         total += max(time_per_token_s * values[r, child] - margin_s, 0.0)
-                    at[n], own[n], gain[n] = math.log(path), path / values[r, parent[node]], total / path
+                    log_path[n], own[n], gain[n] = math.log(path), path / values[r, parent[node]], total / path
                 n += 1
-    return at, own, gain
+    return log_path, own, gain
 
 
 @nb.njit(cache=True)
@@ -162,11 +162,11 @@ def levels(  # type: ignore[no-untyped-def]
     extra_s,
     best_value_s,
 ):
-    """Every round's tree grown as far as recorded, level by level.
+    """Grow every round's tree level by level, as far as recorded, and fill three arrays in place.
 
-    Fills, per round and depth d = 0 .. D: predicted_gain_s [R, D] what the children of the nodes of depth d
-    are expected to be worth, net of a wider pass; extra_s [R, D] that pass's seconds beyond one over
-    a single node; best_value_s [R, D + 1] what verifying the best of the nodes up to depth d is worth.
+    Per round and depth d = 0 .. D: predicted_gain_s [R, D], expected value of the children of the nodes of depth d,
+    net of the wider pass; extra_s [R, D], that pass's seconds beyond one over a single node;
+    best_value_s [R, D + 1], value of verifying the best of the nodes up to depth d.
     """
     nodes = values.shape[1]
     depths = predicted_gain_s.shape[1]

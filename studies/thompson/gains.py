@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from specsim.acceptance.sources import Source
-from specsim.acceptance.synthetic import Drafts, match_lengths, plain, uninformed
+from specsim.acceptance.synthetic import Drafts, match_lengths, uninformed
 from specsim.arrays import Floats, Ints
 from specsim.errors import InputError
 from specsim.policy.base import Policy
@@ -60,9 +60,6 @@ class PerPrompt:
         assert isinstance(source, Trace)
         shares = accepted_shares(source)
         return cls(float(shares.mean()), float(shares.std()))
-
-    def parameters(self) -> dict[str, Any]:
-        return plain(self)
 
     def probabilities(self, prompts: int) -> Floats:
         """Of so many prompts, rising."""

@@ -89,7 +89,7 @@ TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "flags": (lambda table: table.set_column(5, "tree", pa.array([0.5] * len(table))), "wanted true or false"),
     "a column beyond 63 bits": (
         lambda table: table.set_column(3, "drafted", pa.array([2**64 - 1] * len(table), pa.uint64())),
-        "'drafted' has a number beyond",
+        "'drafted' has a number above",
     ),
 }
 

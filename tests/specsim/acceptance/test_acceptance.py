@@ -1,4 +1,4 @@
-"""Acceptance models without features, generated traces, model files."""
+"""Acceptance models without informative features, generated traces, and model files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ ALPHAS = (0.8, 0.7, 0.75, 0.5, 0.9)
 
 @pytest.mark.parametrize("alpha", [0.2, 0.6, 0.9])
 def test_iid_is_recovered_from_every_source(alpha: float) -> None:
-    """Within 4 standard errors of a share of that many judged tokens."""
+    """Within 4 standard errors of a share of that many verified tokens."""
     trace = generate(IID(alpha), 100, 400, 6, seed=1)
     rounds = fixed_k_rounds(trace, 5)
     for source in (trace, rounds, as_counters(rounds)):
-        judged = int((trace.draft_limit > 0).sum()) if isinstance(source, Trace) else verified_by_depth(source)[1].sum()
-        error = np.sqrt(alpha * (1 - alpha) / judged)
+        verified = (
+            int((trace.draft_limit > 0).sum()) if isinstance(source, Trace) else verified_by_depth(source)[1].sum()
+        )
+        error = np.sqrt(alpha * (1 - alpha) / verified)
         assert IID.fit(source).alpha == pytest.approx(alpha, abs=4 * error)
 
 
@@ -46,31 +48,30 @@ def test_per_position_is_recovered_from_every_source() -> None:
     trace = generate(PerPosition(ALPHAS), 200, 400, 5, seed=2)
     rounds = fixed_k_rounds(trace, 5)
     for source in (trace, rounds, as_counters(rounds)):
-        judged = verified_by_depth(source)[1]
-        errors = np.sqrt(np.array(ALPHAS) * (1 - np.array(ALPHAS)) / judged)
-        found = np.array(PerPosition.fit(source).alpha)
-        assert (np.abs(found - ALPHAS) <= 4 * errors).all()
+        verified = verified_by_depth(source)[1]
+        errors = np.sqrt(np.array(ALPHAS) * (1 - np.array(ALPHAS)) / verified)
+        assert (np.abs(np.array(PerPosition.fit(source).alpha) - ALPHAS) <= 4 * errors).all()
 
 
-def test_the_naive_rate_is_biased_where_a_draft_censors_and_the_fit_is_not() -> None:
-    """mean(a) / mean(k) counts what follows a rejection as rejected: a (1 - a^K) / ((1 - a) K) in the mean."""
+def test_the_naive_rate_is_biased_by_censoring_and_the_fit_is_not() -> None:
+    """mean(a) / mean(k) counts tokens after a rejection as rejected: a (1 - a^K) / ((1 - a) K) on average."""
     alpha, k = 0.8, 6
     rounds = fixed_k_rounds(generate(IID(alpha), 100, 400, k, seed=3), k)
     whole = rounds.select(rounds.drafted == k)
     naive = whole.accepted.mean() / k
     assert naive == pytest.approx(alpha * (1 - alpha**k) / ((1 - alpha) * k), abs=0.01)
     assert naive < alpha - 0.25
-    # Taking a full acceptance for a rejection at k + 1 is wrong the same way.
+    # Counting a full acceptance as a rejection at k + 1 is biased in the same way.
     assert whole.accepted.sum() / (whole.accepted + 1).sum() < alpha - 0.03
     error = np.sqrt(alpha * (1 - alpha) / verified_by_depth(whole)[1].sum())
     assert IID.fit(whole).alpha == pytest.approx(alpha, abs=4 * error)
 
 
 def test_drafts_of_several_lengths_are_read_as_censored() -> None:
-    """Kaplan-Meier by hand: five rounds, of which (2, 2) and (0, 0) say nothing about what comes next."""
+    """Kaplan-Meier by hand: five rounds, of which (2, 2) and (0, 0) have no outcome at the next depth."""
     rounds = Rounds(np.array([3, 2, 3, 1, 0]), np.array([3, 2, 1, 0, 0]))
-    accepted, judged = verified_by_depth(rounds)
-    np.testing.assert_array_equal(judged, [4, 3, 1])
+    accepted, verified = verified_by_depth(rounds)
+    np.testing.assert_array_equal(verified, [4, 3, 1])
     np.testing.assert_array_equal(accepted, [3, 2, 1])
     assert PerPosition.fit(rounds).alpha == (0.75, 2 / 3, 1.0)
     assert IID.fit(rounds).alpha == 6 / 8
@@ -86,10 +87,10 @@ def test_counters_of_drafts_that_end_at_random_are_unbiased() -> None:
     np.testing.assert_allclose(PerPosition.fit(source).alpha, ALPHAS, atol=0.012)
 
 
-def test_depths_that_no_round_judged_are_left_out() -> None:
+def test_depths_that_no_round_verified_are_left_out() -> None:
     model = PerPosition.fit(Rounds(np.array([4, 4, 4]), np.array([1, 0, 1])))
     assert model.alpha == (2 / 3, 0.0)
-    with pytest.raises(InputError, match="depths up to 2, 3 is wanted"):
+    with pytest.raises(InputError, match="depths up to 2, not 3"):
         generate(model, 1, 5, 3)
 
 
@@ -97,17 +98,17 @@ def test_depths_that_no_round_judged_are_left_out() -> None:
 def test_generated_traces_are_written_read_and_replayed(model: AcceptanceModel, tmp_path: Path) -> None:
     trace = generate(model, 5, [30, 1, 17, 2, 44], 6, seed=5)
     write_trace(trace, tmp_path / "trace")
-    again = read_trace(tmp_path / "trace")
+    loaded = read_trace(tmp_path / "trace")
     for field in dataclasses.fields(Trace):
         if field.name != "meta":
-            np.testing.assert_array_equal(getattr(trace, field.name), getattr(again, field.name))
-    assert again.meta["synthetic"]["model"] == model.name
-    assert type(model)(**_tuples(again.meta["synthetic"]["parameters"])) == model
-    plain = Decoder(again, FixedLength(6), RampCost()).run()
-    result = replay(again, FixedK(k=6), cost_table(again, RampCost()), log=True)
+            np.testing.assert_array_equal(getattr(trace, field.name), getattr(loaded, field.name))
+    assert loaded.meta["synthetic"]["model"] == model.name
+    assert type(model)(**_tuples(loaded.meta["synthetic"]["parameters"])) == model
+    plain = Decoder(loaded, FixedLength(6), RampCost()).run()
+    result = replay(loaded, FixedK(k=6), cost_table(loaded, RampCost()), log=True)
     assert result.rounds is not None
     assert [row[:4] for row in result.rounds.rows()] == plain.rounds
-    replay(again, AdaEDL(max_draft_tokens=6), cost_table(again, COST))
+    replay(loaded, AdaEDL(max_draft_tokens=6), cost_table(loaded, COST))
 
 
 def _tuples(parameters: dict[str, object]) -> dict[str, object]:
@@ -121,7 +122,7 @@ def _tuples(parameters: dict[str, object]) -> dict[str, object]:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_every_generated_trace_is_consistent(model: AcceptanceModel, lengths: list[int], depth: int, seed: int) -> None:
-    """match_len is what the tokens say, features are legal, and branches hang together as documented."""
+    """match_len follows from the tokens, features are valid, and branches agree as documented."""
     trace = generate(model, len(lengths), lengths, depth, seed)
     assert trace.output_tokens.tolist() == lengths and trace.depth == depth
     assert (0 not in trace.token) and (trace.draft_token > 0).all()
@@ -134,7 +135,7 @@ def test_every_generated_trace_is_consistent(model: AcceptanceModel, lengths: li
             while matched < depth and draft[matched : matched + 1] == output[t + matched : t + matched + 1]:
                 matched += 1
             assert matched == trace.match_len[begin + t]
-            # The same context, asked one position later; per_position answers by depth, too.
+            # The same context one position later; per_position also depends on the depth.
             if matched > 0 and t + 1 < length and not isinstance(model, PerPosition):
                 later = begin + t + 1
                 inside = min(depth, length - t) - 1
@@ -153,12 +154,12 @@ def test_every_generated_trace_is_consistent(model: AcceptanceModel, lengths: li
 
 
 def test_seeds_give_different_traces() -> None:
-    one, other = (generate(IID(0.5), 2, 50, 3, seed) for seed in (1, 2))
-    assert (one.match_len != other.match_len).any()
+    first, second = (generate(IID(0.5), 2, 50, 3, seed) for seed in (1, 2))
+    assert (first.match_len != second.match_len).any()
 
 
 def test_geometric_entropy() -> None:
-    """Against the sum over the distribution itself; a certain drafter has none."""
+    """Compared with the sum over the distribution; 0 for a certain drafter."""
     for c in (0.05, 0.3, 0.9):
         p = c * (1 - c) ** np.arange(3000)
         p = p[p > 0]
@@ -167,7 +168,7 @@ def test_geometric_entropy() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_models_travel_as_json(model: AcceptanceModel, tmp_path: Path) -> None:
+def test_models_survive_json(model: AcceptanceModel, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     save_model(model, path, {"source": "test"})
     assert load_model(path) == model
@@ -179,7 +180,7 @@ def test_models_travel_as_json(model: AcceptanceModel, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "other"}, "no acceptance model"),
+        ({"kind": "other"}, "not an acceptance model"),
         ({"version": 2}, "version 2, this program reads 1"),
         ({"model": "magic"}, "unknown acceptance model 'magic'; known: iid, per_position, difficulty"),
         ({"parameters": {"beta": 1}}, "parameters of the model"),
@@ -224,9 +225,9 @@ def test_a_tiny_trace_can_be_fitted() -> None:
 
 def test_a_dense_trace_s_rounds_are_those_of_the_longest_draft() -> None:
     trace = small_trace(1)
-    own, real = longest_rounds(trace), fixed_k_rounds(trace, trace.depth)
-    np.testing.assert_array_equal(own.drafted, real.drafted)
-    np.testing.assert_array_equal(own.accepted, real.accepted)
+    rounds, replayed = longest_rounds(trace), fixed_k_rounds(trace, trace.depth)
+    np.testing.assert_array_equal(rounds.drafted, replayed.drafted)
+    np.testing.assert_array_equal(rounds.accepted, replayed.accepted)
 
 
 def test_a_trace_without_drafts_is_refused() -> None:

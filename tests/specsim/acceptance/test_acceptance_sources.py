@@ -1,4 +1,4 @@
-"""Rounds and counters as files: what is read and what is refused."""
+"""Files of rounds and counters: reading and refusals."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def test_rounds_are_read_whole_and_by_policy(tmp_path: Path) -> None:
     rounds = read_rounds(path)
     assert rounds.drafted.tolist() == GOOD["drafted"] and rounds.accepted.tolist() == GOOD["accepted"]
     assert rounds.t is not None and rounds.t.tolist() == GOOD["t"]
-    one = read_source(path, policy="b")
-    assert isinstance(one, Rounds) and one.drafted.tolist() == [1]
-    least = read_rounds(write(tmp_path, {"drafted": [2], "accepted": [1]}))
-    assert least.policy is None and least.t is None and least.sequence_id is None
+    selected = read_source(path, policy="b")
+    assert isinstance(selected, Rounds) and selected.drafted.tolist() == [1]
+    minimal = read_rounds(write(tmp_path, {"drafted": [2], "accepted": [1]}))
+    assert minimal.policy is None and minimal.t is None and minimal.sequence_id is None
 
 
-def test_tokens_that_were_dropped_are_not_of_the_draft(tmp_path: Path) -> None:
+def test_dropped_tokens_do_not_count_as_drafted(tmp_path: Path) -> None:
     rounds = read_rounds(write(tmp_path, {**GOOD, "verified": [3, 2, 0, 0]}))
     assert rounds.drafted.tolist() == [3, 2, 0, 0]
     with pytest.raises(InputError, match="2 of 1 drafted tokens accepted in row 0"):
         read_rounds(write(tmp_path, {**GOOD, "verified": [1, 2, 0, 0]}))
 
 
-def test_two_runs_of_one_name_are_told_apart_by_their_start(tmp_path: Path) -> None:
+def test_two_runs_of_one_policy_are_separated_by_their_start(tmp_path: Path) -> None:
     columns = {"policy": ["a"] * 4, "sequence_id": [3] * 4, "t": [0, 3, 0, 1], "drafted": [4] * 4}
     rounds = read_rounds(write(tmp_path, {**columns, "accepted": [2, 1, 0, 4]}))
     assert len(rounds.drafted) == 4
@@ -67,7 +67,7 @@ def test_two_runs_of_one_name_are_told_apart_by_their_start(tmp_path: Path) -> N
         ({"drafted": [4, None, 0, 1]}, "nulls"),
         ({"drafted": [4.0, 2.0, 0.0, 1.0]}, "wanted whole numbers"),
         ({"drafted": [0] * 4, "accepted": [0] * 4}, "no round that drafted"),
-        ({"t": [0, 4, 0, 0]}, "no round follows that of sequence 3 at t = 0 with 2 accepted"),
+        ({"t": [0, 4, 0, 0]}, "the round after that of sequence 3 at t = 0 with 2 accepted is missing"),
         ({"t": [-1, 2, 0, 0]}, "negative position"),
     ],
 )
@@ -77,7 +77,7 @@ def test_bad_rounds_are_refused(change: dict[str, Any], message: str, tmp_path: 
         read_rounds(write(tmp_path, columns))
 
 
-def test_a_policy_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no rounds of policy 'c'; it has: a, b"):
         read_rounds(write(tmp_path, GOOD), policy="c")
     with pytest.raises(InputError, match="no column 'policy'"):
@@ -108,12 +108,12 @@ def test_counters_are_read_down_to_the_last_depth_used(tmp_path: Path) -> None:
         ([1], "wanted an object"),
         ({"drafted": [3]}, "accepted is missing"),
         ({"drafted": [3], "accepted": [0.5]}, "accepted.0. is 0.5, wanted a whole number"),
-        ({"drafted": [3], "accepted": [-1]}, "'accepted' is no list of counts"),
+        ({"drafted": [3], "accepted": [-1]}, "'accepted' is not a list of counts"),
         ({"drafted": [3, 3], "accepted": [1]}, "2 depths drafted but 1 accepted"),
-        ({"drafted": [3], "accepted": [4]}, "accepted exceed drafted"),
+        ({"drafted": [3], "accepted": [4]}, "accepted must not exceed drafted"),
         ({"drafted": [3, 3], "accepted": [1, 2]}, "must not grow"),
         ({"drafted": [3, 4], "accepted": [2, 2]}, "must not grow"),
-        ({"drafted": [0], "accepted": [0]}, "nothing was drafted"),
+        ({"drafted": [0], "accepted": [0]}, "no token was drafted"),
     ],
 )
 def test_bad_counters_are_refused(document: Any, message: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_traces_are_sources_too(tmp_path: Path) -> None:
     assert isinstance(source, Trace)
     assert describe(source) == {"source": "dense trace", "sequences": 5, "output_tokens": 102}
     np.testing.assert_array_equal(source.match_len, trace.match_len)
-    with pytest.raises(InputError, match="--policy chooses among rounds"):
+    with pytest.raises(InputError, match="--policy selects rounds"):
         read_source(tmp_path / "trace", policy="a")
     with pytest.raises(InputError, match="does not exist"):
         read_source(tmp_path / "nowhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,7 +64,7 @@ def test_from_rounds_of_one_policy_and_from_a_trace(tmp_path: Path) -> None:
     arguments = ("fit", path, "--model", "iid", "--policy", "fixed_k(k=4)", "--json")
     document = json.loads(call(*arguments, "--out", tmp_path / "iid.json"))
     assert document["fitted_to"] == {"source": "rounds", "rounds": len(rounds.drafted)}
-    assert load_model(tmp_path / "iid.json").parameters() == document["parameters"]
+    assert asdict(load_model(tmp_path / "iid.json")) == document["parameters"]
     with pytest.raises(InputError, match="no rounds of policy 'x'"):
         call("fit", path, "--model", "iid", "--policy", "x", "--out", tmp_path / "x.json")
     write_trace(trace, tmp_path / "trace")

@@ -209,5 +209,5 @@ def test_what_holds_no_steps_is_refused_in_one_line(tmp_path: Path) -> None:
         path.write_text(text)
         assert_refused(call("specsim", "cost", "fit", path), *words)
     (tmp_path / "cost.json").write_text('{"s_d": 0.001, "s_t": 0.01}')
-    assert_refused(call("specsim", "cost", "fit", tmp_path / "cost.json"), "no batch profile", "batch-profile")
+    assert_refused(call("specsim", "cost", "fit", tmp_path / "cost.json"), "not a batch profile", "batch-profile")
     refusal(lambda: judge_step_times(drawn(5)), "at least 8")

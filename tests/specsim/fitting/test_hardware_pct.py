@@ -1,4 +1,4 @@
-"""HardwarePCT against brute force, on truncated records, and against tuned PCT and EAGLE-2 on held-out text."""
+"""HardwarePCT compared with brute force, with full records, and with tuned PCT and EAGLE-2 on held-out text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support.tree_traces import tree_trace
 
 @dataclass(frozen=True)
 class TreeCostModel(CostModel):
-    """Seconds: a draft pass, a target pass, a node more in either, and a step after every `tile` nodes verified."""
+    """Seconds of a draft pass, of a target pass, of another node in either, and of every `tile` verified nodes."""
 
     step_s: float = 1e-3
     pass_s: float = 1e-2
@@ -86,8 +86,8 @@ HOPELESS = TreeCostModel(step_s=2e-2, node_s=2e-3)
 
 
 @cache
-def world(**how: float) -> tuple[Trace, Trace]:
-    trace = tree_trace(5, 60, 150, 8, 6, 96, 16, **how)  # type: ignore[arg-type]
+def world(**options: float) -> tuple[Trace, Trace]:
+    trace = tree_trace(5, 60, 150, 8, 6, 96, 16, **options)  # type: ignore[arg-type]
     return trace.select(range(30)), trace.select(range(30, 60))
 
 
@@ -98,7 +98,7 @@ def fitted(cost: CostModel) -> HardwarePCT:
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> Tree:
-    """A drafted tree of so many nodes beside the root, in level order."""
+    """A drafted tree with this number of nodes and the root, in level order."""
     tree = new_tree()
     parents = [0]
     for node in range(1, nodes + 1):
@@ -125,10 +125,10 @@ VERIFY_S = st.lists(st.floats(0, 0.5), min_size=12, max_size=12).map(
     verify_s=VERIFY_S,
     time_per_token_s=st.floats(0.1, 3),
 )
-def test_of_all_trees_within_the_drafted_one_it_keeps_the_best(
+def test_it_keeps_the_best_subtree_of_the_drafted_tree(
     seed: int, nodes: int, most: int, verify_s: tuple[float, ...], time_per_token_s: float
 ) -> None:
-    """Every set of nodes closed under parents is tried; verification costs what it likes."""
+    """Compared with every set of nodes that is closed under parents, for random verification costs."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, nodes)
     weights = (rng.normal(), rng.uniform(0.3, 1.5), *rng.normal(size=4) / 3)
@@ -140,7 +140,7 @@ def test_of_all_trees_within_the_drafted_one_it_keeps_the_best(
     assert policy.select(policy.initial_state(policy.params), policy.params, tree, nodes + 1, keep) == np.inf
     chosen = keep.copy()
     close_kept(tree, nodes + 1, keep)
-    assert np.array_equal(chosen, keep)  # closed as it is
+    assert np.array_equal(chosen, keep)  # already closed
 
     def surplus_s(which: tuple[int, ...]) -> float:
         return time_per_token_s * sum(tree.value[node] for node in which) - verify_s[len(which)]
@@ -161,22 +161,22 @@ def test_of_all_trees_within_the_drafted_one_it_keeps_the_best(
     time_per_token_s=st.floats(0.1, 3),
     more=st.integers(1, 30),
 )
-def test_nodes_that_are_called_harmless_are(
+def test_the_irrelevance_bound_holds(
     values: np.ndarray, verify_s: tuple[float, ...], time_per_token_s: float, more: int
 ) -> None:
     verify = np.array(verify_s)
-    kept, _ = best_kept(values, time_per_token_s, verify)
-    small = irrelevance_bound(values, kept, time_per_token_s, verify)
+    best, _ = best_kept(values, time_per_token_s, verify)
+    small = irrelevance_bound(values, best, time_per_token_s, verify)
     crowd = np.sort(np.concatenate([values, np.full(more, small * (1 - 1e-6))]))[::-1]
-    again, _ = best_kept(crowd, time_per_token_s, verify)
-    assert again == kept and np.array_equal(crowd[:kept], values[:kept])
-    if 0 < kept < len(verify) - 1:  # and not much smaller than need be: as many as can be, twice as likely, do matter
+    count, _ = best_kept(crowd, time_per_token_s, verify)
+    assert count == best and np.array_equal(crowd[:best], values[:best])
+    if 0 < best < len(verify) - 1:  # the bound is tight: as many nodes as possible, twice as likely, do matter
         crowd = np.sort(np.concatenate([values, np.full(len(verify), 2 * small + 1e-6)]))[::-1]
-        again, _ = best_kept(crowd, time_per_token_s, verify)
-        assert again != kept or not np.array_equal(crowd[:kept], values[:kept])
+        count, _ = best_kept(crowd, time_per_token_s, verify)
+        assert count != best or not np.array_equal(crowd[:best], values[:best])
 
 
-def test_the_nodes_expanded_are_the_best_in_number() -> None:
+def test_the_best_number_of_nodes_is_expanded() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         gains = np.sort(rng.exponential(size=rng.integers(0, 7)))[::-1]
@@ -190,7 +190,7 @@ def test_the_nodes_expanded_are_the_best_in_number() -> None:
 
 
 def test_a_level_is_expanded_where_its_children_are_worth_the_least_of_its_depth() -> None:
-    """Path probabilities 0.5, 0.3 and 0.005, of a gain of 0.4 per unit each: worth 0.32, the last below `least`."""
+    """Path probabilities 0.5, 0.3 and 0.005 with a gain of 0.4 per unit: 0.32 in sum, the last below the minimum."""
     tree = new_tree()
     for node, p in enumerate((0.5, 0.3, 0.005), start=1):
         tree.prob[node] = tree.path[node] = p
@@ -220,7 +220,7 @@ def test_gains_are_interpolated_in_the_log_of_the_path() -> None:
     assert gain_s(np.exp(-50.0), 0.6, edges, gains) == 0
 
 
-def test_worthless_are_the_nodes_of_no_gain() -> None:
+def test_nodes_without_gain_are_below_the_useful_path_probability() -> None:
     for first in range(KNOTS):
         gains = np.zeros((3, KNOTS))
         gains[first % 3, first:] = 1.0
@@ -232,8 +232,8 @@ def test_worthless_are_the_nodes_of_no_gain() -> None:
     assert min_useful_path_prob(np.zeros(2 * KNOTS)) == 1 and min_useful_path_prob(np.ones(2 * KNOTS)) == 0
 
 
-def test_the_least_gain_is_the_best_threshold_there_is() -> None:
-    """Of a tree of two levels: no other threshold makes the rounds learned from worth more."""
+def test_the_minimum_gain_is_the_best_threshold() -> None:
+    """For a tree of two levels, no other threshold has a larger mean value over the rounds."""
     rng = np.random.default_rng(1)
     cost = TreeCost(np.array([0.1, 0.3]), np.zeros(3), np.zeros(3), 0.05)
     predicted_gain_s = np.stack([np.ones(400), rng.random(400)], axis=1)
@@ -241,30 +241,30 @@ def test_the_least_gain_is_the_best_threshold_there_is() -> None:
         np.stack([np.zeros(400), np.ones(400), predicted_gain_s[:, 1] + rng.normal(size=400)], axis=1), axis=1
     )
     extra_s = np.stack([np.zeros(400), 0.1 * rng.random(400)], axis=1)
-    found = min_gains(predicted_gain_s, extra_s, best_value_s, cost)
+    limits = min_gains(predicted_gain_s, extra_s, best_value_s, cost)
 
     def mean_s(threshold: float) -> float:
         on = predicted_gain_s[:, 1] >= threshold
         return float(np.where(on, best_value_s[:, 2] - 0.3 - extra_s[:, 1], best_value_s[:, 1]).mean())
 
-    assert found[0] == 0
-    assert mean_s(found[1]) == pytest.approx(
+    assert limits[0] == 0
+    assert mean_s(limits[1]) == pytest.approx(
         max(mean_s(x) for x in [*predicted_gain_s[:, 1].tolist(), NEVER]), abs=1e-12
     )
-    dear = dataclasses.replace(cost, pass_s=np.array([3.0, 9.0]))
-    assert min_gains(predicted_gain_s, extra_s, best_value_s, dear).tolist() == [NEVER, NEVER]
+    expensive = dataclasses.replace(cost, pass_s=np.array([3.0, 9.0]))
+    assert min_gains(predicted_gain_s, extra_s, best_value_s, expensive).tolist() == [NEVER, NEVER]
 
 
-def with_record(trace: Trace, nodes: int, **how: Any) -> Trace:
-    return dataclasses.replace(trace, tree=tree_trace(**how, nodes=nodes).tree)
+def with_record(trace: Trace, nodes: int, **options: Any) -> Trace:
+    return dataclasses.replace(trace, tree=tree_trace(**options, nodes=nodes).tree)
 
 
 @pytest.mark.parametrize(
     "cost", [pytest.param(FLAT, marks=pytest.mark.slow), TILES, pytest.param(STEEP, marks=pytest.mark.slow)]
 )
 def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostModel) -> None:
-    """Sequences of one or two rounds, so that few truncated ones spoil few others."""
-    how: dict[str, Any] = {
+    """Sequences of one or two rounds, so that a truncated round affects few others."""
+    options: dict[str, Any] = {
         "rng_seed": 7,
         "sequences": 500,
         "tokens": 8,
@@ -273,7 +273,7 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
         "overconfidence": 1.3,
         "hidden": 0.3,
     }
-    whole = tree_trace(**how, nodes=340)
+    whole = tree_trace(**options, nodes=340)
     assert whole.tree is not None and (whole.tree.horizon == 0).all()
     table = cost_table(whole, cost)
     for policy in (
@@ -282,22 +282,22 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
     ):
         real = replay(whole, policy, table, log=True)
         assert real.truncated is not None and not real.truncated.any()
-        spared, spoilt, altered = 0, 0, 0
+        exact_sequences, truncated_sequences, changed = 0, 0, 0
         for nodes in (6, 16, 40, 120):
-            short = with_record(whole, nodes, **how)
-            found = replay(short, policy, table, log=True)
-            assert found.truncated is not None
-            exact = found.truncated == 0
-            np.testing.assert_array_equal(found.seconds[exact], real.seconds[exact])
-            assert rounds_in(found, exact) == rounds_in(real, exact)
-            altered += int((found.seconds != real.seconds).any(axis=1).sum())
-            spoilt += int((~exact).sum())
-            spared += int(exact.sum())
-        assert spared > 100 and spoilt > 100 and altered > 20
+            short = with_record(whole, nodes, **options)
+            result = replay(short, policy, table, log=True)
+            assert result.truncated is not None
+            exact = result.truncated == 0
+            np.testing.assert_array_equal(result.seconds[exact], real.seconds[exact])
+            assert rounds_in(result, exact) == rounds_in(real, exact)
+            changed += int((result.seconds != real.seconds).any(axis=1).sum())
+            truncated_sequences += int((~exact).sum())
+            exact_sequences += int(exact.sum())
+        assert exact_sequences > 100 and truncated_sequences > 100 and changed > 20
 
 
 def rounds_in(result: Replay, which: np.ndarray) -> list[tuple[int, ...]]:
-    """These sequences' rounds."""
+    """Rounds of these sequences."""
     assert result.rounds is not None
     return result.rounds[which[result.rounds.sequence]].rows()
 
@@ -317,7 +317,7 @@ def test_an_unknown_node_is_neither_expanded_nor_kept() -> None:
     assert keep.tolist() == [True, True, False] and 0 < floor <= policy.min_path_prob
 
 
-def test_where_speculation_does_not_pay_nothing_is_drafted() -> None:
+def test_nothing_is_drafted_if_speculation_does_not_pay() -> None:
     train, holdout = (part.select(range(10)) for part in world())
     policy = fit(HardwarePCT, {}, train, cost_table(train, HOPELESS))
     result = replay(holdout, policy, cost_table(holdout, HOPELESS))
@@ -325,7 +325,7 @@ def test_where_speculation_does_not_pay_nothing_is_drafted() -> None:
     assert result.drafted.sum() == 0 and np.array_equal(result.num_rounds, result.output_tokens)
 
 
-def test_a_fitted_policy_survives_json_and_learns_nothing_twice() -> None:
+def test_a_fitted_policy_survives_json_and_is_not_fitted_again() -> None:
     train, _ = world()
     policy = fitted(FLAT)
     stored = json.loads(json.dumps(policy.settings))
@@ -334,7 +334,7 @@ def test_a_fitted_policy_survives_json_and_learns_nothing_twice() -> None:
     assert str(policy).startswith("hardware_pct(") and "weights" not in str(policy)
 
 
-def test_bounds_that_are_not_given_are_those_of_the_trace() -> None:
+def test_default_bounds_are_those_of_the_trace() -> None:
     trace = tree_trace(1, sequences=6, tokens=30)
     policy = fit(HardwarePCT, {}, trace, cost_table(trace, FLAT))
     assert (policy.width, policy.max_depth) == (4, 5)
@@ -363,7 +363,7 @@ def test_the_defaults_speculate_with_profit() -> None:
 
 
 def rivals(kind: type[TreePolicy], every: int) -> Iterator[TreePolicy]:
-    """A grid of settings, of which each `every`-th is tried."""
+    """Every `every`-th policy of a grid of settings."""
     grids: dict[type[TreePolicy], Iterator[TreePolicy]] = {
         PCT: (
             PCT(cost_ratio=c, leaf_threshold=leaf, width=w, max_depth=8, test=test)
@@ -388,17 +388,17 @@ def fastest(policies: Iterator[TreePolicy], trace: Trace, table: CostTable) -> T
     return min(policies, key=lambda policy: replay(trace, policy, table).speculative_s.sum())
 
 
-def compare(cost: CostModel, every: int, **how: float) -> None:
-    train, holdout = world(**how)
+def compare(cost: CostModel, every: int, **options: float) -> None:
+    train, holdout = world(**options)
     table = cost_table(train, cost)
     ours = fit(HardwarePCT, {}, train, table)
     held = cost_table(holdout, cost)
-    found = replay(holdout, ours, held)
-    assert found.speedup > 1
-    assert (tree_oracle_seconds(holdout, held) <= found.speculative_s).all()
+    result = replay(holdout, ours, held)
+    assert result.speedup > 1
+    assert (tree_oracle_seconds(holdout, held) <= result.speculative_s).all()
     for kind in (PCT, Eagle2):
         rival = replay(holdout, fastest(rivals(kind, every), train, table), held)
-        assert found.speedup >= rival.speedup
+        assert result.speedup >= rival.speedup
 
 
 @pytest.mark.parametrize("cost", [TILES, STEEP], ids=["tiles", "steep"])
@@ -416,8 +416,8 @@ def test_on_any_text_it_is_at_least_as_fast_as_tuned_rivals(
     compare(cost, every=1, hidden=hidden, overconfidence=overconfidence)
 
 
-def test_learning_again_changes_nothing_and_beats_plain_decoding() -> None:
-    """The fit is deterministic, and its value of a token is near the time per token that it reaches."""
+def test_the_fit_is_deterministic_and_faster_than_plain_decoding() -> None:
+    """Its value of a token is close to the time per token that it reaches."""
     train, _ = world()
     table = cost_table(train, FLAT)
     policy = fitted(FLAT)

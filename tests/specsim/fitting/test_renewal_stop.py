@@ -1,4 +1,4 @@
-"""RenewalStop against brute force, in worlds whose chances of acceptance are known."""
+"""RenewalStop compared with brute force, on traces with known acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.reference import RampCost, build_trace, small_trace
 
 @dataclass(frozen=True)
 class FlatCost(CostModel):
-    """Every part of a round costs something, the same at every context, in seconds."""
+    """Positive costs of every part of a round, the same at every context, in seconds."""
 
     step_s: float = 1e-3
     catch_up_s: float = 4e-4
@@ -78,20 +78,20 @@ def chain_of(first: list[float], accept: list[float], following: list[list[float
 
 
 STEADY = chain_of([0.4, 0.4, 0.2], [0.95, 0.7, 0.3], [[0.8, 0.15, 0.05], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]])
-# The second token shows whether the rest of the round is right or wrong.
+# The second token reveals whether the rest of the round is accepted.
 FORK = chain_of([1.0, 0.0, 0.0], [0.9, 0.99, 0.01], [[0.0, 0.35, 0.65], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 COST = FlatCost()
 
 
 def world(chain: SignalChain, seed: int, *, sequences: int = 40, length: int = 700, depth: int = 6) -> Trace:
-    """Rounds that are independent draws of a chain, whose confidence says the chance of acceptance."""
+    """Rounds that are independent draws of a chain, with the acceptance probability as confidence."""
     rng = np.random.default_rng(seed)
     rows = sequences * length
-    at = np.empty((rows, depth), dtype=int)
-    at[:, 0] = rng.choice(len(chain.first), size=rows, p=chain.first)
+    bins = np.empty((rows, depth), dtype=int)
+    bins[:, 0] = rng.choice(len(chain.first), size=rows, p=chain.first)
     for i in range(1, depth):
-        at[:, i] = (rng.random(rows)[:, None] > np.cumsum(chain.following[at[:, i - 1]], axis=1)).sum(axis=1)
-    accept_prob = chain.accept[at]
+        bins[:, i] = (rng.random(rows)[:, None] > np.cumsum(chain.following[bins[:, i - 1]], axis=1)).sum(axis=1)
+    accept_prob = chain.accept[bins]
     hits = rng.random(accept_prob.shape) < accept_prob
     return build_trace(
         rng, hits, [length] * sequences, confidence=accept_prob, entropy_nats=1 - accept_prob, vocabulary=100_000
@@ -99,11 +99,11 @@ def world(chain: SignalChain, seed: int, *, sequences: int = 40, length: int = 7
 
 
 def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, time_per_token_s: float, depth: int) -> float:
-    """A round's value x tokens - seconds under the best stopping, over the whole tree of signals."""
+    """A round's value x tokens - seconds under optimal stopping, over the whole tree of signals."""
 
     @cache
     def beyond_s(d: int, b: int, path: float) -> float:
-        """The d-th token is drafted, in bin b, and right up to it with chance `path`."""
+        """The d-th token is drafted, in bin b, and accepted with all before it with probability `path`."""
         if d == depth:
             return -path * cost.catch_up_s
         asked_s = cost.ask if d + 1 < depth else 0.0
@@ -135,12 +135,12 @@ def time_per_token_s(result: Replay) -> tuple[float, float]:
 @pytest.mark.parametrize("chain", [STEADY, FORK], ids=["steady", "fork"])
 @pytest.mark.parametrize("cost", [COST, FlatCost(step_s=3e-3), FlatCost(per_token=0.0, catch_up_s=0.0, ask=0.0)])
 def test_the_fixed_point_is_that_of_brute_force(chain: SignalChain, cost: FlatCost) -> None:
-    """The grid over path probabilities costs at most 0.1 %."""
-    found = least_time_per_token_s(chain, cost.of_round(6), 6)
-    assert found == pytest.approx(brute_force_time_s(chain, cost, 6), rel=1e-3)
-    surplus = [round_surplus_s(chain, cost.of_round(6), v, 6) for v in (0.9 * found, found, 1.1 * found)]
+    """The grid over path probabilities has an error of at most 0.1 %."""
+    least_s = least_time_per_token_s(chain, cost.of_round(6), 6)
+    assert least_s == pytest.approx(brute_force_time_s(chain, cost, 6), rel=1e-3)
+    surplus = [round_surplus_s(chain, cost.of_round(6), v, 6) for v in (0.9 * least_s, least_s, 1.1 * least_s)]
     assert surplus[0] < 0 < surplus[2] and abs(surplus[1]) < 1e-8
-    for v in (0.5 * found, found, 2 * found):
+    for v in (0.5 * least_s, least_s, 2 * least_s):
         grid, tree = round_surplus_s(chain, cost.of_round(6), v, 6), brute_force_surplus_s(chain, cost, v, 6)
         assert grid == pytest.approx(tree, abs=1e-3 * cost.pass_s)
 
@@ -161,10 +161,10 @@ def test_on_iid_acceptance_it_is_the_best_fixed_length(accept_prob: float, cost_
     assert speedups[drafted - 1] == pytest.approx(speedups.max(), rel=1e-3)
 
 
-def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
-    """One more token returns 0.9 x 0.35 of a token's value, less than its cost, but tells of all that follow."""
-    dear, depth = FlatCost(step_s=2.5e-3), 6
-    cost = dear.of_round(depth)
+def test_looking_ahead_pays_for_information() -> None:
+    """One more token returns 0.9 x 0.35 of a token's value, less than its cost, but reveals all later tokens."""
+    expensive, depth = FlatCost(step_s=2.5e-3), 6
+    cost = expensive.of_round(depth)
     time_per_token_s = least_time_per_token_s(FORK, cost, depth)
     ahead, _ = optimal_thresholds(FORK, cost, time_per_token_s, depth)
     myopic = myopic_thresholds(FORK, cost, time_per_token_s, depth)
@@ -175,15 +175,15 @@ def test_looking_ahead_pays_to_learn_what_one_step_does_not() -> None:
     train, holdout = world(FORK, 1), world(FORK, 2)
     speedups = {}
     for lookahead in (True, False):
-        policy = fit(RenewalStop, {"max_draft_tokens": 6, "lookahead": lookahead}, train, cost_table(train, dear))
-        speedups[lookahead] = replay(holdout, policy, cost_table(holdout, dear)).speedup
+        policy = fit(RenewalStop, {"max_draft_tokens": 6, "lookahead": lookahead}, train, cost_table(train, expensive))
+        speedups[lookahead] = replay(holdout, policy, cost_table(holdout, expensive)).speedup
     assert speedups[True] > 1.05 * speedups[False]
 
 
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
 @pytest.mark.parametrize("chain", [STEADY, FORK], ids=["steady", "fork"])
-def test_held_out_time_is_the_least_there_is(chain: SignalChain, calibration: str) -> None:
-    """Within 4 standard errors of brute force and 1 % for what 28,000 positions leave unlearned."""
+def test_held_out_time_is_the_minimum(chain: SignalChain, calibration: str) -> None:
+    """Within 4 standard errors of brute force, and 1 % for the error of a fit to 28,000 positions."""
     train, holdout = world(chain, 1), world(chain, 2)
     policy = fit(RenewalStop, {"max_draft_tokens": 6, "calibration": calibration}, train, cost_table(train, COST))
     spent_s, error_s = time_per_token_s(replay(holdout, policy, cost_table(holdout, COST)))
@@ -198,19 +198,19 @@ def test_no_fixed_length_and_no_threshold_is_faster() -> None:
     train, holdout = world(STEADY, 3), world(STEADY, 4)
     policy = fit(RenewalStop, {"max_draft_tokens": 6}, train, cost_table(train, COST))
     table = cost_table(holdout, COST)
-    found = replay(holdout, policy, table)
+    result = replay(holdout, policy, table)
     rivals = [FixedK(k=k) for k in range(1, 7)]
     levels = [0.1, 0.25, 0.35, 0.5, 0.65, 0.75, 0.9, 0.97]
     rivals += [MaxConfidence(lambda0=x, dynamic=False, max_draft_tokens=6) for x in levels]
     rivals += [TimeGain(cost_ratio=x, max_draft_tokens=6) for x in levels]
     for rival in rivals:
-        difference_s = replay(holdout, rival, table).speculative_s - found.speculative_s
+        difference_s = replay(holdout, rival, table).speculative_s - result.speculative_s
         error_s = difference_s.std(ddof=1) / len(difference_s) ** 0.5
         assert difference_s.mean() >= -2 * error_s, rival
 
 
 def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> None:
-    """Confidence says nothing; stretches of 60 tokens are easy or hard. Fixed lengths serve neither."""
+    """Confidence is uninformative; stretches of 60 tokens are easy or hard, and no fixed length fits both."""
     rng = np.random.default_rng(0)
 
     def stretches() -> Trace:
@@ -234,15 +234,15 @@ def fitted() -> RenewalStop:
     return fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost()))
 
 
-def test_what_was_learned_travels_as_settings(fitted: RenewalStop) -> None:
+def test_a_fitted_policy_survives_json(fitted: RenewalStop) -> None:
     settings = json.loads(json.dumps(fitted.settings))
     assert build_policy(RenewalStop, settings) == fitted
     nothing: Any = None
-    assert fit(RenewalStop, settings, nothing, nothing) == fitted  # learns nothing again
+    assert fit(RenewalStop, settings, nothing, nothing) == fitted  # is not fitted again
     assert len(fitted.thresholds) == 5 * (len(fitted.edges) + 1) and fitted.time_per_token_s > 0
 
 
-def test_the_same_data_teach_the_same(fitted: RenewalStop) -> None:
+def test_the_fit_is_deterministic(fitted: RenewalStop) -> None:
     trace = small_trace()
     assert fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost())) == fitted
 
@@ -261,17 +261,17 @@ def test_without_data_it_thresholds_a_rough_path_probability() -> None:
     log = replay(trace, RenewalStop(max_draft_tokens=6), cost_table(trace, RampCost()), log=True).rounds
     assert log is not None
     rows = trace.offsets[log.sequence] + log.t
-    clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # what does not hang on the knots
+    clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # rounds that do not depend on the knots
     stopped = np.append(path[rows, :5] < 0.4, np.ones((len(rows), 1), dtype=bool), axis=1).argmax(axis=1) + 1
-    wanted = np.minimum(stopped, trace.draft_limit[rows])
+    expected = np.minimum(stopped, trace.draft_limit[rows])
     assert clear.sum() >= 0.9 * len(rows) >= 20
-    np.testing.assert_array_equal(log.drafted[clear], wanted[clear])
+    np.testing.assert_array_equal(log.drafted[clear], expected[clear])
     assert not RenewalStop().adapts
 
 
 @pytest.mark.parametrize(("lookahead", "signal"), [*itertools.product([True, False], ["confidence", "entropy"])])
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: float) -> None:
+def test_traces_with_one_outcome_can_be_fitted(lookahead: bool, signal: str, rate: float) -> None:
     """All rejected: one token a round. All accepted: to the limit."""
     rng = np.random.default_rng(0)
     trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
@@ -283,17 +283,17 @@ def test_one_sided_traces_are_learned_from(lookahead: bool, signal: str, rate: f
     assert set(whole.drafted.tolist()) == ({1} if rate == 0 else {5})
 
 
-def test_a_trace_of_rejection_sampling_is_learned_from() -> None:
-    """Chances are recorded instead of outcomes; the same world otherwise, and as fast as its exact trace."""
+def test_a_trace_of_rejection_sampling_can_be_fitted() -> None:
+    """Probabilities are recorded instead of outcomes; the speedup is that of the exact trace."""
     exact = world(STEADY, 6, sequences=5)
     accept_probs = {"accept_prob": exact.confidence, "meta": {**exact.meta, "decoding": {"mode": "rejection"}}}
     drawn = replace(exact, **accept_probs)
     assert drawn.approximate
     table = cost_table(drawn, COST)
-    found, usual = (
+    speedup, exact_speedup = (
         replay(drawn, fit(RenewalStop, {"max_draft_tokens": 6}, t, table), table).speedup for t in (drawn, exact)
     )
-    assert found == pytest.approx(usual, rel=0.02)
+    assert speedup == pytest.approx(exact_speedup, rel=0.02)
 
 
 def test_a_draft_of_one_token_leaves_nothing_to_decide() -> None:
@@ -329,22 +329,22 @@ def test_tables_that_do_not_fit_each_other_are_refused(settings: dict[str, Any],
 
 
 def test_mean_costs_weigh_contexts_by_positions() -> None:
-    """Costs linear in context: the mean over positions is the cost at the mean bucket."""
+    """With costs linear in context, the mean over positions is the cost at the mean bucket."""
     trace = replace(small_trace(), meta={**small_trace().meta})
     table = cost_table(trace, RampCost())
     context = np.concatenate(
         [p - 1 + np.arange(n) for p, n in zip(trace.prompt_tokens, trace.output_tokens, strict=True)]
     )
-    found = mean_cost(trace, table)
+    cost = mean_cost(trace, table)
     buckets = context >> table.bucket_bits
-    np.testing.assert_allclose(found.draft_s, table.draft_s[:, buckets].mean(axis=1))
-    np.testing.assert_allclose(found.verify_s[1:], table.verify_s[1:, buckets].mean(axis=1))
-    assert found.autoregressive_s == pytest.approx(table.autoregressive_s[buckets].mean())
+    np.testing.assert_allclose(cost.draft_s, table.draft_s[:, buckets].mean(axis=1))
+    np.testing.assert_allclose(cost.verify_s[1:], table.verify_s[1:, buckets].mean(axis=1))
+    assert cost.autoregressive_s == pytest.approx(table.autoregressive_s[buckets].mean())
 
 
-def test_costs_of_nothing_are_refused() -> None:
+def test_costs_of_zero_are_refused() -> None:
     free = FlatCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0).of_round(3)
-    with pytest.raises(InputError, match="a round takes no time"):
+    with pytest.raises(InputError, match="rounds of 0 seconds"):
         least_time_per_token_s(STEADY, free, 3)
     trace = small_trace()
     with pytest.raises(InputError, match="drafts up to 16 tokens"):

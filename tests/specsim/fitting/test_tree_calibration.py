@@ -1,4 +1,4 @@
-"""Calibration of tree nodes: which are verified, what is learned where the truth is known, and the ceiling."""
+"""Calibration of tree nodes: the verified nodes, fits to known probabilities, and the ceiling."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def world(overconfidence: float = 1.0, hidden: float = 0.0, seed: int = 3) -> tu
     return trace.select(range(80)), trace.select(range(80, 160))
 
 
-def test_the_judged_are_the_children_of_true_nodes() -> None:
-    """Found by walking the record's own links and tokens, true ranks unseen."""
+def test_verified_nodes_are_the_children_of_true_nodes() -> None:
+    """Collected from the record's parents and tokens, without the true ranks."""
     trace = tree_trace(0, sequences=2, tokens=20)
     assert trace.tree is not None
-    found = []
+    nodes = []
     true = trace.tree.on_path(trace.token, trace.offsets)
     ends = np.repeat(trace.offsets[1:], trace.output_tokens)
     for row in range(len(trace.token)):
@@ -48,12 +48,12 @@ def test_the_judged_are_the_children_of_true_nodes() -> None:
             if (parent == 0 or true[row, parent - 1]) and row + depth - 1 < ends[row]:
                 path = 1.0 if parent == 0 else float(trace.tree.path[row, parent - 1])
                 p, rank = float(trace.tree.prob[row, node - 1]), int(trace.tree.rank[row, node - 1])
-                told = (np.log(p / (1 - p)), 1 / (1 + rank), np.log(depth), np.log(path), np.log1p(0.7))
-                found.append((*told, rank, p, bool(true[row, node - 1])))
+                inputs = (np.log(p / (1 - p)), 1 / (1 + rank), np.log(depth), np.log(path), np.log1p(0.7))
+                nodes.append((*inputs, rank, p, bool(true[row, node - 1])))
     verified = verified_nodes(trace, rounds_of(trace, mean_accepted=0.7))
     table = np.column_stack([verified.features, verified.rank, verified.prob, verified.accepted])
-    assert table.shape == (len(found), FEATURES + 3)
-    np.testing.assert_allclose(table, np.array(found, dtype=np.float64), rtol=1e-6, atol=1e-6)
+    assert table.shape == (len(nodes), FEATURES + 3)
+    np.testing.assert_allclose(table, np.array(nodes, dtype=np.float64), rtol=1e-6, atol=1e-6)
 
 
 def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
@@ -67,24 +67,24 @@ def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
-def test_right_probabilities_stay_as_they_are(method: str) -> None:
+def test_calibrated_probabilities_do_not_change(method: str) -> None:
     train, holdout = world()
-    found = compare(train, holdout, method=method)  # type: ignore[arg-type]
-    assert found["draft probability"]["ece"] < 0.01 and found["calibrated"]["ece"] < 0.015
-    assert found["calibrated"]["log_loss_nats"] < 1.01 * found["draft probability"]["log_loss_nats"]
+    errors = compare(train, holdout, method=method)  # type: ignore[arg-type]
+    assert errors["draft probability"]["ece"] < 0.01 and errors["calibrated"]["ece"] < 0.015
+    assert errors["calibrated"]["log_loss_nats"] < 1.01 * errors["draft probability"]["log_loss_nats"]
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
-def test_overconfidence_is_undone(method: str) -> None:
+def test_overconfidence_is_corrected(method: str) -> None:
     train, holdout = world(overconfidence=2.0)
-    found = compare(train, holdout, method=method)  # type: ignore[arg-type]
-    assert found["draft probability"]["ece"] > 0.05 > 0.02 > found["calibrated"]["ece"]
-    assert found["calibrated"]["log_loss_nats"] < 0.9 * found["draft probability"]["log_loss_nats"]
+    errors = compare(train, holdout, method=method)  # type: ignore[arg-type]
+    assert errors["draft probability"]["ece"] > 0.05 > 0.02 > errors["calibrated"]["ece"]
+    assert errors["calibrated"]["log_loss_nats"] < 0.9 * errors["draft probability"]["log_loss_nats"]
     model = calibrate_tree(verified_nodes(train))
-    assert 0.3 < model.weights[1] < 0.8  # of the log odds, which overstate by 2
+    assert 0.3 < model.weights[1] < 0.8  # the log odds are too large by a factor of 2
 
 
-def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -> None:
+def test_recent_rounds_reveal_difficulty_that_the_drafter_does_not_see() -> None:
     trace = tree_trace(3, sequences=120, tokens=200, depth=6, nodes=32, hidden=0.8)
     train, holdout = trace.select(range(80)), trace.select(range(80, 120))
     policy, table = HardwarePCT(width=4, max_depth=6), cost_table(trace, ConstantCost(1e-3, 1e-2))
@@ -95,8 +95,8 @@ def test_stretches_that_the_drafter_does_not_see_are_told_from_recent_rounds() -
     def without(verified: VerifiedNodes) -> VerifiedNodes:
         return dataclasses.replace(verified, features=verified.features * (np.arange(FEATURES) < FEATURES - 1))
 
-    learned, held = rounds(train), rounds(holdout)
-    seeing, blind = calibrate_tree(learned), calibrate_tree(without(learned))
+    training, held = rounds(train), rounds(holdout)
+    seeing, blind = calibrate_tree(training), calibrate_tree(without(training))
     assert seeing.weights[-1] > 0.1 and blind.weights[-1] == 0
     gain = np.log(likelihood(seeing, held)) - np.log(likelihood(blind, held))
     assert gain.mean() > 3 * gain.std() / len(gain) ** 0.5
@@ -129,15 +129,15 @@ def test_values_are_products_along_the_path_below_the_ceiling() -> None:
             p, rank = float(train.tree.prob[row, node]), int(train.tree.rank[row, node])
             before = 1.0 if parent == 0 else path[row, parent - 1]
             odds = np.log(p / (1 - p)) if 1e-6 < p < 1 - 1e-6 else np.nan
-            told = np.array([odds, 1 / (1 + rank), np.log(depth), np.log(max(before, 1e-6)), np.log1p(1.5)])
-            product[row, node] = above[row, node] * model.prob(told)
+            inputs = np.array([odds, 1 / (1 + rank), np.log(depth), np.log(max(before, 1e-6)), np.log1p(1.5)])
+            product[row, node] = above[row, node] * model.prob(inputs)
     plain = (here & ~capped)[:200] & np.isfinite(product[:200])
     assert plain.sum() > 3000
     np.testing.assert_allclose(values[:200, 1:][plain], product[:200][plain], rtol=1e-4)
 
 
 def test_reliability_of_the_first_children_is_that_of_the_chain() -> None:
-    """At the root and along the chain as far as it is right, every position counts once per verified depth."""
+    """Along the accepted part of the chain, every position counts once per verified depth."""
     trace = tree_trace(1, sequences=4, tokens=50, depth=1, nodes=4)
     top = reliability(trace)
     assert top.count.sum() == len(trace.token)
@@ -146,7 +146,7 @@ def test_reliability_of_the_first_children_is_that_of_the_chain() -> None:
     assert every.count.sum() == 4 * len(trace.token) and every.ece < 0.1
 
 
-def test_where_all_or_nothing_is_right_the_chance_is_constant() -> None:
+def test_the_probability_is_constant_if_all_or_no_nodes_are_accepted() -> None:
     verified = verified_nodes(tree_trace(0))
     for accepted in (np.ones_like(verified.accepted), np.zeros_like(verified.accepted)):
         model = calibrate_tree(dataclasses.replace(verified, accepted=accepted))
@@ -154,7 +154,7 @@ def test_where_all_or_nothing_is_right_the_chance_is_constant() -> None:
         assert abs(model.prob(verified.features)[0] - accepted[0]) < 0.01
 
 
-def test_without_trees_or_nodes_it_says_so() -> None:
+def test_traces_without_trees_or_nodes_are_refused() -> None:
     trace = tree_trace(0)
     with pytest.raises(InputError, match="--tree-nodes"):
         verified_nodes(dataclasses.replace(trace, tree=None))
