@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.chain_verify import Verifier, verifier_for
-from realrun.decode.draft import Draft, KeepDrafting, layout, params_of
+from realrun.decode.draft import Draft, layout, params_of
+from realrun.decode.drafter import Drafter, SwitchingDrafter, TreeDrafter
+from realrun.decode.finite import TargetPeaks
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
@@ -22,50 +24,6 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
-
-
-class Drafter(Protocol):
-    """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
-
-    # Whether `begin` and `commit` are to be given the target's last state [d_T] at the position
-    # that produced the newest output token (None before there is one); `prepare` decides.
-    wants_target_hidden: bool
-
-    def prepare(
-        self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
-    ) -> None: ...
-
-    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
-
-    def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft: ...
-
-    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
-
-
-@runtime_checkable
-class SwitchingDrafter(Drafter, Protocol):
-    """Several drafters: `choose` says ahead of `propose` with which the round drafts, and how many tokens at most."""
-
-    def choose(
-        self, tokens: Sequence[int], context: RoundContext, policy: SwitchPolicy, state: Any
-    ) -> tuple[Any, RoundContext]: ...
-
-
-@runtime_checkable
-class TreeDrafter(Drafter, Protocol):
-    """Proposes trees as well: `prepare_tree` after `prepare`, then `propose_tree` and `commit_tree` in turn."""
-
-    def prepare_tree(self, policy: TreePolicy, length: int) -> None: ...
-
-    def propose_tree(
-        self,
-        tokens: Sequence[int],
-        context: RoundContext,
-        policy: TreePolicy,
-        state: Any,
-    ) -> tuple[Draft, Any]: ...
-
-    def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
 
 
 class Decoder:
@@ -112,6 +70,7 @@ class Decoder:
         self.verifier = verifier or verifier_for(sampler)
         self.tree_verifier = tree_verifier or tree_verifier_for(sampler)
         self.clock = device_clock(self.target.device)
+        self.peaks = TargetPeaks(self.target)  # of the sequence
 
     def decode(
         self,
@@ -146,7 +105,7 @@ class Decoder:
         Raises
         ------
         InputError
-            If the prompt is empty or leaves no room for the output.
+            If the prompt is empty or leaves no room for the output, or a model gives logits that are no numbers.
         """
         decoding = Decoding(self, prompt, max_new_tokens, policy, sequence, seed, state)
         while not decoding.done:
@@ -199,6 +158,7 @@ class Decoder:
         emitted = self.verifier(logits, draft, context)
         verified = now()
         verified_tokens = len(draft.tokens)
+        self.peaks.note(logits, emitted, tokens)
         accepted = len(emitted) - 1
         target_hidden = self.produced_by(accepted)
         for index, token in enumerate(emitted):
@@ -261,6 +221,7 @@ class Decoder:
             logits = target.forward(tokens[-1:])
         path, own_token = self.tree_verifier(logits, draft, context)
         emitted = [*(draft.tokens[node] for node in path), own_token]
+        self.peaks.note(logits, emitted, tokens)
         for index, token in enumerate(emitted):
             if token in self.eos_token_ids:
                 emitted, path = emitted[: index + 1], path[: index + 1]
@@ -368,6 +329,7 @@ class Decoding:
         self.longest = 0 if policy is None else policy.max_draft_tokens
         self.rounds: list[Round] = []
         self.done = False
+        decoder.peaks = TargetPeaks(decoder.target)
         decoder._prepare(self.end, max_new_tokens, policy, sequence)
         start = decoder.clock()
         decoder.target.reset()
@@ -391,6 +353,8 @@ class Decoding:
         context = RoundContext(decoder.sampler, self.sequence, self.position, limit, self.seed)
         self.state, draft = decoder.round(self.tokens, context, self.policy, self.state, self.rounds)
         self.done = len(self.tokens) >= self.end or self.tokens[-1] in decoder.eos_token_ids
+        if self.done:
+            decoder.peaks.check(self.tokens)
         return draft
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from realrun.decode.acceptance_predictor import Predictor, score_of
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
+from realrun.decode.finite import refuse_logits
 from realrun.decode.gumbel import BLOCK, gumbel_noise
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, compared_in
@@ -187,6 +189,8 @@ class DraftModel:
                 draft.probs.append(probs)
             # The only copy from the device to the host in a draft step.
             token, *features = described.tolist()
+            if token < 0 or math.isnan(features[0]):
+                raise refuse_logits(self.lm, [*tokens, *draft.tokens], "drafter")
             draft.parents.append(len(draft.tokens) - 1)
             draft.tokens.append(int(token))
             # Traces hold float32, and both worlds must decide on the same numbers.

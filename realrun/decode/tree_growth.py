@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from realrun.decode.draft import Draft, Siblings, params_of
+from realrun.decode.finite import refuse_logits
 from realrun.decode.rounds import RoundContext
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
@@ -85,6 +86,8 @@ class TreeGrower:
                 drawn_from |= zip(parents.tolist(), drawn.rows, strict=True)
             # The only copy from the device to the host in a pass.
             columns = torch.cat([found.double(), probs.double()], dim=1).cpu().numpy()
+            if np.isnan(columns).any() or (columns < 0).any():
+                raise refuse_logits(self.lm, tokens, "drafter")
             count = add_level(tree, self.token, widths, self.slot, parents, count, level + 1, columns)
             first = end
             draft.level_nodes.append(expanded)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from realrun.decode.acceptance_predictor import Scorer
+from realrun.decode.finite import check_drafted
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
@@ -86,7 +87,8 @@ class Proposals:
         """Fill in what is drafted from logits [n, V] at depth step + 1 from position `begin` on; the tokens [n]."""
         rows = slice(begin, begin + len(logits))
         drafted = described(self.sampler, logits, self.sequence, begin + step)
-        self.statistics[rows, step] = drafted.cpu()
+        self.statistics[rows, step] = on_host = drafted.cpu()
+        check_drafted(on_host)  # ahead of feeding the tokens
         if self.scorer is not None and lm.hidden is not None:
             self.scores[rows, step] = self.scorer(lm.hidden[-len(logits) :], step + 1, begin).cpu()
         if self.tree is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
+from realrun.decode.finite import NotFinite, check_columns, refuse_logits
 from realrun.decode.sampling import Sampler
 from realrun.lm.kernels import planless_attention
 from realrun.pairs.pair import Pair
@@ -112,7 +113,8 @@ def record(
     Raises
     ------
     InputError
-        If the texts do not fit the models' positions, or the drafter is not recorded in this mode or with trees.
+        If the texts do not fit the models' positions, the drafter is not recorded in this mode or with trees, or a
+        model gives logits that are no numbers.
 
     Examples
     --------
@@ -145,7 +147,11 @@ def record(
         scorer = None
         if predictor is not None:
             scorer = predictor.after(pending_token_states(pair.target, prompt, tokens))
-        columns = recorder(prompt, tokens, depth, settings.sampler, sequence, scorer, settings.tree)
+        try:
+            columns = recorder(prompt, tokens, depth, settings.sampler, sequence, scorer, settings.tree)
+            check_columns(columns)
+        except NotFinite:
+            raise refuse_logits(drafter.lm, [*prompt, *tokens], "drafter") from None
         return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
 
     if partial is not None:
