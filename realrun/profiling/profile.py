@@ -23,7 +23,7 @@ from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION
 from specsim.errors import InputError
 from specsim.progress import Counter
 
-WARMUP_ROUNDS = 3
+WARMUP_ROUNDS, SLICE_WARMUP_ROUNDS = 3, 1  # of a profile, and of a slice; every probe is run twice anyway
 AUTOREGRESSIVE_BURST = 4
 NUM_CONTEXTS = 4  # of a range
 CATCH_UP = (4, 16, 64)  # tokens that a draft cache may lack, as other drafters drafted them
@@ -89,11 +89,12 @@ def profile(
     prober.warm(contexts[-1])
     rng = np.random.default_rng(seed)
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft_config.vocab_size), len(pair.tokenizer))
+    warmups = WARMUP_ROUNDS if stream is None else SLICE_WARMUP_ROUNDS
     stream = Stream() if stream is None else stream
     for done, context in enumerate(contexts):
         prober.begin(pair.drafter.profiling_text(rng.integers(1, vocab, context + 1).tolist()))
-        for repeat in range(repeats + WARMUP_ROUNDS):
-            kept = stream if repeat >= WARMUP_ROUNDS else None
+        for repeat in range(repeats + warmups):
+            kept = stream if repeat >= warmups else None
             lags = [] if pair.drafter.mask_groups else [tokens for tokens in CATCH_UP if tokens < context]
             probes = [None, *prober.chains, *prober.trees(), *lags]
             for at in rng.permutation(len(probes)).tolist():

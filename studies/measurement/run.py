@@ -287,7 +287,7 @@ def bias_verdict(document: Document, config: Config) -> list[str]:
     return [
         f"By turns of 1 round, speedups would be off by {min(ends):+.1f} to {max(ends):+.1f} %, at the ends of these "
         f"intervals. Validations take turns of {turn_name(TURN_ROUNDS)} that end elsewhere in every repeat, and count "
-        "each round at its median over the repeats, of two the faster; a round that began a turn in one is met within "
+        "each round at its median over the repeats; a round that began a turn in one is met within "
         "a turn by the other."
     ]
 
