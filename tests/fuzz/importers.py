@@ -117,6 +117,9 @@ IMPORTERS = {
     "prometheus, TensorRT-LLM": importer_of("prometheus", TRT),
     "vllm-bench": importer_of("vllm-bench", VLLM_BENCH),
     "sglang-responses": lines_importer("sglang-responses", META_INFO, {"choices": [{"meta_info": META_INFO}]}),
+    "sglang-responses, OpenAI": lines_importer(
+        "sglang-responses", {"usage": {"completion_tokens": 100}, "sglext": {"spec_tokens_details": META_INFO}}
+    ),
     "sglang-log": importer_of("sglang-log", SGLANG),
     "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),

@@ -64,7 +64,9 @@ FORMATS = {
         "scrapes of vLLM 0.32 and llama.cpp 2026.10; none of TensorRT-LLM and LMDeploy",
     ),
     "sglang-responses": Format(
-        "sglang.read_responses", "SGLang's responses with meta_info", "responses of November 2025 and August 2026"
+        "sglang.read_responses",
+        "SGLang's responses with meta_info or sglext",
+        "responses of November 2025 and August 2026",
     ),
     "sglang-log": Format("sglang.read_log", "SGLang's log: averages", "lines of May, October and December 2025"),
     "tensorrt-llm": Format("tensorrt_llm.read_iterations", "TensorRT-LLM's iteration statistics: sums", ""),

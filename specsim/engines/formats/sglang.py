@@ -22,7 +22,7 @@ from specsim.errors import InputError
 from specsim.json_files import checked
 
 ENGINE = "sglang"
-INVALID = "give responses of SGLang, or their meta_info, as JSON or JSON Lines"
+INVALID = "give SGLang's responses with meta_info, or with return_spec_tokens_details, as JSON or JSON Lines"
 INSTEAD = "import the meta_info of its responses (sglang-responses), whose histogram counts by position"
 
 
@@ -50,7 +50,7 @@ class Verified(NamedTuple):
 
 
 def read_responses(paths: Sequence[Path]) -> Imported:
-    """meta_info, alone or in responses of the native or the OpenAI interface."""
+    """meta_info, alone or in responses of the native interface, or what the OpenAI interface has of it (sglext)."""
     found, skipped = json_records(paths, invalid=INVALID)
     requests, without = [], 0
     for number, record in enumerate(found):
@@ -81,6 +81,11 @@ def _metas(record: Mapping[str, Any]) -> Iterator[Any]:
         yield record
     elif "meta_info" in record:
         yield record["meta_info"]
+    elif isinstance(extension := record.get("sglext"), dict) and "spec_tokens_details" in extension:
+        details, usage = extension["spec_tokens_details"], record.get("usage")
+        if isinstance(details, dict) and isinstance(usage, dict) and "completion_tokens" in usage:
+            details = {**details, "completion_tokens": usage["completion_tokens"]}
+        yield details
     elif isinstance(choices := record.get("choices"), list):
         for one in choices:
             yield one.get("meta_info") if isinstance(one, dict) else None

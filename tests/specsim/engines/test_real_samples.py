@@ -152,12 +152,14 @@ def test_a_line_of_lmdeploys_logger(tmp_path: Path) -> None:
 def test_responses_of_sglang(tmp_path: Path) -> None:
     # sgl-project/sglang pull request 33518, August 2026: 106 tokens in 43 passes of 5 drafts
     meta = {
-        "spec_accept_rate": 0.2930232558139535, "spec_accept_length": 2.4651162790697674, "completion_tokens": 106,
-        "spec_num_correct_drafts": 63, "spec_num_proposed_drafts": 215, "spec_verify_ct": 43,
+        "spec_accept_rate": 0.2930232558139535, "spec_accept_length": 2.4651162790697674, "spec_num_correct_drafts": 63,
+        "spec_num_proposed_drafts": 215, "spec_verify_ct": 43,
         "spec_correct_drafts_histogram": [11, 14, 11, 4, 0, 3],
     }  # fmt: skip
-    imported = read("sglang-responses", tmp_path, json.dumps({"meta_info": meta}))
-    assert sums(imported) == (43, 215, 63, [32, 18, 7, 3, 3])
+    chat = {"choices": [{"index": 0}], "usage": {"completion_tokens": 106}, "sglext": {"spec_tokens_details": meta}}
+    for response in (chat, {"meta_info": {**meta, "completion_tokens": 106}}):
+        imported = read("sglang-responses", tmp_path, json.dumps(response))
+        assert sums(imported) == (43, 215, 63, [32, 18, 7, 3, 3]) and imported.output_tokens == (106,)
     # pull request 13754, November 2025: other names, no histogram
     older = {
         "prompt_tokens": 171, "completion_tokens": 200, "spec_accept_rate": 0.011702127659574468,
