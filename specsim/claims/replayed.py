@@ -67,7 +67,7 @@ def of_replay(subject: ReplaySubject, home: Path) -> Measured:
 def _replay(source: Source, subject_json: str) -> tuple[Replay, int, bool]:
     """The sums of a subject's replays, of how many, and whether only on what policies do not learn on."""
     from specsim.api.predict import fitted_part
-    from specsim.ranking.leaderboard import replay_seeds, together
+    from specsim.ranking.replays import replay_seeds, together
 
     subject, whole = ReplaySubject.model_validate_json(subject_json), _priced(source)
     name = policy_at(subject.policy, source.home)

@@ -13,7 +13,7 @@ from specsim.cli.console import parse_numbers, print_json, print_table, progress
 from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
 from specsim.ranking.document import as_document, trace_names, write_results
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
-from specsim.report.page import truncated_text
+from specsim.report.page import speculation_text, truncated_text
 from specsim.report.table import as_text
 
 
@@ -74,7 +74,8 @@ def leaderboard(
     where these sequences do not show that the row is slower; v_d, accepted over drafted tokens;
     r_d, accepted over output tokens; HM, their harmonic mean; tau, output tokens per target pass;
     the mean number of drafted tokens that a round verified, with the middle 80 % of rounds;
-    regret, the time beyond that of the oracle, a policy that knows beforehand what will be accepted.
+    gap to oracle, how much slower it is than a policy that knows beforehand what will be accepted;
+    gap to learned rule, how much slower it is than the fastest rule learned from the same signals.
 
     What a trace cannot serve (a column not recorded, another kind of drafter) is listed with
     the reason. With several traces a combined ranking follows: geometric mean of the speedups,
@@ -145,6 +146,7 @@ def print_board(board: Mapping[str, Any]) -> None:
     if board["approximate"]:
         title += " (approximate: rejection sampling)"
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
+    print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
     for line in truncated_text(board["rows"]):
         print(line)
     for warning in board["warnings"]:

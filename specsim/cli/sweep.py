@@ -112,18 +112,33 @@ def sweep(
 
 
 def _print(document: dict[str, Any]) -> None:
-    from specsim.speedup.intervals import interval_text
+    from specsim.speedup.intervals import against_baseline, interval_text
 
     rows = []
     for cell in document["cells"]:
         best = cell["best"]
         told = (
-            [f"{best['tuning_speedup']:.3f}", interval_text(best["speedup"]), f"{best['tau']:.2f}", best["settings"]]
+            [
+                f"{best['tuning_speedup']:.3f}",
+                interval_text(best["speedup"]),
+                against_baseline(best["speedup"]),
+                f"{best['tau']:.2f}",
+                best["settings"],
+            ]
             if best
-            else ["", "", "", f"none: {cell['reason']}"]
+            else ["", "", "", "", f"none: {cell['reason']}"]
         )
         rows.append([cell["trace"], cell["cost"], str(cell["batch"] or ""), *told])
     title = f"{document['configurations']:,} configurations in each of {len(rows):,} cells: the best on the tuning part"
     notes = dict.fromkeys(note for cell in document["cells"] if cell["best"] for note in cell["best"]["cost_notes"])
-    columns = ["trace", "cost", "batch", "tuning speedup", "hold-out speedup [95 %]", "tau", "policy"]
+    columns = [
+        "trace",
+        "cost",
+        "batch",
+        "tuning speedup",
+        "held-out speedup [95 %]",
+        "than no speculation",
+        "tau",
+        "policy",
+    ]
     print_table("; ".join([title, *notes]), columns, rows, labels=3)

@@ -132,10 +132,13 @@ def show_tuned(result: TuneResult, *, json: bool) -> None:
     if json:
         print_json(result.as_dict())
         return
+    from specsim.report.page import speculation_text
+
     parts = f"{result.tuned_on} sequences, reported on {result.reported_on} others"
     title = f"{result.best.name}: {result.trials} trials on {parts}"
     speedup = f"{result.train.speedup.estimate:.3f}"
     _print(title + _aside(result), speedup, result.holdout, result.references, result.best)
+    print(speculation_text(f"{result.best.name}, tuned", result.holdout.speedup.as_dict()))
     _print_warnings(result.warnings)
 
 
@@ -147,6 +150,8 @@ def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> No
         document["interrupted"] = final.interrupted or folded.interrupted
         print_json(document)
         return
+    from specsim.report.page import speculation_text
+
     sequences = sum(fold.sequences for fold in folded.folds)
     title = f"{final.best.name}: {final.trials} trials on all sequences, cross-validated in {len(folded.folds)} folds"
     if folded.interrupted:
@@ -163,6 +168,7 @@ def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> No
         ]
         for number, fold in enumerate(folded.folds, start=1)
     ]
+    print(speculation_text(f"{final.best.name}, tuned", folded.estimate.speedup.as_dict()))
     print_table("folds", ["fold", "sequences", "tuning speedup", "hold-out speedup", "policy"], rows)
     _print_warnings(folded.warnings)
 
@@ -203,7 +209,7 @@ def _print(
         label = CALLED[name].removeprefix("the ")
         rows.append([label, "", str(other.speedup), gain, f"{other.tau:.2f}", regret, str(other.policy)])
     title = "; ".join([title, *tuned.notes])
-    regret_of = f"regret to the oracle of {oracle_name([type(best), FixedK])}"
+    regret_of = f"gap to the oracle of {oracle_name([type(best), FixedK])}"
     columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", regret_of, "policy"]
     print_table(title, columns, rows)
 

@@ -17,7 +17,7 @@ RESULT = "leaderboard.json"
 CSV_COLUMNS = (
     "trace", "max_draft", "rank", "label", "policy", "tuned", "speedup", "speedup_low", "speedup_high",
     "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high", "v_d", "r_d", "hm",
-    "tau", "mean_draft_tokens", "oracle_regret", "train_speedup", "seeds", "settings",
+    "tau", "mean_draft_tokens", "oracle_regret", "learned_rule_gap", "train_speedup", "seeds", "settings",
 )  # fmt: skip
 
 

@@ -18,13 +18,15 @@ from specsim.arrays import Floats, Ints
 from specsim.cost.model import CostModel
 from specsim.errors import InputError
 from specsim.policy.base import Policy, Variant
+from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, SWITCH_POLICIES
 from specsim.progress import Counter, Progress
+from specsim.ranking.learned_rule import learned_rule
+from specsim.ranking.replays import mean_seconds, replay_seeds, rounds_of, together
 from specsim.ranking.sensitivity import Sweep, sweep, swept_settings
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import Replay, compile_kernel
-from specsim.replaying.rounds import RoundLog
+from specsim.replaying.replay import compile_kernel
 from specsim.replaying.sums import PARTS
 from specsim.speedup.intervals import Comparison, Estimate, ratio_interval
 from specsim.speedup.prediction import Prediction, oracle_name, oracle_seconds, summarise
@@ -54,6 +56,7 @@ class Row:
     train_speedup : on the tuning sequences, whether it was tuned or not
     speedup : with its interval that holds for all rows of the board at once; the prediction's own holds for it alone
     truncated_trials : settings of its search that the recorded trees are too small to judge
+    rule_gap : seconds over those of the rule learned from the same signals, less 1; None of trees, or without a rule
     to_leader : the leader's speedup less this one's, its interval holding for all rows at once; None for the leader
     """
 
@@ -68,6 +71,7 @@ class Row:
     train_speedup: float
     speedup: Estimate
     truncated_trials: int = 0
+    rule_gap: float | None = None
     to_leader: Comparison | None = None
 
     def __repr__(self) -> str:
@@ -96,6 +100,7 @@ class Row:
             "tuned": self.tuned,
             **{key: document[key] for key in keys},
             "speedup": self.speedup.as_dict(),
+            "learned_rule_gap": self.rule_gap,
             "train_speedup": self.train_speedup,
             "mean_draft_tokens": self.mean_length,
             "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
@@ -116,6 +121,8 @@ class Board(Result):
 
     tuning, holdout : sequences; output_tokens : of the hold-out ones, together
     baseline_s : seconds per hold-out sequence [S]
+    rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
+        reaches on the held-out ones (`specsim.ranking.learned_rule`); None where no chain or signal is there
     rows : best first; skipped : (policy, reason)
     """
 
@@ -129,6 +136,8 @@ class Board(Result):
     baseline_s: Floats
     oracle: Estimate
     oracle_of: str
+    rule: Policy | None
+    rule_speedup: Estimate | None
     rows: list[Row]
     skipped: list[tuple[str, str]]
     sweeps: list[Sweep]
@@ -196,6 +205,8 @@ class Board(Result):
             "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
             "oracle": self.oracle.as_dict(),
             "oracle_of": self.oracle_of,
+            "learned_rule": str(self.rule) if self.rule else None,
+            "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
             "rows": [row.as_dict() for row in self.rows],
             "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
@@ -247,14 +258,6 @@ def leaderboard(
 def default_policies(traces: Iterable[Trace]) -> Mapping[str, type[Policy]]:
     """All policies, by name, that are meant for such traces: of joined ones those that choose a drafter."""
     return SWITCH_POLICIES if all(isinstance(trace, JoinedTrace) for trace in traces) else POLICIES
-
-
-def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:
-    """Replays under these seeds; just the first where the second shows that nothing is drawn."""
-    replays = [priced.replay(policy, seed=seed, log=True) for seed in seeds[:2]]
-    if len(replays) == 2 and np.array_equal(_rounds(replays[0]).arrays, _rounds(replays[1]).arrays):
-        return replays[:1]
-    return replays + [priced.replay(policy, seed=seed, log=True) for seed in seeds[2:]]
 
 
 def _board(
@@ -314,8 +317,17 @@ def _board(
         raise InputError(f"trace {name} serves none of the policies ({why}); choose others")
     rows.sort(key=lambda row: -row.speedup.estimate)
     found = simultaneous(holdout.baseline_s, [row.speculative_s for row in rows])
+    rule = learned_rule(train, search) if any(isinstance(row.policy, ChainPolicy) for row in rows) else None
+    rule_s = None if rule is None else mean_seconds(replay_seeds(holdout, rule, draws))
     rows = [
-        dataclasses.replace(row, speedup=found.speedups[at], to_leader=found.difference(0, at) if at else None)
+        dataclasses.replace(
+            row,
+            speedup=found.speedups[at],
+            to_leader=found.difference(0, at) if at else None,
+            rule_gap=None
+            if rule_s is None or not isinstance(row.policy, ChainPolicy)
+            else float(row.speculative_s.sum() / rule_s.sum() - 1),
+        )
         for at, row in enumerate(rows)
     ]
     return Board(
@@ -329,6 +341,8 @@ def _board(
         baseline_s=holdout.baseline_s,
         oracle=ratio_interval(holdout.baseline_s, oracle_s),
         oracle_of=oracle_name(kinds_of(entries)),
+        rule=rule,
+        rule_speedup=None if rule_s is None else ratio_interval(holdout.baseline_s, rule_s),
         rows=rows,
         skipped=skipped,
         sweeps=sweeps,
@@ -360,7 +374,7 @@ def _row(
     replays = replay_seeds(holdout, policy, seeds)
     whole = together(replays)
     times = len(replays) * replays[0].draws  # outcomes that all of `whole` sums over
-    verified = np.concatenate([_rounds(one).verified for one in replays])
+    verified = np.concatenate([rounds_of(one).verified for one in replays])
     prediction = summarise(whole, oracle_s * times)
     return Row(
         label=name,
@@ -370,20 +384,7 @@ def _row(
         replays=len(replays),
         lengths=np.bincount(verified, minlength=holdout.trace.depth + 1),
         token_s=tuple((whole.seconds.sum(axis=0) / whole.output_tokens.sum()).tolist()),
-        speculative_s=whole.speculative_s / times,
+        speculative_s=mean_seconds(replays),
         train_speedup=train_speedup,
         speedup=prediction.speedup,
     )
-
-
-def _rounds(one: Replay) -> RoundLog:
-    assert one.rounds is not None
-    return one.rounds
-
-
-def together(replays: Sequence[Replay]) -> Replay:
-    """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
-    if len(replays) == 1:
-        return replays[0]
-    sums = {name: np.sum([one.columns[name] for one in replays], axis=0) for name in replays[0].columns}
-    return dataclasses.replace(replays[0], rounds=None, **sums)

@@ -66,7 +66,8 @@ BOARD_COLUMNS = (
         Format(_verified_text, _verified_html),
         Markup("verified<br>tokens"),
     ),
-    Column("regret", "oracle_regret", SHARE, Markup("oracle<br>regret")),
+    Column("gap to oracle", "oracle_regret", SHARE, Markup("gap to<br>oracle")),
+    Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, Markup("gap to<br>learned rule")),
     Column("on tuning part", "train_speedup", THREE, Markup("on tuning<br>part"), only=PAGE),
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
@@ -88,8 +89,18 @@ def board_rows(board: Mapping[str, Any]) -> list[Row]:
     """Rows of `BOARD_COLUMNS`: the oracle, then the policies with the baseline among them."""
     name = f"oracle of {board['oracle_of']}"
     oracle = {"label": name, "place": "", "speedup": board["oracle"], "oracle_regret": 0.0, "row_class": "oracle"}
+    references = [oracle]
+    if board.get("learned_rule_speedup"):
+        rule = {
+            "label": "rule learned from the same signals",
+            "place": "",
+            "learned_rule_gap": 0.0,
+            "row_class": "oracle",
+        }
+        gap = board["oracle"]["estimate"] / board["learned_rule_speedup"]["estimate"] - 1
+        references.append({**rule, "speedup": board["learned_rule_speedup"], "oracle_regret": gap})
     baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0}
-    return [oracle, *ranked(board["rows"], baseline, "speedup")]
+    return [*references, *ranked(board["rows"], baseline, "speedup")]
 
 
 def effect_rows(board: Mapping[str, Any]) -> list[Row]:

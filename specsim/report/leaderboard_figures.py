@@ -144,7 +144,7 @@ def draft_lengths(board: Mapping[str, Any], name: str) -> str:
 
 @styled()
 def time_per_token(board: Mapping[str, Any], name: str) -> str:
-    """Milliseconds per output token by what they were spent on; with an oracle, the regret stands beside."""
+    """Milliseconds per output token by what they were spent on; with an oracle, the gap to it stands beside."""
     rows, y = board["rows"], np.arange(len(board["rows"]))[::-1]
     figure, axes = _lines_figure(rows, extra=0.3)
     left = np.zeros(len(rows))
@@ -162,7 +162,7 @@ def time_per_token(board: Mapping[str, Any], name: str) -> str:
             text = f"+{100 * row['oracle_regret']:.0f} %" if row["oracle_regret"] >= 0 else "below"
             axes.annotate(text, (1, at), (1.01, at), **_beside(axes), color=INK)
         axes.annotate(
-            "regret",
+            "gap to oracle",
             (1, 1),
             (1.01, 1.0),
             va="bottom",

@@ -13,7 +13,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel
 from specsim.policy.base import Policy, Variant
 from specsim.progress import Progress
-from specsim.ranking.leaderboard import replay_seeds
+from specsim.ranking.replays import replay_seeds
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 from specsim.tuning.settings import SearchSettings

@@ -16,10 +16,12 @@ from specsim.report.page import (
     lead,
     notes_of,
     page,
+    speculation_text,
     stack,
     tiles,
 )
 from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
+from specsim.speedup.intervals import against_baseline
 
 Row = Mapping[str, Any]
 MILLISECONDS = plain(lambda seconds: f"{1e3 * seconds:.3f}")
@@ -78,10 +80,12 @@ def comparison_result(document: Row) -> Result:
         f"{options['drafter']}, weights {options['weights']}. Policies were tuned on {parts['tuning']:,} sequences and "
         f"predicted on {parts['holdout']:,} others."
     )
-    verdict = (
-        f"Speculation is predicted to gain most on {best['gpu']} at batch {best['batch']}: {speedup['estimate']:.3f} "
-        f"times (95 % interval {speedup['low']:.3f} to {speedup['high']:.3f})."
-    )
+    verdict = speculation_text(f"{best['settings']} on {best['gpu']} at batch {best['batch']}", speedup)
+    if len(rows) > 1 and against_baseline(speedup) == "faster":
+        slower = [
+            f"{row['gpu']} at batch {row['batch']}" for row in rows if against_baseline(row["speedup"]) == "slower"
+        ]
+        verdict += f" Do not speculate on {', '.join(slower)}." if slower else ""
     if document["approximate"]:
         verdict += " Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances."
     boxes = (

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.report.page import Result, definitions, figure, heading, lead, notes_of, stack, tiles, value_text
+from specsim.report.page import (
+    Result,
+    definitions,
+    figure,
+    heading,
+    lead,
+    notes_of,
+    speculation_text,
+    stack,
+    tiles,
+    value_text,
+)
 from specsim.report.results import figures
 from specsim.report.table import DIFFERENCE, SHARE, SPEEDUP, THREE, TWO, Column, as_html
 
@@ -25,7 +36,7 @@ COLUMNS = (
     Column("r_d", "r_d", THREE),
     Column("HM", "hm", THREE),
     Column("tau", "tau", TWO),
-    Column("oracle regret", lambda row: row.get("oracle_regret"), SHARE),
+    Column("gap to oracle", lambda row: row.get("oracle_regret"), SHARE),
     Column("settings", lambda row: _settings(row["params"]) if "params" in row else None),
 )
 DEFINITIONS = {
@@ -35,7 +46,7 @@ DEFINITIONS = {
     "hold for all rows at once. The difference is not significant where its interval contains 0.",
     "v_d, r_d, HM": "Accepted over drafted tokens, accepted over output tokens, and their harmonic mean.",
     "tau": "Output tokens per target pass, the target's own included.",
-    "Oracle regret": "Time beyond that of a policy which knows beforehand what will be accepted.",
+    "Gap to oracle": "Time beyond that of a policy which knows beforehand what will be accepted.",
 }
 
 
@@ -49,10 +60,7 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
         for name, one in references.items()
     ]
     speedup = held["speedup"]
-    verdict = (
-        f"Tuned, {document['policy']} is {speedup['estimate']:.3f} times as fast as autoregressive decoding (95 % "
-        f"interval {speedup['low']:.3f} to {speedup['high']:.3f}) on sequences that it was not tuned on."
-    )
+    verdict = f"On held-out sequences: {speculation_text(tuned['label'], speedup)}"
     if document["interrupted"]:
         verdict = f"Interrupted: this is the best so far. {verdict}"
     same = [one["label"] for one in others if not one["comparison"]["significant"]]

@@ -51,7 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tuning", "Tuned, fixed_k is"),
+        ("tuning", "On held-out sequences: "),
         ("leaderboard", "No policy is significantly faster than no speculation"),
         ("batches", "At a context of 512"),
     ],
