@@ -84,7 +84,11 @@ class Advice(Result):
 
     def __repr__(self) -> str:
         chosen = self.lengths[self.k]
-        said = f"K = {self.k}, {chosen.speedup} times as fast as without speculation" if self.k else "no speculation"
+        said = (
+            f"K = {self.k}, {chosen.speedup} times as fast as without speculation"
+            if self.k
+            else "do not speculate here: no K is faster than no speculation"
+        )
         if not self.sure:
             said += f"; not sure ({100 * chosen.near:.0f} %) to be within {NEAR_PERCENT:g} % of the best"
             if self.times_rounds:
