@@ -112,7 +112,11 @@ MISTAKES = {  # what is written instead of what, and the answer
     "arguments": ("tree, count, keep)", "tree, keep)", r"select must take \(state, params, tree, count, keep\)"),
     "does not compile": ("if tree.path[i]", "if tree.paths[i]", r"expand does not compile: .*paths"),
     "fails": ("int(params.width)", "int(1 / (params.width - 3))", "expand fails: ZeroDivisionError"),
-    "no state": ("    return state\n", "", "expand must return the state, a tuple of as many floats as it came"),
+    "no state": (
+        "int(params.width)\n    return state\n",
+        "int(params.width)\n",
+        "expand must return the state, a tuple of as many floats as it came",
+    ),
     "state grows": ("return state", "return (1.0, 2.0)", "expand must return the state, a tuple of as many"),
     "relative widths": (
         "widths[i] =",
