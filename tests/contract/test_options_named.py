@@ -18,7 +18,11 @@ from tests.support import ROOT
 
 APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speckernels": speckernels.cli.app}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-ENGINES = {"--per-request-spec-decode-metrics", "--speculative-eagle-topk"}  # options of engines, which are named too
+ENGINES = {  # options of engines, which are named too
+    "--per-request-spec-decode-metrics",
+    "--speculative-eagle-topk",
+    "--use-tree-spec",
+}
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
 RAISING = ("InputError", "BenchError", "read_own", "refuse_other")  # what errors' texts are given to
