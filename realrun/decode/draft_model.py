@@ -225,12 +225,15 @@ class DraftModel:
         return described, None if probs is None else probs[0]
 
     def _score(self, depth: int) -> torch.Tensor:
-        """The score [1] of the token that the last pass drafted, at this depth of the round, from 1."""
+        """The score [1] of the token that the last pass drafted, at this depth of the round, from 1.
+
+        Of a tree's level it is that of the first node: the round's first pass may have caught up on tokens before it.
+        """
         assert self.predictor is not None and self.lm.hidden is not None
         if depth == 1:
             hidden = self._target_hidden
             self._scorer = self.predictor.after(None if hidden is None else hidden[None])
-        return self._scorer(self.lm.hidden[-1:], depth)
+        return self._scorer(self.lm.hidden[-1:] if depth == 1 else self.lm.hidden[:1], depth)
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the first `length` tokens, which are now part of the output."""
@@ -257,7 +260,7 @@ class DraftModel:
         Returns the draft, of which the policy chose the tokens, and the policy's new state.
         """
         siblings = self.siblings if context.sampler.mode == "rejection" else "top_k"
-        return self._grower.grow(tokens, context, policy, state, siblings)
+        return self._grower.grow(tokens, context, policy, state, siblings, self._score if self.scoring else None)
 
     def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`; they are now part of the output."""

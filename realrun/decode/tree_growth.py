@@ -5,7 +5,7 @@ The same steps as in `specsim.replaying.tree`, whose nodes come from a record in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numba as nb
@@ -50,16 +50,21 @@ class TreeGrower:
         policy: TreePolicy,
         state: Any,
         siblings: Siblings,
+        score: Callable[[int], torch.Tensor] | None = None,
     ) -> tuple[Draft, Any]:
         """A tree of up to `limit` levels after `tokens`, for output positions `position` and on; with the new state.
 
         Where the policy expands nothing at the root, no pass is made and nothing drafted.
+
+        score : the predictor's [1] of what the last pass drafted at this depth, from 1, along the first candidates'
+            chain; None where the policy reads none
         """
         sampler, sequence, position, limit, _ = context
         tree, widths, params = self.tree, self.widths, params_of(policy)
         draft = Draft(siblings=siblings, fed=len(tokens) - self.lm.length)
         drawn_from: dict[int, torch.Tensor] = {}
         first, count = 0, 1
+        chain = 0  # node of the newest level on the first candidates' chain, -1 where that has ended
         widths[0] = 0
         for level in range(limit):
             asked, end = now(), count
@@ -84,10 +89,16 @@ class TreeGrower:
                 drawn = draw_siblings(logits, siblings, each.tolist(), sampler, sequence, position, count)
                 found, probs = drawn.tokens, drawn.probs
                 drawn_from |= zip(parents.tolist(), drawn.rows, strict=True)
+            parts = [found.double(), probs.double()]
+            chain = count if parents[0] == chain else -1  # a level begins with it, and with its children if it has any
+            if score is not None and chain >= 0:
+                parts.append(score(level + 1).double().expand(expanded, 1))
             # The only copy from the device to the host in a pass.
-            columns = torch.cat([found.double(), probs.double()], dim=1).cpu().numpy()
+            columns = torch.cat(parts, dim=1).cpu().numpy()
             if np.isnan(columns).any() or (columns < 0).any():
                 raise refuse_logits(self.lm, tokens, "drafter")
+            if score is not None:  # of float32, as traces hold it
+                tree.score[level] = np.float32(columns[0, -1]) if chain >= 0 else tree.score[level - 1]
             count = add_level(tree, self.token, widths, self.slot, parents, count, level + 1, columns)
             first = end
             draft.level_nodes.append(expanded)
@@ -154,7 +165,10 @@ def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def add_level(tree, token, widths, slot, parents, count, level, columns):  # type: ignore[no-untyped-def]
-    """Append the children of these nodes; the nodes then. columns [n, 2 w]: tokens, then probabilities."""
+    """Append the children of these nodes; the nodes then.
+
+    columns [n, 2 w] or [n, 2 w + 1]: tokens, then probabilities, then what is not read here
+    """
     most = columns.shape[1] // 2
     for row, node in enumerate(parents):
         widths[node] = min(widths[node], most)  # there are no more tokens

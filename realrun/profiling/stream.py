@@ -98,7 +98,7 @@ class Stream:
         else:
             whole_tree = tree and one.verified > 0
             self.points["tree verify" if whole_tree else "verify", one.verified + 1].append((context, one.verify_s))
-        if not one.step_s:
+        if not one.step_s or (tree and scored):  # what scores add is told by chains
             return
         behind = one.fed > 1 and not target_states
         for place, step_s in enumerate(one.step_s, start=1):

@@ -12,6 +12,7 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.cali_ts_confidence import CaliTSConfidence
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
@@ -26,6 +27,7 @@ from specsim.policy.switch.match import SwitchMatch
 from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
+from specsim.policy.tree.cali_ts_tree import CaliTSTree
 from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.eagle2 import Eagle2
@@ -115,6 +117,7 @@ KINDS: tuple[type[Policy], ...] = (
     AdaEDL,
     BetaTS,
     CaliTS,
+    CaliTSConfidence,
     TimeGain,
     RenewalStop,
     HuggingFace,
@@ -130,6 +133,7 @@ KINDS: tuple[type[Policy], ...] = (
     PCT,
     HardwarePCT,
     BetaTSTree,
+    CaliTSTree,
 )
 
 

@@ -39,6 +39,7 @@ class TreeTrace(NamedTuple):
     prob: Array
     first_child: IntArray
     horizon: Array
+    score: Array  # [0, 0] where the trace has none
 
 
 class Limits(NamedTuple):
@@ -78,7 +79,7 @@ def _replay(  # type: ignore[no-untyped-def]
     the round is truncated: it goes on as if they had not been drafted, and is counted.
     """
     offsets, true_rank, horizon = trace.offsets, trace.true_rank, trace.horizon
-    prob, first_child = trace.prob, trace.first_child
+    prob, first_child, score = trace.prob, trace.first_child, trace.score
     bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s
     wider_s, verify_s = costs.wider_s, costs.verify_s
     tree, recorded, child, widths, keep = room
@@ -100,6 +101,7 @@ def _replay(  # type: ignore[no-untyped-def]
             limit = min(limits.max_draft_tokens, budget_tokens - (t - start) - 1)
             # Of one type from the start: functions are compiled anew for a number known to be 0 or 1.
             first, count, level = np.int64(0), np.int64(1), np.int64(0)
+            chain = np.int64(0)  # node of the newest level on the first candidates' chain, -1 where that has ended
             unknown = False
             widths[0] = 0
             while level < limit:
@@ -145,6 +147,13 @@ def _replay(  # type: ignore[no-untyped-def]
                 if expanded > limits.max_expanded:
                     raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
                 draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
+                if len(score) > 0:
+                    if chain >= 0 and widths[chain] > 0:
+                        tree.score[level - 1] = score[t, level - 1]
+                        chain = np.int64(child[chain])
+                    else:
+                        tree.score[level - 1] = tree.score[level - 2]
+                        chain = np.int64(-1)
                 first = last
             verified = accepted = last_node = 0
             if count > 1:
@@ -231,6 +240,7 @@ def bind_tree(policy: TreePolicy) -> Callable[..., int]:
             prob=trace.tree.prob,
             first_child=trace.tree.first_child,
             horizon=trace.tree.horizon,
+            score=np.zeros((0, 0), np.float32) if trace.score is None else trace.score,
         )
         own = policy.params, policy.carries_state, limits
         return kernel(*own, outcome[1], which, recorded, costs, _room(), sums, log.arrays)

@@ -58,6 +58,7 @@ CHAINS: list[tuple[str, dict[str, Any]]] = [
     ("adaedl", {"lambda0": 0.2, **LIMIT}),
     ("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, **LIMIT}),
     ("space_k", {"k": DEPTH}),
+    ("cali_ts_confidence", {"slope": 0.7, "sigma_m": 0.3, **LIMIT}),
 ]
 OF_TEN = [("llama_cpp", {"p_min": p_min, **LIMIT}) for p_min in (0.3, 0.5)]  # of what drafters know of ten tokens
 SCORED = [("cali_ts", LIMIT), ("cali_ts", {"theta": "per_round", "sigma_m": 0.3, **LIMIT})]
@@ -71,6 +72,10 @@ TREES: list[tuple[str, dict[str, Any]]] = [  # of trees no wider than WIDTH
     ("hardware_pct", {"width": WIDTH, "max_depth": DEPTH, "max_nodes": 20, "min_path_prob": 0.02}),
     ("cape", {"width_30": 3, "width_60": 2, "width_80": 2, "depth": DEPTH}),
     ("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": WIDTH, "max_depth": DEPTH}),
+]
+SCORED_TREES: list[tuple[str, dict[str, Any]]] = [
+    ("cali_ts_tree", {"theta": theta, "sigma_m": 0.3, "beam": 2, "width": WIDTH, "max_depth": DEPTH})
+    for theta in ("per_token", "per_round")
 ]
 VCT = make_policy(*TREES[0])
 
@@ -104,7 +109,8 @@ def sampler_of(case: Case, mode: str) -> Sampler:
 def policies_of(case: Case) -> list[Policy]:
     drafter = case_pair(case).drafter
     scored = [*OF_TEN, *SCORED] if drafter.has_states else []
-    specs = [*CHAINS, *scored, *(TREES if drafter.trees else [])]
+    scored_trees = SCORED_TREES if drafter.has_states else []
+    specs = [*CHAINS, *scored, *([*TREES, *scored_trees] if drafter.trees else [])]
     return [*(make_policy(*spec) for spec in specs), *([CoinTree()] if drafter.trees else [])]
 
 

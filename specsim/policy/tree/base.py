@@ -42,6 +42,9 @@ class Tree(NamedTuple):
     path, prob : float32, path probability (1 at the root) and the node's own, given its parent
     parent, rank, depth : int32
     value : float64, the policy's own number of each node, such as a calibrated path probability
+    score : float64, over levels from the first drafted one: the acceptance predictor's score of the first candidates'
+        chain (each node the likeliest child of the one before), of its last expanded node where the chain ends above.
+        Only where the policy names the feature "score"
     """
 
     path: npt.NDArray[np.float32]
@@ -50,6 +53,7 @@ class Tree(NamedTuple):
     rank: npt.NDArray[np.int32]
     depth: npt.NDArray[np.int32]
     value: Floats
+    score: Floats
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ def new_tree() -> Tree:
         rank=np.zeros(room, dtype=np.int32),
         depth=np.zeros(room, dtype=np.int32),
         value=np.zeros(room),
+        score=np.zeros(room),
     )
     tree.path[0] = tree.prob[0] = 1.0
     tree.parent[0] = -1
