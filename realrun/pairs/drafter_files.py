@@ -126,6 +126,27 @@ def read_drafter(path: Path) -> DrafterFile:
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
+RECIPE = ("objective", "optimizer", "schedule", "learning_rates", "loop", "text", "text_digests")  # of trained tensors
+SEARCHED = ("settings", "calibration", "prompts")  # of Self-SD, which has none
+RESULTS = (  # facts that decided nothing
+    "target", "held_out", "parameters", "tokens", "seconds", "tokens_per_second", "provenance",
+    "k", "first_token_accepted_share", "predicted_speedup", "prediction", "costs", "warnings",
+)  # fmt: skip
+
+
+def training_recipe(path: Path) -> dict[str, Any]:
+    """All that decided a drafter's training, by what its file says; of a file that `load_drafter` reads.
+
+    "not_recorded" names what an older file does not say.
+    """
+    with safe_open(path / FILE if path.is_dir() else path, framework="pt") as handle:
+        metadata = handle.metadata()
+    facts = json.loads(metadata["facts"])
+    wanted = SEARCHED if metadata["kind"] == "self-sd" else RECIPE
+    recipe = {key: value for key, value in facts.items() if key not in RESULTS}
+    return {**recipe, "not_recorded": [key for key in wanted if key not in facts]}
+
+
 def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     """Its target and the drafter in this file or folder, in the target's type and on its device.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
-from realrun.pairs.drafter_files import load_drafter, weights_digest
+from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
 from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
@@ -51,6 +51,7 @@ class Pair:
     draft_name: str
     eos_token_ids: tuple[int, ...]
     predictor: Predictor | None = None
+    training: Mapping[str, Any] | None = None  # of the drafter, as its file says; None without a file
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +76,12 @@ class Pair:
     def draft_config(self) -> Any:
         """The configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)
+
+    @property
+    def drafter_facts(self) -> dict[str, Any]:
+        """What the drafter is made of, and under "training" how it was trained; for a trace."""
+        facts = self.drafter.facts
+        return facts if self.training is None else {**facts, "training": dict(self.training)}
 
     @property
     def core(self) -> Pair:
@@ -252,7 +259,7 @@ def _load_inside(
     model = alone.target if tuned is core else expanded_like(tuned, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
     name = f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name
-    pair = replace(alone, target=model, drafter=loaded, draft_name=name)
+    pair = replace(alone, target=model, drafter=loaded, draft_name=name, training=training_recipe(path))
     if predictor is None or predictor == "none":
         return pair
     its_own = predictor in ("auto", LAB)

@@ -178,7 +178,7 @@ def record(
         "target": pair.target_name,
         "drafter": pair.draft_name,
         "drafter_kind": pair.drafter.name,
-        "drafter_facts": pair.drafter.facts,
+        "drafter_facts": pair.drafter_facts,
         "weights": pair.fingerprint,
         "predictor": None if pair.predictor is None else pair.predictor.digest,
         "decoding": settings.sampler.as_dict(),

@@ -24,6 +24,8 @@ from realrun.training.common.on_text import TextRun, train_on_text
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import Training
 
+OBJECTIVE = "smooth L1 of the features + class_weight x cross-entropy with the target's distribution"
+
 
 @dataclass(frozen=True)
 class EagleSettings(Settings):
@@ -105,7 +107,7 @@ def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, 
     EagleKind.check_target(pair.target)
     job, own = EagleTraining(pair.target, settings, run.loop.seed), asdict(settings)
     plan, facts = {"drafter": "eagle", **own}, {"method": "eagle", **own}
-    return train_on_text(pair, "eagle", lambda: job, run, plan=plan, facts=facts)
+    return train_on_text(pair, "eagle", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE)
 
 
 EAGLE = Training(

@@ -26,6 +26,7 @@ from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import Training
 from specsim.errors import InputError
 
+OBJECTIVES = {"kl": "KL(target || drafter) at every token", "text": "cross-entropy with the text's next token"}
 PLACES = 5  # of a draft, of which agreement is given
 
 
@@ -191,7 +192,8 @@ def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]
     job = DecoderTraining(pair.target, settings, run.loop.seed)
     kind, own = "edd" if job.split else "vdm", asdict(replace(settings, states_after=job.split))
     plan, facts = {"drafter": kind, **own}, {"method": kind, **own}
-    return train_on_text(pair, kind, lambda: job, run, plan=plan, facts=facts)
+    objective = OBJECTIVES[settings.loss]
+    return train_on_text(pair, kind, lambda: job, run, plan=plan, facts=facts, objective=objective)
 
 
 EDD = Training(

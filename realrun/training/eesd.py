@@ -20,6 +20,8 @@ from realrun.training.common.on_text import TextRun, train_on_text
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import Training
 
+OBJECTIVE = "cross-entropy with the text's next token"
+
 
 @dataclass(frozen=True)
 class EesdSettings(Settings):
@@ -67,7 +69,7 @@ def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> dict[str, An
     EESDKind.check_target(pair.target)
     job, own = EarlyExitTraining(pair.target, settings), asdict(settings)
     plan, facts = {"drafter": "eesd", **own}, {"method": "eesd", **own}
-    return train_on_text(pair, "eesd", lambda: job, run, plan=plan, facts=facts)
+    return train_on_text(pair, "eesd", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE)
 
 
 EESD = Training(

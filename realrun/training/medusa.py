@@ -22,6 +22,8 @@ from realrun.training.common.jobs import ModuleJob, cross_entropy_nats
 from realrun.training.common.on_text import TextRun, train_on_text
 from realrun.training.common.settings import Settings, setting
 
+OBJECTIVE = "sum over heads k of decay^k x cross-entropy with the text's token k + 1 ahead"
+
 
 @dataclass(frozen=True)
 class MedusaSettings(Settings):
@@ -30,14 +32,14 @@ class MedusaSettings(Settings):
     Parameters
     ----------
     heads : int
-        K.
+        K; the paper trains five, of which its tree of depth 4 uses four (errata E9).
     lr : float
         Peak of the learning rate.
     decay : float
         lambda_k = decay^k.
     """
 
-    heads: int = setting(4, low=1, high=16, doc="K; head k drafts the k-th token ahead.")
+    heads: int = setting(5, low=1, high=16, doc="K; head k drafts the k-th token ahead.")
     lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
     decay: float = setting(0.8, above=0, doc="Head k's loss weighs this to the power k.")
 
@@ -92,4 +94,6 @@ def train_medusa(pair: Pair, settings: MedusaSettings, run: TextRun) -> dict[str
     """Train heads on the pair's target, as `train_on_text` says."""
     job, own = HeadsTraining(pair.target, settings), asdict(settings)
     plan, facts = {"drafter": "medusa-1", **own}, {"method": "medusa-1", **own}
-    return train_on_text(pair, "medusa", lambda: job, run, plan=plan, facts=facts, ahead=settings.heads)
+    return train_on_text(
+        pair, "medusa", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE, ahead=settings.heads
+    )

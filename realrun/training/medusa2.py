@@ -6,7 +6,8 @@ L_LM keeps the backbone what it was: the cross-entropy -log p_t^(0)(y_{t+1}) wit
 text was made by the target itself, KL(p_original || p) with the same model, its adapter off.
 The backbone learns through a low-rank adapter, at a quarter of the heads' learning rate. In two
 stages, the heads were trained as MEDUSA-1 before (errata E5); in one, lambda_0, the weight of the heads'
-loss, rises as a sine to its peak at the end (E6). Departures: the backbone is not quantised, and a tied
+loss, rises as a sine to its peak at the end (E6); direct, fresh heads pull at full weight from the first step,
+which is what the paper compares with (4.3.3). Departures: the backbone is not quantised, and a tied
 head has no adapter (`realrun.training.common.lora`).
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
-from realrun.pairs.drafter_files import describe_target, load_drafter, weights_digest
+from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.training.common.folder import Tensors, refuse_another
 from realrun.training.common.jobs import TunedTargetJob, cross_entropy_nats, kl_nats
@@ -33,6 +35,10 @@ from realrun.training.medusa import MedusaSettings, head_logits, head_losses, tr
 from specsim.errors import InputError
 
 Loss = Literal["text", "distill"]
+OBJECTIVES = {
+    "text": "the backbone's cross-entropy with the text + lambda_0 x the heads' loss of MEDUSA-1",
+    "distill": "KL(original || backbone) + lambda_0 x the heads' loss of MEDUSA-1",
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,13 @@ class Medusa2Settings(Settings):
         return self.lambda_0 * (math.sin(math.pi / 2 * (step + 1) / steps) if self.schedule == "sine" else 1.0)
 
 
-def train_medusa2(pair: Pair, heads: MedusaHeads, settings: Medusa2Settings, run: TextRun) -> dict[str, Any]:
+def train_medusa2(
+    pair: Pair,
+    heads: MedusaHeads,
+    settings: Medusa2Settings,
+    run: TextRun,
+    first_stage: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Train heads and the target's adapter jointly, from these heads on, as `train_on_text` says.
 
     Parameters
@@ -92,6 +104,8 @@ def train_medusa2(pair: Pair, heads: MedusaHeads, settings: Medusa2Settings, run
         What is trained and how.
     run : TextRun
         Text, loop and folder. The held-out figures are of the drafter as `run.stored` rounds it.
+    first_stage : mapping, optional
+        How the heads were trained before, for the file; None for fresh ones.
 
     Returns
     -------
@@ -115,7 +129,9 @@ def train_medusa2(pair: Pair, heads: MedusaHeads, settings: Medusa2Settings, run
             "adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha},
             "method": "medusa-2",
             "settings": own,
+            "first_stage": first_stage,
         },
+        objective=OBJECTIVES[settings.loss],
         ahead=len(heads),
     )
 
@@ -224,7 +240,9 @@ class MedusaCommand(MedusaSettings):
     joint : bool
         Whether the target is trained too; all below asks for it.
     one_stage : bool
-        Whether to start from fresh heads.
+        Whether to start from fresh heads, whose loss gains weight.
+    direct : bool
+        Whether to start from fresh heads at full weight.
     heads_from : Path, optional
         A MEDUSA-1 drafter to start from; None to train one first.
     joint_tokens : float, optional
@@ -237,6 +255,10 @@ class MedusaCommand(MedusaSettings):
     one_stage: bool = setting(
         False,
         doc="With --joint: fresh heads, whose loss gains weight as a sine; else heads trained alone come first.",
+    )
+    direct: bool = setting(
+        False,
+        doc="With --joint: fresh heads at full weight from the first step, the paper's direct fine-tuning.",
     )
     heads_from: Path | None = setting(
         None, doc="With --joint: a MEDUSA-1 drafter to start from. Default: train one in OUT/heads."
@@ -260,11 +282,21 @@ class MedusaCommand(MedusaSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stage = (self.one_stage, self.heads_from, self.joint_tokens, self.lambda_0, self.backbone_lr)
+        stage = (self.one_stage, self.direct, self.heads_from, self.joint_tokens, self.lambda_0, self.backbone_lr)
         if any(stage) and not self.joint:
-            raise InputError("--one-stage, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint")
-        if self.one_stage and self.heads_from is not None:
-            raise InputError("--one-stage starts from fresh heads; leave out --heads-from, or --one-stage")
+            raise InputError(
+                "--one-stage, --direct, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint"
+            )
+        if self.one_stage and self.direct:
+            raise InputError("--one-stage raises the weight of fresh heads, --direct does not; give one of them")
+        if self.fresh and self.heads_from is not None:
+            option = "--one-stage" if self.one_stage else "--direct"
+            raise InputError(f"{option} starts from fresh heads; leave out --heads-from, or {option}")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the joint stage starts from fresh heads."""
+        return self.one_stage or self.direct
 
     @property
     def first(self) -> MedusaSettings:
@@ -277,7 +309,7 @@ class MedusaCommand(MedusaSettings):
 
 
 def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str, Any]:
-    """MEDUSA-1, or MEDUSA-2 in one stage or two."""
+    """MEDUSA-1, or MEDUSA-2 in two stages, in one, or direct."""
     if not settings.joint:
         return train_medusa(pair, settings.first, run)
     check_adaptable(pair.target)  # before heads are trained
@@ -286,7 +318,8 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     known = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}
     refuse_another(run.out, known)  # before heads are trained
     run = replace(run, cache=run.cache or run.out)
-    if settings.one_stage:
+    first_stage = None
+    if settings.fresh:
         heads = MedusaHeads(pair.target, settings.heads)
     else:
         folder = settings.heads_from
@@ -296,8 +329,8 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
         tuned, start = load_drafter(folder, pair.target)
         if not isinstance(start, MedusaKind) or tuned is not pair.target:
             raise InputError(f"{folder} holds no MEDUSA-1 drafter; train one with `realrun train medusa`")
-        heads = start.heads
-    return train_medusa2(pair, heads, settings.second, replace(run, loop=loop))
+        heads, first_stage = start.heads, training_recipe(folder)
+    return train_medusa2(pair, heads, settings.second, replace(run, loop=loop), first_stage)
 
 
 MEDUSA = Training(
@@ -309,7 +342,7 @@ MEDUSA = Training(
     They stand on the target's last state. It is frozen in MEDUSA-1; --joint is MEDUSA-2. Then
     `realrun record --drafter OUT`.
 
-    Example: realrun train medusa --out heads4 --heads 4 --tokens 1
+    Example: realrun train medusa --out heads5 --heads 5 --tokens 1
     """,
     defaults={"tokens": 1.0},
 )

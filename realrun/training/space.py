@@ -35,6 +35,7 @@ from realrun.training.common.on_text import TextRun, train_on_text
 from realrun.training.common.settings import Settings, setting
 from realrun.training.common.trainings import Training
 
+OBJECTIVE = "cross-entropy with the text: of real tokens with probability p_ar, else of real tokens and masks"
 CUTS = 16  # of a held-out window, at which masks are evaluated
 
 
@@ -99,6 +100,7 @@ def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, 
             "method": "space",
             "settings": own,
         },
+        objective=OBJECTIVE,
         ahead=settings.masks,
     )
 

@@ -95,6 +95,9 @@ CASES: dict[str, Case] = {
         {"backbone_loss": "distill"},
         {"head_1": 0.9, "backbone": 0.8},
     ),
+    "medusa direct": Case(
+        "medusa", MedusaCommand(3, direct=True, **JOINT), {"lambda_0": 0.2}, {"head_1": 0.9, "head_3": 0.9}
+    ),
     "self-sd": Case(
         "self-sd", SelfSDSettings(5, max_new_tokens=8, max_draft_tokens=4, cost_repeats=2), {"max_draft_tokens": 3}
     ),

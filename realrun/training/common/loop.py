@@ -40,6 +40,7 @@ HELD_OUT_WINDOWS = 32
 ROWS_PER_HELD_OUT = 10  # every tenth row of the log, the first and the last have held-out figures
 MAX_GRADIENT_NORM = 1.0
 DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # a loss above its first value times the one plus the other is lost
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
 
 Tokens = npt.NDArray[np.int32]
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
@@ -181,8 +182,7 @@ def run_loop(
                 f"a text of {len(tokens)} tokens gives no windows of {settings.window_tokens}; give more text or "
                 "shorter windows"
             )
-    data = [[text_digest(tokens), share] for tokens, share in [*sources, (held_tokens, 0.0)]]
-    claim(folder, {**plan, **settings.decisive, "text_digests": data})
+    claim(folder, {**plan, **settings.decisive, "text_digests": digests_of(sources, held_tokens)})
     cuda = [torch.device(settings.device)] if torch.device(settings.device).type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         return _Run(job, settings, sources, held_tokens, folder, progress).to_end()
@@ -204,7 +204,7 @@ class _Run:
         self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
         groups = job.parameter_groups()
         self.peaks = [group["lr"] for group in groups]
-        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(groups, **ADAMW)
         self.step, self.seconds = 0, 0.0
         self.history: list[Row] = []
         self.recent: list[dict[str, float]] = []
@@ -305,6 +305,15 @@ def training_seconds(folder: Path) -> float:
     return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
 
 
+def optimizer_facts(job: Job) -> dict[str, Any]:
+    """What a drafter's file says of the optimizer and its schedule, the same for every training by `run_loop`."""
+    return {
+        "optimizer": {"name": "AdamW", **ADAMW, "max_gradient_norm": MAX_GRADIENT_NORM},
+        "schedule": "learning rate: linear warm-up, then a cosine to 0",
+        "learning_rates": [group["lr"] for group in job.parameter_groups()],
+    }
+
+
 def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
     """What a drafter's file says of the finished run in this folder."""
     seconds = training_seconds(folder)
@@ -329,6 +338,11 @@ def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, se
         start = int(at * (len(tokens) - length))
         rows.append(tokens[start : start + length + 1])
     return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def digests_of(sources: Sequence[tuple[Tokens, float]], held_tokens: Tokens) -> list[list[Any]]:
+    """The digest of each token array and its share of the windows, 0 of the held-out one."""
+    return [[text_digest(tokens), share] for tokens, share in [*sources, (held_tokens, 0.0)]]
 
 
 def text_digest(tokens: Tokens) -> str:

@@ -14,7 +14,7 @@ from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from realrun.training.common.distill import TextSettings, TrainingText, check_length, training_text
 from realrun.training.common.folder import refuse_another
-from realrun.training.common.loop import Job, LoopSettings, run_facts, run_loop
+from realrun.training.common.loop import Job, LoopSettings, digests_of, optimizer_facts, run_facts, run_loop
 from specsim.errors import InputError
 from specsim.progress import Progress
 
@@ -63,6 +63,7 @@ def train_on_text(
     *,
     plan: Mapping[str, Any],
     facts: Mapping[str, Any],
+    objective: str,
     ahead: int = 0,
 ) -> dict[str, Any]:
     """Train a drafter of the pair's target and write OUT/drafter.safetensors.
@@ -81,6 +82,8 @@ def train_on_text(
         What decides the result beside target, loop and text; "drafter" names the mechanism.
     facts : mapping
         What the file says of the drafter beside target, text, loop and provenance.
+    objective : str
+        The loss, in words.
     ahead : int
         Tokens that the drafter proposes at once; windows are longer.
 
@@ -111,13 +114,18 @@ def train_on_text(
         history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress)
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
+        optimizer = optimizer_facts(job)
     finally:
         job.close()
     facts = {
         "target": described,
         **facts,
         "parameters": sum(parameter.numel() for parameter in trained),
+        "objective": objective,
+        **optimizer,
         "text": text.facts,
+        "text_digests": digests_of(text.sources, text.held_out),
+        "stored": run.stored_name,
         **run_facts(run.loop, history, run.out),
         "provenance": provenance(pair.device, pair.number_type),
     }

@@ -150,6 +150,7 @@ def train_self_sd(
         **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
         "prediction": prediction.as_dict(),
         "settings": asdict(settings),
+        "prompts": prompt_digest(prompts),
         "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in texts)},
         "costs": search.cost_facts(skips),
         "warnings": search.warnings(),

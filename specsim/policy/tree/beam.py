@@ -12,8 +12,8 @@ from specsim.policy.tree.expansion import mark_best, nth_best
 
 @nb.njit
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
-    # Whether another level is drafted depends on no node's probability, so how many a round drafts does not either. Where
-    # not all can be verified, the floor is that of EAGLE-2, for the same reason (`specsim.policy.tree.eagle2`).
+    # Whether another level is drafted depends on no node's probability, so how many a round drafts does not either.
+    # Where not all can be verified, the floor is that of EAGLE-2, for the same reason (`specsim.policy.tree.eagle2`).
     most, beam = int(params.nodes), int(params.beam)
     if count - 1 > most:
         return mark_best(tree.path, 1, count, most, True, keep, tree.value)

@@ -1,4 +1,4 @@
-"""Cali-TS on trees: as a chain where it is one, which score decides about a level, and a predictor that costs nothing."""
+"""Cali-TS on trees: as a chain where it is one, and which score decides about a level; Cali-TS by confidence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.rng import uniform
 from specsim.trace.trace import Trace
+from specsim.trace.tree_record import record_from_nodes
 from tests.specsim.policy.test_tree_policies import DEPTH, LENGTHS, Node, children, likeliest, recorded_text
 from tests.specsim.replaying.test_tree_replay import COST
+from tests.support.reference import build_trace
 from tests.support.tree_traces import tree_trace
 
 every_option = pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_the_score_along_the_first_candidates_decides(shape: tuple[int, int]) ->
     policy = CaliTSTree(sigma_m=1e-6, sigma_s=1e4, beam=beam, width=width, nodes=255, max_depth=DEPTH)
     log = replay(trace, policy, cost_table(trace, COST), seed=3, log=True).rounds
     assert log is not None
-    rows, chain_left = [], 0
+    rows = []
     for s, length in enumerate(LENGTHS):
         t = 0
         while t < length:
@@ -73,8 +75,6 @@ def test_the_score_along_the_first_candidates_decides(shape: tuple[int, int]) ->
                 expanded = sorted(likeliest(here, level, beam))  # type: ignore[arg-type]
                 if (0,) * levels in expanded:
                     score = float(trace.score[row, levels])
-                else:
-                    chain_left += 1
                 level = [child for node in expanded for child in children(node, width)]  # type: ignore[misc]
                 drafted += level
                 levels += 1
@@ -86,7 +86,24 @@ def test_the_score_along_the_first_candidates_decides(shape: tuple[int, int]) ->
             rows.append((s, t, len(drafted), len(accepted), len(drafted)))
             t += len(accepted) + 1
     assert [row[:5] for row in log.rows()] == rows
-    assert (chain_left > 0) == (beam > 1)  # a beam of one never leaves the chain
+
+
+@pytest.mark.parametrize(("after_first", "levels"), [((0.3, 0.25), 4), ((0.6, 0.3), 3)], ids=["left", "kept"])
+def test_where_the_beam_has_left_that_chain_its_last_score_stays(after_first: tuple[float, float], levels: int) -> None:
+    """Of a root with children .51 and .49, those of the second are (.5, .45): likelier than the first's, or not."""
+    nodes = [node for depth in range(5) for node in product((0, 1), repeat=depth)]
+    children_of = {(): (0.51, 0.49), (0,): after_first, (1,): (0.5, 0.45)}
+    prob = [children_of.get(node[:-1], (0.6, 0.3))[node[-1]] for node in nodes[1:]]
+    parent = [nodes.index(node[:-1]) for node in nodes[1:]]
+    tokens, depth = 9, 4
+    rows = (np.array([values] * tokens) for values in (parent, [0] * len(parent), prob))
+    rank = np.where(np.arange(tokens)[:, None] + np.arange(depth) < tokens, 0, -1).astype(np.int16)
+    trace = build_trace(np.random.default_rng(0), rank == 0, [tokens], true_rank=rank)
+    scores = np.tile(np.array([1.0, 1.0, 0.0, 0.0], np.float32), (tokens, 1))  # the third pass says to stop
+    trace = replace(trace, tree=record_from_nodes(*rows, np.full(tokens, -1.0), 2), score=scores)
+    policy = CaliTSTree(sigma_m=1e-6, sigma_s=1e4, beam=2, width=2, nodes=255, max_depth=4)
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
+    assert log is not None and log.drafted[0] == 2 + 4 * (levels - 1)
 
 
 def test_scores_are_paid_for_with_every_draft_step() -> None:
