@@ -144,6 +144,8 @@ def training_recipe(path: Path) -> dict[str, Any]:
     facts = json.loads(metadata["facts"])
     wanted = SEARCHED if metadata["kind"] == "self-sd" else RECIPE
     recipe = {key: value for key, value in facts.items() if key not in RESULTS}
+    if "loop" in recipe:
+        recipe["loop"] = {key: value for key, value in recipe["loop"].items() if key != "checkpoint_s"}
     return {**recipe, "not_recorded": [key for key in wanted if key not in facts]}
 
 

@@ -63,7 +63,7 @@ def train_on_text(
     *,
     plan: Mapping[str, Any],
     facts: Mapping[str, Any],
-    objective: str,
+    objective: str = "",
     ahead: int = 0,
 ) -> dict[str, Any]:
     """Train a drafter of the pair's target and write OUT/drafter.safetensors.
@@ -83,7 +83,7 @@ def train_on_text(
     facts : mapping
         What the file says of the drafter beside target, text, loop and provenance.
     objective : str
-        The loss, in words.
+        The loss, in words; unless given, the file does not say it.
     ahead : int
         Tokens that the drafter proposes at once; windows are longer.
 
@@ -121,7 +121,7 @@ def train_on_text(
         "target": described,
         **facts,
         "parameters": sum(parameter.numel() for parameter in trained),
-        "objective": objective,
+        **({"objective": objective} if objective else {}),
         **optimizer,
         "text": text.facts,
         "text_digests": digests_of(text.sources, text.held_out),

@@ -279,7 +279,9 @@ def test_recording_and_profiling_by_command(kind: str, architecture: str, home: 
     depth = HEADS if kind == "medusa" else 4
     assert printed["sequences"] == trace.sequences == 3 and trace.depth == depth and trace.tree is not None
     assert trace.score is None and (trace.meta["target"], trace.meta["drafter"]) == ("target", kind)
+    training = trace.meta["drafter_facts"].pop("training")
     assert trace.meta["drafter_kind"] == kind and trace.meta["drafter_facts"] == FACTS[kind]
+    assert training.items() >= FACTS[kind].items() and training["not_recorded"]  # by hand, as the file was made
     measured = tmp_path / "profile.json"
     options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--repeats", 2, "--tree-nodes", 4]
     assert "median milliseconds" in command("profile", measured, *pair, *options)

@@ -40,6 +40,7 @@ def test_every_setting_that_decides_a_training_is_in_its_recipe(tmp_path: Path) 
     found += [recipe_of("eesd", tmp_path / "other text", text=word_text(3))]
     assert len({json.dumps(recipe, sort_keys=True) for recipe in found}) == len(found)
     assert all(recipe["not_recorded"] == [] for recipe in found)
+    assert recipe_of("eesd", tmp_path / "saved less often", replace(SHORT, checkpoint_s=60.0)) == found[0]
 
 
 def test_the_optimizer_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
