@@ -46,6 +46,10 @@ class DrafterKind(ABC):
     origin: ClassVar[Origin] = "file"
     trees: ClassVar[bool] = True
     has_states: ClassVar[bool] = True
+    # Facts that together with its settings decide a training; older files lack some.
+    recipe: ClassVar[tuple[str, ...]] = (
+        "objective", "optimizer", "schedule", "learning_rates", "loop", "text", "text_digests",
+    )  # fmt: skip
     paper_policy: ClassVar[str | None] = None
     mask_groups: ClassVar[bool] = False
     needs_own_pass: ClassVar[bool] = True

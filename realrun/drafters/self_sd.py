@@ -81,6 +81,7 @@ class SelfSDKind(DrafterKind):
     skips: SkippedSublayers = NOTHING
 
     name: ClassVar[str] = "self-sd"
+    recipe: ClassVar[tuple[str, ...]] = ("settings", "calibration", "prompts")
 
     @classmethod
     def check_target(cls, target: Any) -> None:

@@ -126,8 +126,6 @@ def read_drafter(path: Path) -> DrafterFile:
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
-RECIPE = ("objective", "optimizer", "schedule", "learning_rates", "loop", "text", "text_digests")  # of trained tensors
-SEARCHED = ("settings", "calibration", "prompts")  # of Self-SD, which has none
 RESULTS = (  # facts that decided nothing
     "target", "held_out", "parameters", "tokens", "seconds", "tokens_per_second", "provenance",
     "k", "first_token_accepted_share", "predicted_speedup", "prediction", "costs", "warnings",
@@ -142,11 +140,10 @@ def training_recipe(path: Path) -> dict[str, Any]:
     with safe_open(path / FILE if path.is_dir() else path, framework="pt") as handle:
         metadata = handle.metadata()
     facts = json.loads(metadata["facts"])
-    wanted = SEARCHED if metadata["kind"] == "self-sd" else RECIPE
     recipe = {key: value for key, value in facts.items() if key not in RESULTS}
     if "loop" in recipe:
         recipe["loop"] = {key: value for key, value in recipe["loop"].items() if key != "checkpoint_s"}
-    return {**recipe, "not_recorded": [key for key in wanted if key not in facts]}
+    return {**recipe, "not_recorded": [key for key in DRAFTERS[metadata["kind"]].recipe if key not in facts]}
 
 
 def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:

@@ -15,7 +15,6 @@ from realrun.drafters.registry import DRAFTERS
 from tests.support import ROOT
 
 PACKAGES = ("specsim", "realrun", "kernels/speckernels")
-MOST_FILES = 13  # .py files of a folder
 MOST_LINES = 400  # lines of a file that is no test
 MOST_MIB = 64  # of a checkout
 KERNELS_MIB = 16  # that a campaign's part of it leaves for compiled kernels
@@ -69,12 +68,6 @@ def test_imports_that_break_a_contract_are_found(copied: Path) -> None:
     assert done.returncode == 1 and "6 broken" in done.stdout
     said = done.stdout.replace("studies.common", "studies")
     assert [what for _, _, what in BROKEN if what not in said] == []
-
-
-def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind() -> None:
-    folders = {path.parent for path in sources(*PACKAGES, "studies", "kernels")}
-    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
-    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
 def test_no_file_is_longer_than_one_idea_needs() -> None:
