@@ -26,7 +26,7 @@ from specsim.speedup.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
 from studies.papers.adaedl import DRAWS
 from studies.papers.audit import findings
 from studies.papers.run import filled
-from tests.contract.test_house import MOST_FILES, MOST_LINES
+from tests.contract.test_house import MOST_LINES
 from tests.specsim.claims.test_diff import FOUND_PERCENT
 from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
 from tests.specsim.engines.test_as_engine import COUNTED
@@ -95,7 +95,6 @@ VALUES: dict[str, Callable[[], object]] = {
     "EESD by Eq. 14: T_d / T_t": lambda: _range("eesd.cost_ratio", "_ts", 3),
     "EDD: rows whose alpha is tau over depth": _alphas,
     "AdaEDL: random pairs": lambda: f"{DRAWS:,}",
-    "files of a folder": lambda: MOST_FILES,
     "lines of a file": lambda: MOST_LINES,
 }
 

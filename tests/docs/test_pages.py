@@ -11,7 +11,7 @@ import pytest
 from docs import pages, tables, values
 from docs.idea import FIGURE, idea
 from studies.papers.audit import findings
-from tests.contract.test_house import MOST_FILES
+from tests.contract.test_house import MOST_LINES
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
 from tests.support import ROOT
 
@@ -94,9 +94,9 @@ def test_no_value_begins_a_line_or_stands_in_code(name: str) -> None:
 
 
 def test_values_are_written_anew() -> None:
-    text = "by <!-- value: files of a folder -->no<!-- --> files, <!-- value: edd.vct_nodes:.0f -->0<!-- --> nodes"
+    text = "by <!-- value: lines of a file -->no<!-- --> lines, <!-- value: edd.vct_nodes:.0f -->0<!-- --> nodes"
     assert values.written(text) == (
-        f"by <!-- value: files of a folder -->{MOST_FILES}<!-- --> files, <!-- value: edd.vct_nodes:.0f -->363<!-- --> "
+        f"by <!-- value: lines of a file -->{MOST_LINES}<!-- --> lines, <!-- value: edd.vct_nodes:.0f -->363<!-- --> "
         "nodes"
     )
     with pytest.raises(KeyError, match="nobody.knows"):
