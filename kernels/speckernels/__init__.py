@@ -1,8 +1,8 @@
 """Operations of speculative decoding on the GPU: one signature each, three backends behind it.
 
-`reference` is short torch code and defines what is correct; `triton` and `cuda` answer to
-it. On tensors of the CPU, `triton` runs interpreted and `cuda` runs the very same kernel
-sources on emulated threads, so that everything but speed is tested without a GPU.
+`reference` is short torch code and defines the correct result; `triton` and `cuda` have to match
+it. On CPU tensors, `triton` runs interpreted and `cuda` runs the same kernel
+sources on emulated threads, so that everything but speed can be tested without a GPU.
 """
 
 from speckernels.ops.chain_rejection import ChainVerified, chain_rejection

@@ -27,8 +27,8 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"specsim {version_of('specsim')}")
         raise typer.Exit
 
@@ -44,32 +44,30 @@ def options(
 @app.command()
 def bench(
     op: Annotated[
-        list[str], typer.Option("--op", help="Operation; repeat for more. All by default.", metavar="NAME")
+        list[str], typer.Option("--op", help="Operation; repeat for several (default: all).", metavar="NAME")
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
     backend: Annotated[
         list[str],
-        typer.Option("--backend", help="Backend; repeat for more. Default: all; few on a CPU.", metavar="NAME"),
+        typer.Option("--backend", help="Backend; repeat for several (default: all; fewer on a CPU).", metavar="NAME"),
     ] = [],  # noqa: B006
-    device: Annotated[str, typer.Option(help="cuda or cpu. Default: the GPU, if there is one.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and repeats.")] = False,
+    device: Annotated[str, typer.Option(help="cuda or cpu (default: the GPU, if there is one).")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Run fewer cases and repeats.")] = False,
     headline: Annotated[
-        bool, typer.Option("--headline", help="Only the cases that tell most: of tree attention and draft statistics.")
+        bool, typer.Option("--headline", help="Run only the main cases of tree attention and draft statistics.")
     ] = False,
     case: Annotated[
         list[str],
-        typer.Option("--case", help='Only cases with these sizes, as in "nodes=64 batch=1 bfloat16".', metavar="TEXT"),
+        typer.Option("--case", help='Run only cases with these sizes, such as "nodes=64 batch=1".', metavar="TEXT"),
     ] = [],  # noqa: B006
-    minutes: Annotated[float, typer.Option(help="Start nothing that would end later.", min=0.01)] = 10.0,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; what it holds already is kept.", dir_okay=False)
-    ] = None,
+    minutes: Annotated[float, typer.Option(help="Start no case that would end later.", min=0.01)] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="File to write; keep the rows that it has.", dir_okay=False)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Time every backend, each checked against the reference before.
+    """Benchmark every backend, after a check against the reference.
 
-    The ratio to the floor is time over the least possible: bytes over measured copy bandwidth,
+    The ratio to the floor is the time over the smallest possible: bytes over measured copy bandwidth,
     operations over measured matrix rate, or launch latency, whichever is largest. Without a
-    GPU shapes are small, and Triton (interpreted) and CUDA (emulated) are checked only.
+    GPU shapes are small, and Triton (interpreted) and CUDA (emulated) are checked but not timed.
 
     Example: speckernels bench --op tree_attention --minutes 5 --out bench.json
     """
@@ -91,8 +89,8 @@ def bench(
     for line in failures(document):
         print(f"no time: {line}")
     if document.unfinished:
-        again = f"; run again with --out {out}" if out else "; give more --minutes"
-        print(f"{len(document.unfinished)} cases unfinished{again}")
+        advice = f"; run again with --out {out}" if out else "; give more --minutes"
+        print(f"{len(document.unfinished)} cases unfinished{advice}")
 
 
 @app.command()
@@ -121,12 +119,12 @@ def profile(
     op: Annotated[str, typer.Option("--op", help="Operation.", metavar="NAME")],
     case: Annotated[
         list[str],
-        typer.Option("--case", help='Its first case with these sizes, as in "nodes=64 batch=1".', metavar="TEXT"),
+        typer.Option("--case", help='Use the first case with these sizes, such as "nodes=64 batch=1".', metavar="TEXT"),
     ] = [],  # noqa: B006
     backend: Annotated[str, typer.Option(help="triton or cuda.")] = "cuda",
-    run: Annotated[bool, typer.Option("--run", help="Run the case, as the command that is printed does.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run the case, as the printed command does.")] = False,
 ) -> None:
-    """Print the command that looks at one case's kernels with NVIDIA's ncu.
+    """Print the command that profiles the kernels of one case with NVIDIA's ncu.
 
     Example: speckernels profile --op tree_attention --case "nodes=64 batch=1 context=8192"
     """
@@ -137,7 +135,7 @@ def profile(
 
 @app.command()
 def info(json: JsonOption = False) -> None:
-    """Which backends work here, and why the others do not."""
+    """Show which backends work on this machine, and why the others do not."""
     from speckernels.bench import machine
     from speckernels.runtime import dispatch
 
@@ -166,7 +164,7 @@ def build(
     ] = [],  # noqa: B006
     json: JsonOption = False,
 ) -> None:
-    """Compile all CUDA sources; registers, spills and seconds of each. Needs nvcc, but no GPU.
+    """Compile all CUDA sources and show registers, spills and seconds of each. Needs nvcc, but no GPU.
 
     Example: speckernels build --arch 90a
     """
@@ -181,18 +179,18 @@ def build(
         print("\n".join(lines[1:]), end="\n" if lines[1:] else "", file=sys.stderr)
         raise BenchError(lines[0]) from None
     if json:
-        print(json_module.dumps({"sources": [one.as_dict() for one in built]}, indent=1))
+        print(json_module.dumps({"sources": [source.as_dict() for source in built]}, indent=1))
         return
     rows = []
-    for one in built:
-        seconds = "cached" if one.seconds is None else f"{one.seconds:.1f}"
-        for architecture in dict.fromkeys(kernel.architecture for kernel in one.kernels):
-            kernels = [kernel for kernel in one.kernels if kernel.architecture == architecture]
+    for source in built:
+        seconds = "cached" if source.seconds is None else f"{source.seconds:.1f}"
+        for architecture in dict.fromkeys(kernel.architecture for kernel in source.kernels):
+            kernels = [kernel for kernel in source.kernels if kernel.architecture == architecture]
             registers = max(kernel.registers for kernel in kernels)
             spills = max(kernel.spill_bytes for kernel in kernels)
             shared = max(kernel.shared_bytes for kernel in kernels)
             cells = [architecture, len(kernels), registers, spills, shared, seconds]
-            rows.append([one.source, *map(str, cells)])
+            rows.append([source.source, *map(str, cells)])
             seconds = ""
     columns = ["source", "sm", "kernels", "most registers", "most spilled bytes", "most shared bytes", "seconds"]
     _print_table("CUDA sources", columns, rows)
@@ -207,14 +205,14 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
     for row in rows:
         table.add_row(*map(printable, row))
     console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width to fold at
+    if not console.is_terminal:  # no line breaks in a pipe or a log
         console = Console(width=200)
     console.print(table)
 
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (case, done, total) that draws a bar on standard error, or lines if that is no terminal."""
+    """Callback (case, done, total) that draws a progress bar on stderr, or prints lines without a terminal."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
@@ -230,7 +228,7 @@ def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def main() -> None:
-    """Run the command; bad input becomes one line on standard error and exit code 2."""
+    """Run the command; bad input gives one line on stderr and exit code 2."""
     from speckernels.bench.rows import BenchError
 
     try:

@@ -53,7 +53,7 @@ def record_compiled(kernels_ran: set[tuple[str, str, str]]) -> Callable[[str, st
 
 @pytest.fixture
 def fresh_libraries() -> Iterator[None]:
-    """Compiled code is looked up anew, before and after."""
+    """Forget loaded libraries before and after the test."""
     caches = (build._loaded, launch._entry)
     for cached in caches:
         cached.cache_clear()

@@ -1,4 +1,4 @@
-"""Inputs of a measurement: copies of them, their size, and fresh memory that shows what was not written."""
+"""Inputs of a measurement: copies, sizes, and poisoned memory that reveals unwritten elements."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch.overrides import TorchFunctionMode
 
 
 def copied(args: Any) -> Any:
-    """Arguments whose tensors are copies with the same strides."""
+    """Copy arguments, tensors with the same strides."""
     if isinstance(args, torch.Tensor):
         return args.clone()
     return type(args)(map(copied, args)) if isinstance(args, (tuple, list)) else args
 
 
 def total_bytes(args: Any) -> int:
-    """Bytes of all tensors."""
+    """Number of bytes of all tensors."""
     if isinstance(args, torch.Tensor):
         return args.numel() * args.element_size()
     return sum(map(total_bytes, args)) if isinstance(args, (tuple, list)) else 0
 
 
 def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, giving the arguments that it has changed."""
+    """Wrap a function so that it returns the arguments that it changes."""
 
     def run(*args: Any) -> Any:
         function(*args)
@@ -34,7 +34,7 @@ def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Poison(TorchFunctionMode):
-    """Fills fresh tensors with NaN or the largest integer, so that an unwritten element is seen."""
+    """Fill new tensors with NaN or the largest integer, which reveals unwritten elements."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""The device under test: its name, versions, which backends work on it, and its ceilings."""
+"""The device under test: its name, versions, working backends and ceilings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def default_device() -> torch.device:
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether large shapes, CUDA's clocks and a cold cache are to be had."""
+    """Whether the device supports large shapes, CUDA's clocks and a cold cache."""
     return device.type == "cuda"
 
 
@@ -50,7 +50,7 @@ def device_name(device: torch.device) -> str:
 
 
 def nvtx_range(name: str) -> AbstractContextManager[None]:
-    """A name that NVIDIA's profilers show for what happens inside; nothing without a GPU."""
+    """Name the block for NVIDIA's profilers; no effect without a GPU."""
     return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
 
 
@@ -58,7 +58,7 @@ CONDITIONS = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "
 
 
 def conditions(device: torch.device) -> dict[str, float]:
-    """The GPU's clocks, power and temperature now; nothing where nvidia-smi does not tell."""
+    """Current clocks, power and temperature of the GPU; empty if nvidia-smi does not report them."""
     tool = shutil.which("nvidia-smi")
     if device.type != "cuda" or tool is None:
         return {}
@@ -73,18 +73,18 @@ def conditions(device: torch.device) -> dict[str, float]:
 
 
 def evict_bytes(device: torch.device) -> int:
-    """Bytes that push everything out of the L2 cache."""
+    """Number of bytes that evict everything from the L2 cache."""
     properties = torch.cuda.get_device_properties(device)
     return EVICT_FACTOR * int(getattr(properties, "L2_cache_size", 0) or ASSUMED_L2_BYTES)
 
 
 def buffer_bytes(device: torch.device) -> int:
-    """Memory that copies of one case's inputs may take."""
+    """Memory limit, in bytes, of the copies of a case's inputs."""
     return int(torch.cuda.get_device_properties(device).total_memory) // BUFFER_PART
 
 
 def versions() -> dict[str, str]:
-    """Of torch, Triton, CUDA and these kernels, the last with a digest of their sources and what is switched on."""
+    """Versions of torch, Triton, CUDA and these kernels, with a digest of their sources and active switches."""
     switch = f" {TMA_ENVIRONMENT}=1" if os.environ.get(TMA_ENVIRONMENT) == "1" else ""
     return {
         "torch": torch.__version__,
@@ -113,38 +113,38 @@ def _source_digest() -> str:
 
 
 def availability() -> dict[str, str]:
-    """What each backend can do here, or why it cannot."""
+    """What each backend can do on this machine, or why it cannot run."""
     gpu = torch.cuda.is_available()
     nvcc, compiler = build.find_nvcc(), os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    found: dict[str, str] = {"reference": "runs on CPU" + (" and GPU" if gpu else "")}
+    backends: dict[str, str] = {"reference": "runs on CPU" + (" and GPU" if gpu else "")}
     triton = _installed("triton")
     if triton is None:
-        found["triton"] = "not available: triton is not installed; `pip install triton`"
+        backends["triton"] = "not available: triton is not installed; `pip install triton`"
     elif gpu:
-        found["triton"] = f"runs on GPU (triton {triton})"
+        backends["triton"] = f"runs on GPU (triton {triton})"
     else:
-        found["triton"] = f"interpreted on CPU (triton {triton}); no CUDA device here"
+        backends["triton"] = f"interpreted on CPU (triton {triton}); no CUDA device here"
     device_part = f"compiles for GPUs ({nvcc})" if nvcc else "no nvcc; put it on PATH or set CUDA_HOME"
     if gpu and nvcc:
         device_part = f"runs on GPU ({nvcc})"
     host_part = f"emulated on CPU ({compiler})" if compiler else "no C++ compiler for emulation; install g++"
-    found["cuda"] = f"{device_part}; {host_part}"
+    backends["cuda"] = f"{device_part}; {host_part}"
     for name, package in (("flex", "torch"), ("flashinfer", "flashinfer")):
         where = "runs on GPU" if gpu else "needs a GPU to be worth a measurement"
         missing = f"not available: {package} is not installed; `pip install flashinfer-python`"
-        found[name] = where if importlib.util.find_spec(package) else missing
-    return found
+        backends[name] = where if importlib.util.find_spec(package) else missing
+    return backends
 
 
 def clocks(device: torch.device) -> list[Clock]:
-    """How calls are timed on this device."""
+    """Clocks that time calls on this device."""
     if device.type == "cuda":
         return [LaunchClock(device, evict_bytes(device)), GraphClock(), HostClock()]
     return [CpuClock(mode) for mode in ("cpu", *UNTIMED_MODE.values())]
 
 
 def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float = 2.0) -> Ceilings:
-    """Copy bandwidth, matrix rate and launch latency, each measured with the benchmark's own clocks."""
+    """Measure copy bandwidth, matrix rate and launch latency with the benchmark's clocks."""
     gpu = device.type == "cuda"
     large = 1 << (30 if gpu else 25)  # bytes; far beyond any cache on a GPU
     side, dtype = (8192, torch.bfloat16) if gpu else (768, torch.float32)
@@ -178,5 +178,5 @@ def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float 
 
 
 def _smallest(device: torch.device, word: torch.Tensor) -> list[Call]:
-    """Operations that do next to nothing: one element written and, on a GPU, an empty kernel."""
+    """Minimal operations: one written element and, on a GPU, an empty kernel."""
     return [word.zero_, lambda: torch.cuda._sleep(0)] if device.type == "cuda" else [word.zero_]

@@ -1,4 +1,4 @@
-"""One case run under a profiler: the calls that it should look at, and the command that starts it."""
+"""Profiling of one case: the profiled calls, and the command that starts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_UPS, CALLS = 3, 3
 
 
 def find_case(op: str, words: Sequence[str], device: torch.device) -> tuple[Operation, Case]:
-    """The first case of an operation with these sizes; BenchError where there is none."""
+    """Find the first case of an operation with these sizes; BenchError if there is none."""
     (operation,) = chosen([op])
     cases = _cases(operation, device, False, False, words)
     if not cases:
@@ -30,7 +30,7 @@ def find_case(op: str, words: Sequence[str], device: torch.device) -> tuple[Oper
 
 
 def run_case(op: str, words: Sequence[str], backend: str) -> Case:
-    """Call the operation a few times for warmth, then inside the range that the profiler looks at."""
+    """Call the operation a few times to warm up, then inside the profiled range."""
     if backend not in OWN:
         raise BenchError(f"backend {backend!r} is none of ours; give {' or '.join(OWN)}")
     device = machine.default_device()
@@ -49,7 +49,7 @@ def run_case(op: str, words: Sequence[str], backend: str) -> Case:
 
 
 def ncu_command(op: str, words: Sequence[str], backend: str) -> str:
-    """What to type for NVIDIA's profiler of kernels; clocks stay as they are, as in the benchmark."""
+    """Command of NVIDIA's kernel profiler; clocks are not locked, as in the benchmark."""
     find_case(op, words, machine.default_device())
     own = [sys.executable, "-m", "speckernels", "profile", "--op", op, "--backend", backend, "--run"]
     for word in words:

@@ -1,4 +1,4 @@
-"""What the CUDA sources take of a GPU: registers, shared memory and spills, from the compiler's report."""
+"""Registers, shared memory and spills of the CUDA sources, from the compiler's report."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Built:
 
 
 def parse_report(report: str) -> tuple[Kernel, ...]:
-    """The kernels in the words of `ptxas -v`."""
+    """Parse the kernels of a report of `ptxas -v`."""
     kernels = []
     name = architecture = ""
     stack = spills = 0
     for line in report.splitlines():
-        if found := _ENTRY.search(line):
-            name, architecture = found.groups()
+        if match := _ENTRY.search(line):
+            name, architecture = match.groups()
             stack = spills = 0
-        elif found := _SPILLS.search(line):
-            stack, stores, loads = map(int, found.groups())
+        elif match := _SPILLS.search(line):
+            stack, stores, loads = map(int, match.groups())
             spills = stores + loads
-        elif name and (found := _USED.search(line)):
+        elif name and (match := _USED.search(line)):
             shared = _SHARED.search(line)
             bytes_ = int(shared.group(1)) if shared else 0
-            kernels.append(Kernel(name, architecture, int(found.group(1)), stack, spills, bytes_))
+            kernels.append(Kernel(name, architecture, int(match.group(1)), stack, spills, bytes_))
             name = ""
     return tuple(kernels)
 
@@ -63,7 +63,7 @@ def parse_report(report: str) -> tuple[Kernel, ...]:
 def build_source(source: str, architectures: Sequence[str]) -> Built:
     """Compile a source if it is not in the cache, and read the compiler's report.
 
-    Raises RuntimeError without nvcc, or with the compiler's words.
+    Raises RuntimeError without nvcc, or with the compiler's message.
     """
     start, clock = time.time(), time.perf_counter()
     library = build.build_device(source, architectures)

@@ -1,4 +1,4 @@
-"""What a benchmark writes: one row per operation, shape, backend and mode, and their document.
+"""Results of a benchmark: one row per operation, shape, backend and mode, and their document.
 
 A file is one JSON object whose `rows` are flat, one line each:
 `pandas.DataFrame(json.load(open(file))["rows"])`.
@@ -32,7 +32,7 @@ LONGEST_LINE = 900  # characters of an error
 
 
 def printable(text: str) -> str:
-    """The text with all characters escaped that a terminal would not show as they are."""
+    """Escape all characters of a text that a terminal would not show as they are."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -50,7 +50,7 @@ class ElsewhereError(BenchError):
 
 @dataclass(frozen=True)
 class Work:
-    """The least an operation must do on given inputs.
+    """Minimum work of an operation on given inputs.
 
     bytes : each input that matters read once, each result written once
     flops : floating-point operations
@@ -62,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reaches, measured on the spot.
+    """Measured limits of the device.
 
     copy_gb_s : large copy on the device, 1e9 bytes read and written per second
     matmul_tflop_s : large matrix product, 1e12 floating-point operations per second
@@ -77,7 +77,7 @@ class Ceilings:
     graph_node_us: float | None
 
     def floor(self, work: Work, mode: str) -> tuple[float, str]:
-        """Microseconds below which no version can run, and which limit sets them."""
+        """Smallest possible time in microseconds, and the limit that sets it."""
         latency_us = self.graph_node_us if mode == "graph" and self.graph_node_us is not None else self.launch_us
         limits = {
             "bytes": work.bytes / (self.copy_gb_s * 1e3),
@@ -103,7 +103,7 @@ Key = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement, or the reason why there is none.
+    """One measurement, or the reason why it failed.
 
     shape, label : the sizes by name, and the same as short text
     buffers : copies of the inputs that the calls went round
@@ -139,11 +139,11 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What a row is about; a file holds one row per key."""
+        """Key of the row; a file has one row per key."""
         return self.op, self.label, self.dtype, self.backend, self.mode
 
     def timed(self, timing: Timing, work: Work, ceilings: Ceilings, *, buffers: int, cold_cache: bool) -> Row:
-        """This row with a time, and with a floor where the mode can be compared with one."""
+        """Return this row with a time, and with a floor if the mode has one."""
         per_us = 1 / timing.median_us
         row = dataclasses.replace(
             self,
@@ -193,7 +193,7 @@ def one_line(error: Exception) -> str:
 
 
 def write_document(path: Path, document: Document) -> None:
-    """Write in one step: a reader sees the old file or the new one."""
+    """Write the document atomically."""
     plain = document.as_dict()
     rows = plain.pop("rows")
     head = json.dumps(plain, indent=1)[:-2]
@@ -205,7 +205,7 @@ def write_document(path: Path, document: Document) -> None:
 
 
 def read_document(path: Path) -> Document:
-    """The document in a file; BenchError if it is none."""
+    """Read a document; BenchError if the file is not one."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
@@ -234,22 +234,22 @@ def read_document(path: Path) -> Document:
 
 
 def _number(text: str) -> float:
-    """A number as the text has it, whole ones as int; ValueError where it is not finite or beyond 64 bits."""
+    """Parse a number, integers as int; ValueError if it is not finite or exceeds 64 bits."""
     whole = text.removeprefix("-").isdecimal()
     if len(text) > 400 or not math.isfinite(value := float(text)) or (whole and abs(value) >= 2**63):
-        raise ValueError(f"{text[:20]} is no finite number of 64 bits")
+        raise ValueError(f"{text[:20]} is not a finite number of 64 bits")
     return int(text) if whole else value
 
 
-def _checked(found: Any) -> Any:
-    """A dataclass read from JSON, its fields of the types that they are declared with, and its times positive."""
-    for name, hint in get_type_hints(type(found)).items():
-        value = getattr(found, name)
+def _checked(record: Any) -> Any:
+    """Check the field types of a dataclass read from JSON, and that its times are positive."""
+    for name, hint in get_type_hints(type(record)).items():
+        value = getattr(record, name)
         if not any(_is(value, kind) for kind in (get_args(hint) if type(hint) is UnionType else (hint,))):
             raise TypeError(f"{name} is {value!r:.40}")
         if name.endswith(("_us", "to_floor")) and value is not None and not 1e-12 <= value <= 1e12:
             raise ValueError(f"{name}={value} is no positive measure")
-    return found
+    return record
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -257,5 +257,5 @@ def _is(value: Any, kind: Any) -> bool:
     if not parts:
         return type(value) is kind or (kind is float and type(value) is int)
     if type(value) is list:
-        return get_origin(kind) is list and all(_is(one, parts[0]) for one in value)
-    return type(value) is dict and get_origin(kind) is not list and all(_is(one, parts[1]) for one in value.values())
+        return get_origin(kind) is list and all(_is(item, parts[0]) for item in value)
+    return type(value) is dict and get_origin(kind) is not list and all(_is(item, parts[1]) for item in value.values())

@@ -1,4 +1,4 @@
-"""Measure operations case by case: gate first, clock last, a file that can be resumed.
+"""Measure operations case by case, after a check of each result, into a file that can be resumed.
 
 For each case every contender's result is compared with the reference on the very inputs of
 the measurement. One that fails or differs becomes a row with its error and is not timed.
@@ -57,7 +57,7 @@ Run = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run an operation: a callable of its Arguments, and the dispatcher's backend for it."""
+    """Implementation of an operation: a callable of its Arguments, and the dispatcher's backend for it."""
 
     name: str
     run: Run
@@ -81,7 +81,7 @@ def run_bench(
 
     Parameters
     ----------
-    out : file to write; rows that it holds already are kept and not measured again
+    out : file to write; rows that it already has are not measured again
     minutes : no case starts that might not end by then, judging by its operation's slowest so
         far; each operation first gets an equal share of the time
     ops, backends : names; empty means all, on a CPU and in a quick run all but those of COMPILED
@@ -99,7 +99,7 @@ def run_bench(
     where = machine.default_device() if device is None else _usable(device)
     operations = chosen(ops)
     names = _chosen_backends(backends, where, quick)
-    tasks = {op.name: [(op, one) for one in _cases(op, where, quick, headline, case)] for op in operations}
+    tasks = {op.name: [(op, op_case) for op_case in _cases(op, where, quick, headline, case)] for op in operations}
     if not any(tasks.values()):
         raise BenchError(f"no case of {', '.join(tasks)} has {' '.join(case) or 'a headline'}; leave that out")
     if minutes <= 0:
@@ -119,14 +119,14 @@ def _run(
     now: Callable[[], float],
 ) -> Document:
     document = _open(out, where)
-    if found := machine.conditions(where):
-        document.conditions.append(found)
+    if conditions := machine.conditions(where):
+        document.conditions.append(conditions)
     session = _Session(document, where, names, quick, out)
     slowest_s = dict.fromkeys(tasks, 0.0)
     total, done = sum(map(len, tasks.values())), 0
 
     def measure_next(name: str, until: float) -> bool:
-        """The operation's next case, if it has one that will probably end in time."""
+        """Measure the operation's next case if it will probably end in time; return whether it was measured."""
         nonlocal done
         queue = tasks[name]
         if not queue or now() + slowest_s[name] > until:
@@ -140,7 +140,7 @@ def _run(
         done += 1
         return True
 
-    # Equal shares of the time first; then whatever is left, in turns.
+    # First equal shares of the time, then the rest in turns.
     waiting = [name for name, queue in tasks.items() if queue]
     for number, name in enumerate(waiting):
         until = now() + (end - now()) / (len(waiting) - number)
@@ -148,8 +148,8 @@ def _run(
             pass
     while sum(measure_next(name, end) for name in waiting):
         pass
-    if found := machine.conditions(where):
-        document.conditions.append(found)
+    if conditions := machine.conditions(where):
+        document.conditions.append(conditions)
     document.unfinished = [str(case) for queue in tasks.values() for _, case in queue]
     if out is not None:
         write_document(out, document)
@@ -188,12 +188,12 @@ def _cases(
         chosen = tuple(filter(operation.headline, operation.cases))
     else:
         chosen = operation.cases[: operation.quick] if quick and not words else operation.cases
-    wanted = {word for words_together in words for word in words_together.split()}
-    return tuple(case for case in chosen if wanted <= {*case.label.split(), case.dtype_name})
+    required = {word for words_together in words for word in words_together.split()}
+    return tuple(case for case in chosen if required <= {*case.label.split(), case.dtype_name})
 
 
 def _open(out: Path | None, device: torch.device) -> Document:
-    """The document to add to: the one in the file, if it is of this device and these versions."""
+    """Document to extend: that of the file, if it is of this device and these versions, else a new one."""
     name, versions = machine.device_name(device), machine.versions()
     if out is not None and out.exists():
         document = read_document(out)
@@ -212,7 +212,7 @@ def _date() -> str:
 
 
 class _Session:
-    """What all cases of a run share."""
+    """State shared by all cases of a run."""
 
     def __init__(
         self, document: Document, device: torch.device, backends: Sequence[str], quick: bool, out: Path | None
@@ -319,7 +319,7 @@ class _Session:
         return Contender(name, operation.rivals[name].prepare(case, args))
 
     def _gate(self, operation: Operation, case: Case, contender: Contender, args: Arguments, expected: Any) -> None:
-        """Raises unless the contender gives the reference's result, in our backends from poisoned memory too."""
+        """Raise unless the contender gives the reference's result, our backends also from poisoned memory."""
         with use_backend(contender.backend):
             operation.check(expected, contender.run(*copied(args)), case)
         if contender.name in OWN:
@@ -333,8 +333,8 @@ class _Session:
         """Copies of the inputs, so that their total leaves the L2 cache cold."""
         if not machine.is_gpu(self.device):
             return CPU_BUFFERS
-        wanted = -(-machine.evict_bytes(self.device) // max(1, work.bytes))
-        return max(1, min(wanted, MAX_BUFFERS, machine.buffer_bytes(self.device) // max(1, total_bytes(args))))
+        copies = -(-machine.evict_bytes(self.device) // max(1, work.bytes))
+        return max(1, min(copies, MAX_BUFFERS, machine.buffer_bytes(self.device) // max(1, total_bytes(args))))
 
     def _timed(
         self, case: Case, work: Work, clock: Clock, contenders: Sequence[Contender], buffers: Sequence[Arguments]
@@ -373,7 +373,7 @@ class _Session:
             yield row.timed(timing, work, self.document.ceilings, buffers=used[name], cold_cache=cold)
 
     def _recovered(self, error: Exception) -> str:
-        """The error in one line; notes if the GPU is gone, since nothing can be measured after it."""
+        """Return the error as one line, and note a lost GPU, after which nothing can be measured."""
         if machine.is_gpu(self.device):
             try:
                 torch.cuda.synchronize()

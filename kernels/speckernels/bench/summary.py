@@ -1,4 +1,4 @@
-"""A document in words: per operation the ratio to the floor of each backend, and what failed."""
+"""Summary of a document: ratio to the floor by operation and backend, and failures."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def failures(document: Document) -> list[str]:
 
 
 def ceilings_line(document: Document) -> str:
-    """The device and what it reached."""
+    """Line with the device and its measured limits."""
     reached = document.ceilings
     node = "" if reached.graph_node_us is None else f", graph node {reached.graph_node_us:.2f} us"
     return (

@@ -1,4 +1,4 @@
-"""Clocks for the CPU, for eager calls on a GPU and for CUDA graphs, and repeats that take turns.
+"""Clocks for the CPU, for eager calls on a GPU and for CUDA graphs, and interleaved repeats.
 
 A clock turns calls that differ only in their buffers into a stopwatch: each reading is one
 repeat, in microseconds per call. All that needs a GPU is in LaunchClock and GraphClock.
@@ -140,7 +140,7 @@ class GraphClock:
 
 
 def graph_calls(calls: Sequence[Call], estimate_us: float) -> list[Call]:
-    """The calls to put into one graph: all buffers in turn, but neither too short nor too long."""
+    """Calls to capture in one graph: all buffers in turn, neither too few nor too many."""
     enough = min(GRAPH_MIN_CALLS, math.ceil(GRAPH_ENOUGH_US / estimate_us))
     most = max(1, int(GRAPH_MAX_US / estimate_us))
     return list(islice(cycle(calls), min(max(len(calls), enough), most)))

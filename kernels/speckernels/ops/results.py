@@ -1,4 +1,4 @@
-"""What verification of a draft tree returns, and the checks its operations share."""
+"""Result of the verification of a draft tree, and shared checks of arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def empty_results(parents: torch.Tensor) -> Verified:
 
 
 def check_trees(tokens: torch.Tensor, parents: torch.Tensor) -> None:
-    """Raises ValueError unless tokens is int64 [B, n] and parents int32 [B, n] on its device."""
+    """Raise ValueError unless tokens is int64 [B, n] and parents int32 [B, n] on its device."""
     if parents.dtype != torch.int32 or parents.dim() != 2 or not 1 <= parents.shape[1] <= MAX_NODES:
         raise ValueError(f"parents is {describe(parents)}; give int32 [B, n] with 1 to {MAX_NODES} nodes")
     check_tensor("tokens", tokens, (torch.int64,), parents.shape, parents.device)
@@ -49,12 +49,12 @@ def check_tensor(
     shape: Sequence[int | None],
     device: torch.device,
 ) -> None:
-    """Raises ValueError unless the tensor has one of these types, this shape and this device.
+    """Raise ValueError unless the tensor has one of these types, this shape and this device.
 
     shape : None stands for any size.
     """
     fits = tensor.dim() == len(shape) and all(
-        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
+        expected is None or size == expected for size, expected in zip(tensor.shape, shape, strict=True)
     )
     if tensor.dtype not in dtypes or not fits:
         names = " or ".join(_short(dtype) for dtype in dtypes)
@@ -65,7 +65,7 @@ def check_tensor(
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """Type and shape, for messages: "float32 [2, 5]"."""
+    """Type and shape of a tensor for messages: "float32 [2, 5]"."""
     return f"{_short(tensor.dtype)} {list(tensor.shape)}"
 
 

@@ -1,1 +1,1 @@
-"""Choosing, building and launching backends."""
+"""Choice, build and launch of backends."""

@@ -22,12 +22,12 @@ from filelock import FileLock
 
 from speckernels.runtime.errors import Unavailable
 
-ARCHITECTURES = ("80", "90a", "100")  # Ampere, Hopper, Blackwell: what CI compiles for
+ARCHITECTURES = ("80", "90a", "100")  # Ampere, Hopper, Blackwell: compiled in CI
 NVCC_FLAGS = (
     *("-O3", "-std=c++17", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall"),
-    *("-lineinfo", "-Xfatbin", "-compress-all"),  # lines for profilers take more than the code
+    *("-lineinfo", "-Xfatbin", "-compress-all"),  # line information for profilers is larger than the code
 )
-STRICT = ("--Werror", "all-warnings")  # of the tests; a newer compiler's new warning must stop nobody's work
+STRICT = ("--Werror", "all-warnings")  # for tests only, since newer compilers have new warnings
 HOST_FLAGS = (
     *("-O1", "-std=c++17", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"),
     *("-ffp-contract=off", "-DSPECKERNELS_HOST"),
@@ -36,7 +36,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def source_folder() -> Path:
-    """Where the .cu files are: inside the installed package, or beside it in a checkout."""
+    """Folder of the .cu files: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).parents[1]
     return next(folder for folder in (package / "csrc", package.parent / "csrc") if folder.is_dir())
 
@@ -48,10 +48,9 @@ def sources() -> list[str]:
 
 @cache
 def find_nvcc() -> str | None:
-    """The CUDA compiler: on PATH, under CUDA_HOME, or from the package nvidia-cuda-nvcc."""
-    found = shutil.which("nvcc")
-    if found:
-        return found
+    """Path of the CUDA compiler: on PATH, under CUDA_HOME, or from the package nvidia-cuda-nvcc."""
+    if on_path := shutil.which("nvcc"):
+        return on_path
     homes = [Path(os.environ["CUDA_HOME"])] if "CUDA_HOME" in os.environ else []
     homes += [Path("/usr/local/cuda")]
     homes += [home for entry in sys.path for home in Path(entry).glob("nvidia/cu[0-9]*")]
@@ -59,15 +58,15 @@ def find_nvcc() -> str | None:
 
 
 def cache_folder() -> Path:
-    """SPECKERNELS_CACHE, or a folder in the user's cache."""
+    """Folder of compiled sources: SPECKERNELS_CACHE, or a folder in the user's cache."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "speckernels"
     return Path(os.environ.get("SPECKERNELS_CACHE", default))
 
 
 def build_device(source: str, architectures: Sequence[str], *, strict: bool = False) -> Path:
-    """Shared library of a source for these architectures; its compiler report lies beside it (.txt).
+    """Compile a source for these architectures to a shared library, with the compiler's report next to it (.txt).
 
-    Raises Unavailable with the compiler's words if it fails or, where strict, warns.
+    Raises Unavailable with the compiler's message if it fails or, if strict, warns.
     """
     nvcc = find_nvcc()
     if nvcc is None:
@@ -80,7 +79,7 @@ def build_device(source: str, architectures: Sequence[str], *, strict: bool = Fa
 
 
 def build_host(source: str) -> Path:
-    """Shared library of a source whose threads are emulated on the CPU."""
+    """Compile a source to a shared library whose threads are emulated on the CPU."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise Unavailable("no C++ compiler found; install g++ or set CXX")
@@ -88,7 +87,7 @@ def build_host(source: str) -> Path:
 
 
 def build_all(architectures: Sequence[str] = ARCHITECTURES, *, strict: bool = False) -> dict[str, Path]:
-    """Every source for these architectures, on all cores."""
+    """Compile every source for these architectures, on all cores."""
     names = sources()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         libraries = pool.map(lambda source: build_device(source, architectures, strict=strict), names)
@@ -118,7 +117,7 @@ def _build(source: str, command: list[str]) -> Path:
 
 
 def _with_includes(path: Path, seen: set[Path] | None = None) -> list[Path]:
-    """A source and the project's headers that it includes, directly or not."""
+    """Paths of a source and of the project's headers that it includes, directly or indirectly."""
     seen = set() if seen is None else seen
     if path in seen:
         return []
@@ -135,30 +134,30 @@ def _version(compiler: str) -> str:
 
 
 def architecture(major: int, minor: int) -> str:
-    """What to compile for, for a GPU of this compute capability."""
+    """Name of the architecture to compile for a GPU of this compute capability."""
     return f"{major}{minor}" + ("a" if major == 9 else "")
 
 
 def load(source: str, device_index: int | None) -> ctypes.CDLL:
-    """The loaded library of a source for a GPU, or for the host if device_index is None.
+    """Load the library of a source for a GPU, or for the host if device_index is None.
 
-    Raises Unavailable where it cannot be built; a second call then does not try again.
+    Raises Unavailable if it cannot be built; later calls do not try again.
     """
-    found = _loaded(source, device_index)
-    if isinstance(found, ctypes.CDLL):
-        return found
-    raise Unavailable(found)
+    library = _loaded(source, device_index)
+    if isinstance(library, ctypes.CDLL):
+        return library
+    raise Unavailable(library)
 
 
 @cache
 def _loaded(source: str, device_index: int | None) -> ctypes.CDLL | str:
-    """The library, or why there is none."""
+    """Library, or the reason why it cannot be loaded."""
     try:
         if device_index is None:
             return ctypes.CDLL(str(build_host(source)))
         import torch
 
-        wanted = architecture(*torch.cuda.get_device_capability(device_index))
-        return ctypes.CDLL(str(build_device(source, (wanted,))))
+        capability = torch.cuda.get_device_capability(device_index)
+        return ctypes.CDLL(str(build_device(source, (architecture(*capability),))))
     except (Unavailable, OSError) as error:
         return str(error)

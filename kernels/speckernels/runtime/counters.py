@@ -1,4 +1,4 @@
-"""Counters with which the blocks of one launch find out who finishes last."""
+"""Counters that tell the blocks of a launch which of them finishes last."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def counters(like: torch.Tensor, count: int) -> torch.Tensor:
-    """int32 [count] of zeros or more, on the device of `like`; the kernel must leave them as zeros.
+    """Return at least `count` zeros, int32, on the device of `like`; the kernel has to reset them to zero.
 
-    Kept from call to call, since clearing them would be a second launch. Calls of one stream run
-    one after another and share theirs; a captured call may be replayed beside any other, so it
-    gets its own for good.
+    They are reused, because clearing them would be a second launch. Calls of a stream run in sequence
+    and share its counters; a captured call may be replayed concurrently with any other, so it
+    gets its own permanently.
     """
     if not like.is_cuda:
         return like.new_zeros(count, dtype=torch.int32)
     device = like.device
     if torch.cuda.is_current_stream_capturing():
         rest = _for_graphs.get(device)
-        if rest is None or len(rest) < count:  # no call before the capture, or all given away
+        if rest is None or len(rest) < count:  # no call before the capture, or all in use
             return like.new_zeros(count, dtype=torch.int32)
         _for_graphs[device] = rest[count:]
         return rest[:count]

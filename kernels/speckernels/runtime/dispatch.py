@@ -1,8 +1,8 @@
-"""Which backend runs an operation, and its registration with torch.
+"""Choice of the backend that runs an operation, and registration of operations with torch.
 
 An operation is a folder `speckernels/ops/<name>/`. Its `__init__.py` holds the public function,
 which checks arguments, and calls `register`; `reference.py`, `triton.py` and `cuda.py` each
-hold a function of the operation's name with the schema's arguments.
+have a function of the operation's name with the schema's arguments.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ OPERATIONS: list[str] = []
 def register(name: str, schema: str, fake: Callable[..., Any]) -> None:
     """Define torch.ops.speckernels.<name>.
 
-    schema : arguments and results, as in "(Tensor parents) -> Tensor"; tensors that are
-    written are marked "Tensor(a!)". fake : gives results of the right shape and type from
-    shapes and types alone.
+    schema : arguments and results, such as "(Tensor parents) -> Tensor"; tensors that are
+    written are marked "Tensor(a!)". fake : function that creates results of the right shape and
+    type from shapes and types alone.
     """
 
     def run(*args: Any) -> Any:
@@ -76,7 +76,7 @@ def _devices(args: tuple[Any, ...]) -> Iterator[torch.device]:
 
 @cache
 def implementation(name: str, backend: str) -> Callable[..., Any]:
-    """An operation's function in one backend."""
+    """Function of an operation in one backend."""
     function: Callable[..., Any] = getattr(importlib.import_module(f"speckernels.ops.{name}.{backend}"), name)
     return function
 
@@ -88,23 +88,23 @@ def _preferred(device_type: str) -> tuple[str, ...]:
         return ("reference",)
     from speckernels.runtime.build import find_nvcc
 
-    found = ["cuda"] if find_nvcc() else []
+    backends = ["cuda"] if find_nvcc() else []
     if importlib.util.find_spec("triton"):
-        found.append("triton")
-    return (*found, "reference")
+        backends.append("triton")
+    return (*backends, "reference")
 
 
 def requested() -> str:
-    """The backend asked for by name, by `use_backend` or the environment, else "auto"."""
+    """Name of the backend set by `use_backend` or the environment, else "auto"."""
     return _override or os.environ.get(ENVIRONMENT) or AUTO
 
 
 def backend_for(device: torch.device | str) -> str:
-    """The backend that an operation on this device uses, unless it refuses the arguments.
+    """Name of the backend that operations on this device use, unless it does not support the arguments.
 
     Parameters
     ----------
-    device : of the tensors
+    device : device of the tensors
 
     Returns
     -------
@@ -135,7 +135,7 @@ def use_backend(backend: str) -> Iterator[None]:
     Raises
     ------
     ValueError
-        For an unknown name. Operations inside raise Unsupported or Unavailable where the backend cannot do it.
+        For an unknown name. Operations inside raise Unsupported or Unavailable if the backend cannot run them.
     """
     global _override
     before = _override

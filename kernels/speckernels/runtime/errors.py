@@ -1,11 +1,11 @@
-"""Why a backend does not run an operation."""
+"""Errors of backends that do not run an operation."""
 
 from __future__ import annotations
 
 
 class Unsupported(ValueError):
-    """This backend does not take these arguments; the message says what it takes."""
+    """The backend does not support these arguments; the message says which it supports."""
 
 
 class Unavailable(RuntimeError):
-    """This backend cannot be had here: its source does not build, or a block needs more than this GPU has."""
+    """The backend does not work on this machine: its source does not build, or a block needs more than the GPU has."""

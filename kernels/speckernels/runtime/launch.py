@@ -1,7 +1,7 @@
 """Call a C function of a compiled source on tensors.
 
-The C side takes pointers, int64_t and double only, and the stream last; it returns a
-cudaError_t. One convention, so that no call can disagree with its source about types.
+C functions take pointers, int64_t and double only, and the stream last, and return a
+cudaError_t. With one convention, no call can disagree with its source about types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def call(source: str, function: str, *args: Any) -> None:
     """Launch `function` of `source`.cu on the device of its tensors.
 
     args : tensors (None is a null pointer), ints, floats. Raises RuntimeError with the CUDA
-    error's words, Unavailable where this GPU or its driver cannot run the kernel.
+    error's message, Unavailable if this GPU or its driver cannot run the kernel.
     """
     types = tuple(map(type, args))
     tensors = _tensors(types)
@@ -48,7 +48,7 @@ def call(source: str, function: str, *args: Any) -> None:
 
 @cache
 def _tensors(types: tuple[type, ...]) -> tuple[int, ...]:
-    """Which arguments are tensors. Worked out once per signature, as all that a call can do without."""
+    """Positions of tensors among the arguments, cached by signature to keep calls short."""
     return tuple(position for position, kind in enumerate(types) if issubclass(kind, torch.Tensor))
 
 
@@ -72,8 +72,8 @@ def _error_string(source: str, index: int | None, code: int) -> str:
 
 
 def set_host_order(source: str, seed: int) -> None:
-    """Order in which emulated threads and blocks run: 0 ascending, 1 descending, else shuffled.
+    """Set the order in which emulated threads and blocks run: 0 ascending, 1 descending, else shuffled.
 
-    A result that depends on it has a race.
+    A result that depends on the order has a race.
     """
     build.load(source, None).speckernels_host_order(ctypes.c_uint(seed))

@@ -1,4 +1,4 @@
-"""How many thread blocks a GPU runs at once: what plans that cut the work into parts go by."""
+"""Number of thread blocks that a GPU runs at once, by which the work is divided."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def block_slots(device: torch.device, source: str, function: str, *variant: int) -> int:
-    """Blocks of a kernel that run at once: the driver's answer, without a GPU what the source's bounds promise.
+    """Number of blocks of a kernel that run at once, by the driver or, without a GPU, by the source's bounds.
 
-    function : of `source`.cu, takes the variant of the kernel and gives the blocks of a multiprocessor
+    function : function of `source`.cu that returns the blocks per multiprocessor of a variant of the kernel
     """
     index = None
     if device.type == "cuda":

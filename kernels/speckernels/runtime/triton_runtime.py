@@ -1,6 +1,6 @@
-"""Import triton so that kernels run on a GPU, or interpreted where there is none.
+"""Import triton so that kernels run on a GPU, or interpreted without one.
 
-The choice holds for the whole process, whether or not somebody imported triton before.
+The choice holds for the whole process, even if triton was imported before.
 Kernel files import `triton` and `tl` from here.
 """
 
@@ -27,9 +27,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _interpret_library() -> None:
-    """Define the functions of Triton's own library anew, interpreted.
+    """Redefine the functions of Triton's own library as interpreted.
 
-    Triton decides when a function is defined, and torch may have imported the library before.
+    Triton decides this when a function is defined, and torch may have imported the library before.
     """
     from triton.runtime.jit import JITFunction
 
@@ -40,9 +40,9 @@ def _interpret_library() -> None:
 
 
 def _patch_once_a_launch() -> None:
-    """Patch Triton's language once a launch for each module of kernels, not again at every call of a device function.
+    """Patch Triton's language once per launch and module of kernels instead of at every call of a device function.
 
-    Those patches set what is set already, and would take near half of the time of an interpreted kernel.
+    The repeated patches have no effect and take almost half of the time of an interpreted kernel.
     """
     from triton.runtime import interpreter
 
@@ -52,29 +52,29 @@ def _patch_once_a_launch() -> None:
         if id(function.__globals__) not in done:
             done.add(id(function.__globals__))
             return patch(function)
-        return None  # the launch puts back what its own patch changed
+        return None  # the launch restores what its own patch changed
 
-    def launch_anew(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def launch_patched(executor: Any, *args: Any, **kwargs: Any) -> Any:
         done.clear()
         return launch(executor, *args, **kwargs)
 
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_patched
 
 
 def _index_by_the_only_element() -> None:
-    """Let an interpreted scalar, an array of one element, be a bound of `range`.
+    """Allow an interpreted scalar, an array of one element, as a bound of `range`.
 
-    Triton before 3.7 leaves its conversion to numpy, which from 2.5 on converts arrays without dimensions alone.
+    Triton before 3.7 lets numpy convert it, which since 2.5 converts only arrays without dimensions.
     """
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
 
-    def patch_too(tensor: Any, scope: Any) -> None:
+    def patch_with_index(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = patch_too
+    interpreter._patch_lang_tensor = patch_with_index
 
 
 if INTERPRETED:
@@ -88,7 +88,7 @@ OPTIONS = {"enable_fp_fusion": False}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Run a kernel on the GPU of its tensors, or interpreted; Unavailable where a block needs more than the GPU has."""
+    """Run a kernel on the GPU of its tensors, or interpreted; Unavailable if a block needs more than the GPU has."""
     try:
         kernel[grid](*args, **OPTIONS, **constants)
     except OutOfResources as error:
@@ -97,16 +97,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel with the argument types (Triton's notation) and constants it is launched with."""
+    """Kernel with the argument types (Triton's notation) and constants of a launch."""
 
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)  # number of warps, of stages
-    shared_limit_bytes: int | None = None  # of a block on the GPUs that it is made for
+    options: dict[str, Any] = field(default_factory=dict)  # numbers of warps and stages
+    shared_limit_bytes: int | None = None  # of a block on the target GPUs
 
     def compile(self, capability: int) -> Any:
-        """Triton's compiled kernel for a GPU of this compute capability (80, 90, ...); needs no GPU."""
+        """Compile the kernel for a GPU of this compute capability (80, 90, ...); needs no GPU."""
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 

@@ -287,8 +287,11 @@ def test_cases_are_distinct_and_named_after_their_operation(operation: Operation
 
 def test_the_headline_is_a_few_cases_of_two_operations() -> None:
     gpu = torch.device("cuda")
-    found = {op.name: runner._cases(op, gpu, False, True, ()) for op in OPERATIONS}
-    assert {name: len(cases) for name, cases in found.items() if cases} == {"tree_attention": 12, "draft_statistics": 8}
+    headline = {op.name: runner._cases(op, gpu, False, True, ()) for op in OPERATIONS}
+    assert {name: len(cases) for name, cases in headline.items() if cases} == {
+        "tree_attention": 12,
+        "draft_statistics": 8,
+    }
 
 
 def test_cases_are_chosen_by_their_sizes_and_type() -> None:
@@ -301,10 +304,10 @@ def test_cases_are_chosen_by_their_sizes_and_type() -> None:
 
 
 def test_the_gpus_conditions_are_kept_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = ["1980, 2619, 312.45, 41\n", "1980, [N/A], 300, 41\n"]
+    answers = ["1980, 2619, 312.45, 41\n", "1980, [N/A], 300, 41\n"]
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(machine.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
-    monkeypatch.setattr(machine.subprocess, "run", lambda command, **options: SimpleNamespace(stdout=told.pop(0)))
+    monkeypatch.setattr(machine.subprocess, "run", lambda command, **options: SimpleNamespace(stdout=answers.pop(0)))
     gpu = torch.device("cuda")
     assert machine.conditions(gpu) == {"sm_mhz": 1980, "memory_mhz": 2619, "power_w": 312.45, "celsius": 41}
     assert machine.conditions(gpu) == {} == machine.conditions(torch.device("cpu"))
@@ -385,7 +388,7 @@ def test_every_operation_passes_its_gate_in_all_backends(operation: Operation) -
 
 def plain(run: Callable[..., Any], name: str = "toy", **changes: Any) -> Operation:
     """An operation without kernels; `run` is its rival called sdpa."""
-    made = Operation(
+    operation = Operation(
         name=name,
         cases=(),
         small=tuple(Case(name, {"n": n}, torch.float32) for n in (4, 5, 6)),
@@ -393,7 +396,7 @@ def plain(run: Callable[..., Any], name: str = "toy", **changes: Any) -> Operati
         work=lambda case, args, expected: Work(8 * case.shape["n"], 0),
         rivals={"sdpa": Rival(lambda case, args: run)},
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(operation, **changes)
 
 
 @pytest.fixture
@@ -551,16 +554,16 @@ def test_gpu_run_gives_launch_and_graph_rows(
     install(plain(uncapturable, public=ours, cases=cases, quick=2))
     monkeypatch.setattr(runner, "implementation", lambda name, backend: ours)
     rows = run_bench(None, 1, [], ["cuda", "sdpa"], "cpu").rows
-    found = {(row.backend, row.mode, row.label): row for row in rows}
-    assert len(found) == len(rows) == 8
+    by_key = {(row.backend, row.mode, row.label): row for row in rows}
+    assert len(by_key) == len(rows) == 8
     for size, buffers in ((10, 13), (1000, 1)):  # copies of 80 bytes that exceed 1000
-        launch, graph = (found["cuda", mode, f"n={size}"] for mode in ("launch", "graph"))
+        launch, graph = (by_key["cuda", mode, f"n={size}"] for mode in ("launch", "graph"))
         assert launch.median_us == pytest.approx(7.0) and launch.buffers == graph.buffers == buffers
         assert graph.median_us == pytest.approx(7.0 + 30.0 / 20)  # 20 calls share a replay's 30 us
         assert launch.cold_cache and graph.cold_cache
         assert (launch.floor_us, graph.floor_us) == (4.0, 1.5)
-        assert found["sdpa", "launch", f"n={size}"].median_us == pytest.approx(9.0)
-        assert "not permitted" in (found["sdpa", "graph", f"n={size}"].error or "")
+        assert by_key["sdpa", "launch", f"n={size}"].median_us == pytest.approx(9.0)
+        assert "not permitted" in (by_key["sdpa", "graph", f"n={size}"].error or "")
 
 
 def test_readings_have_a_name_for_profilers(
@@ -672,7 +675,7 @@ def test_a_dead_gpu_ends_the_run_and_the_next_goes_past_it(
 
 
 def gpu_document() -> Document:
-    """Rows as a GPU would give them, made up: for tables and figures only."""
+    """Invented rows of a GPU, for tables and figures only."""
     whole = document([])
     slowness = {
         "torch": 30,

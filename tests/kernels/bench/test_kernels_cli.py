@@ -124,8 +124,8 @@ def test_build_shows_registers_spills_and_seconds(command: Any, monkeypatch: pyt
     lines = [line.split() for line in result.out.splitlines() if "90a" in line or "cached" in line]
     assert any("tree_metadata" in line and "cached" in line and "34" in line for line in lines)
     document = json.loads(command("build", "--json").out)
-    assert {one["source"] for one in document["sources"]} == set(builder.sources())
-    assert {kernel["architecture"] for one in document["sources"] for kernel in one["kernels"]} == set(
+    assert {source["source"] for source in document["sources"]} == set(builder.sources())
+    assert {kernel["architecture"] for source in document["sources"] for kernel in source["kernels"]} == set(
         builder.ARCHITECTURES
     )
 
@@ -139,8 +139,8 @@ def test_build_without_a_compiler_says_what_to_do(command: Any, monkeypatch: pyt
 @pytest.mark.skipif(builder.find_nvcc() is None, reason="no nvcc")
 def test_build_of_a_real_source(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "sources", lambda: ["tree_metadata"])
-    (one,) = json.loads(command("build", "--arch", "90a", "--json").out)["sources"]
-    (kernel,) = one["kernels"]
+    (source,) = json.loads(command("build", "--arch", "90a", "--json").out)["sources"]
+    (kernel,) = source["kernels"]
     assert "tree_metadata_kernel" in kernel["name"] and kernel["architecture"] == "90a"
     assert kernel["registers"] > 8 and kernel["spill_bytes"] == 0 and kernel["shared_bytes"] == 4096
 

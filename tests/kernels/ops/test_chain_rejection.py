@@ -87,11 +87,11 @@ def check(device: str) -> None:
         for spoilt in (False, True):
             case = random_case(batch, drafts, vocabulary, number, spoilt)
             with speckernels.use_backend("reference"):
-                wanted = chain_rejection(*case)
+                expected = chain_rejection(*case)
             for order in thread_orders("rejection", device):
                 got = chain_rejection(*(tensor.to(device) for tensor in case))
                 what = f"batch {batch}, {drafts} drafts, vocabulary {vocabulary}, spoilt {spoilt}, order {order}"
-                assert_same(ChainVerified(*(t.cpu() for t in got)), wanted, what)
+                assert_same(ChainVerified(*(t.cpu() for t in got)), expected, what)
 
 
 def emitted_distribution(draft: torch.Tensor, target: torch.Tensor, paths: dict[Path, int]) -> dict[Path, float]:
@@ -114,10 +114,10 @@ def emitted_distribution(draft: torch.Tensor, target: torch.Tensor, paths: dict[
         last = result.emitted.gather(1, result.accepted[:, None].long())[:, 0]
         return torch.arange(drafts) < result.accepted[:, None], last
 
-    found = outcomes(run, len(tokens), list(range(drafts)), drafts, vocabulary)
+    runs = outcomes(run, len(tokens), list(range(drafts)), drafts, vocabulary)
     rows = {path: target[row].tolist() for path, row in paths.items()}
     distribution: dict[Path, float] = {}
-    for row, path_prob, decisions, last in zip(found.rows, found.path_prob, found.decisions, found.last, strict=True):
+    for row, path_prob, decisions, last in zip(runs.rows, runs.path_prob, runs.decisions, runs.last, strict=True):
         start = tuple(tokens[row, : int(decisions.sum())].tolist())
         for token in range(vocabulary):
             continue_text(distribution, rows, (*start, token), float(drawn[row] * path_prob * last[token]), drafts + 1)
@@ -130,10 +130,10 @@ def test_distribution_is_the_targets(vocabulary: int, drafts: int, seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     every = [p for length in range(drafts + 1) for p in itertools.product(range(vocabulary), repeat=length)]
     draft, target = (dyadic_rows(generator, len(every), vocabulary) for _ in range(2))
-    wanted: dict[Path, float] = {}
-    continue_text(wanted, dict(zip(every, target.tolist(), strict=True)), (), 1.0, drafts + 1)
+    expected: dict[Path, float] = {}
+    continue_text(expected, dict(zip(every, target.tolist(), strict=True)), (), 1.0, drafts + 1)
     distribution = emitted_distribution(draft, target, {path: row for row, path in enumerate(every)})
-    assert distance(distribution, wanted) < TOLERANCE
+    assert distance(distribution, expected) < TOLERANCE
 
 
 def test_distribution_departs_no_further_than_the_sums() -> None:
@@ -141,13 +141,13 @@ def test_distribution_departs_no_further_than_the_sums() -> None:
     excess = 1e-3
     paths: dict[Path, int] = {(): 0, (0,): 0, (1,): 0, (2,): 0}
     draft, target = torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[0.6, 0.3, 0.1]])
-    wanted: dict[Path, float] = {}
-    continue_text(wanted, {path: target[0].tolist() for path in paths}, (), 1.0, 1)
+    expected: dict[Path, float] = {}
+    continue_text(expected, {path: target[0].tolist() for path in paths}, (), 1.0, 1)
     for factors in ((1 + excess, 1), (1, 1 + excess), (1 - excess, 1), (1, 1 - excess)):
         distribution = emitted_distribution(draft * factors[0], target * factors[1], paths)
         total = sum(distribution.values())
         first = {(x,): sum(p for path, p in distribution.items() if path[0] == x) / total for x in range(3)}
-        assert distance(first, wanted) < excess
+        assert distance(first, expected) < excess
 
 
 def verify(tokens: list[int], draft: list[list[float]], target: list[list[float]], uniforms: list[float]) -> list[int]:

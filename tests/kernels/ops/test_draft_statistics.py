@@ -98,8 +98,8 @@ def compare_with_reference(
 
     def run(where: str) -> DraftStatistics:
         moved = [None if tensor is None else tensor.to(where) for tensor in (logits, noise, token_ids)]
-        found = draft_statistics(moved[0], noise=moved[1], temperature=temperature, token_ids=moved[2], top_k=top_k)
-        return DraftStatistics(*(tensor.cpu() for tensor in found))
+        result = draft_statistics(moved[0], noise=moved[1], temperature=temperature, token_ids=moved[2], top_k=top_k)
+        return DraftStatistics(*(tensor.cpu() for tensor in result))
 
     with speckernels.use_backend("reference"):
         wanted = run("cpu")
@@ -363,11 +363,11 @@ def test_properties_of_the_reference(vocabulary: int, seed: int, shift: float, d
     assert float(each.prob.sum()) == pytest.approx(1, abs=tolerance)
     assert torch.equal(each.token, tokens) and torch.equal(each.prob.amax(), each.confidence[0])
     assert -tolerance <= float(each.entropy_nats[0]) <= math.log(vocabulary) + tolerance
-    one = draft_statistics(logits.double())
+    plain = draft_statistics(logits.double())
     shifted = draft_statistics(logits.double() + shift)
-    assert shifted.values[0, 1:4].tolist() == pytest.approx(one.values[0, 1:4].tolist(), abs=1e-11)
-    assert float(shifted.logsumexp - one.logsumexp) == pytest.approx(shift, abs=1e-11)
-    assert float(one.entropy_nats) >= 0
+    assert shifted.values[0, 1:4].tolist() == pytest.approx(plain.values[0, 1:4].tolist(), abs=1e-11)
+    assert float(shifted.logsumexp - plain.logsumexp) == pytest.approx(shift, abs=1e-11)
+    assert float(plain.entropy_nats) >= 0
 
 
 @pytest.mark.parametrize("backend", speckernels.BACKENDS)
@@ -440,13 +440,13 @@ def test_streams_do_not_disturb_each_other(backend: str) -> None:
         wanted = draft_statistics(logits)
         streams = [torch.cuda.Stream() for _ in range(4)]
         torch.cuda.synchronize()
-        found = []
+        results = []
         for _ in range(20):
             for stream in streams:
                 with torch.cuda.stream(stream):
-                    found.append(draft_statistics(logits))
+                    results.append(draft_statistics(logits))
         torch.cuda.synchronize()
-    assert all(torch.equal(one.values, wanted.values) for one in found)
+    assert all(torch.equal(result.values, wanted.values) for result in results)
 
 
 @_gpu

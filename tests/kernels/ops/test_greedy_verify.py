@@ -64,10 +64,10 @@ def check(device: str) -> None:
             ((tokens, choices), (tokens, tokens * 0 + 3), (tokens * 0, choices * 0))
         ):
             with speckernels.use_backend("reference"):
-                wanted = greedy_verify(these, parents, chosen)
+                expected = greedy_verify(these, parents, chosen)
             for order in thread_orders("tree_verify", device):
                 got = greedy_verify(these.to(device), parents.to(device), chosen.to(device))
-                assert_same(Verified(*(t.cpu() for t in got)), wanted, f"case {case}, {nodes} nodes, order {order}")
+                assert_same(Verified(*(t.cpu() for t in got)), expected, f"case {case}, {nodes} nodes, order {order}")
 
 
 def verify(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[list[int], list[int]]:

@@ -47,16 +47,16 @@ def parts(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: str = "
 def merge_alike(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: str) -> None:
     """Within 1e-5 of the reference in float64 and the result's own rounding, in any order of threads."""
     args = parts(shape, dtype, seed, device)
-    wanted, wanted_lse = reference.merge_attention(*(tensor.double() for tensor in args))
+    expected, expected_lse = reference.merge_attention(*(tensor.double() for tensor in args))
     unit = torch.finfo(dtype).eps / 2 if dtype.itemsize == 2 else 0
     for order in thread_orders("tree_attention", device):
         out, lse = merge_attention(*args)
-        wrong = (~((out.double() - wanted).abs() <= 1e-5 + unit * wanted.abs())).nonzero()
+        wrong = (~((out.double() - expected).abs() <= 1e-5 + unit * expected.abs())).nonzero()
         assert not len(wrong), (
-            f"{shape}, order {order}: {out[*wrong[0]]}, not {wanted[*wrong[0]]} at {wrong[0].tolist()}"
+            f"{shape}, order {order}: {out[*wrong[0]]}, not {expected[*wrong[0]]} at {wrong[0].tolist()}"
         )
-        wrong = (~(((lse - wanted_lse).abs() <= 1e-5 * (1 + wanted_lse.abs())) | (lse == wanted_lse))).nonzero()
-        assert not len(wrong), f"{shape}, order {order}: lse {lse[*wrong[0]]}, not {wanted_lse[*wrong[0]]}"
+        wrong = (~(((lse - expected_lse).abs() <= 1e-5 * (1 + expected_lse.abs())) | (lse == expected_lse))).nonzero()
+        assert not len(wrong), f"{shape}, order {order}: lse {lse[*wrong[0]]}, not {expected_lse[*wrong[0]]}"
 
 
 def check(device: str) -> None:

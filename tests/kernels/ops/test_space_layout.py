@@ -27,10 +27,10 @@ MUTANTS = [
 def check(device: str) -> None:
     for candidates in (0, 1, 2, 3, 5, 10, 11, 31):
         with speckernels.use_backend("reference"):
-            wanted = space_layout(candidates, "cpu")
+            expected = space_layout(candidates, "cpu")
         for order in thread_orders("space_layout", device):
             got = SpaceLayout(*(t.cpu() for t in space_layout(candidates, device)))
-            assert_same(got, wanted, f"{candidates} candidates, threads in order {order}")
+            assert_same(got, expected, f"{candidates} candidates, threads in order {order}")
 
 
 def paper_tokens(context: int, k: int) -> tuple[list[int | None], list[int]]:

@@ -179,11 +179,11 @@ def rounded(
 
 
 def assert_close(got: torch.Tensor, case: Case, args: tuple[Any, ...]) -> None:
-    wanted = exact(*args)
-    assert got.dtype == case.dtype and got.shape == wanted.shape and got.is_contiguous(), case
+    expected = exact(*args)
+    assert got.dtype == case.dtype and got.shape == expected.shape and got.is_contiguous(), case
     assert got.isfinite().all(), f"{case}: not finite at {(~got.isfinite()).nonzero()[0].tolist()} (b, node, head, d)"
-    unavoidable = (rounded(*args).double() - wanted).abs().max().item()
-    error = (got.double() - wanted).abs()
+    unavoidable = (rounded(*args).double() - expected).abs().max().item()
+    error = (got.double() - expected).abs()
     limit = TIMES_ROUNDING_ERROR * unavoidable + FLOOR[case.dtype]
     worst = (error == error.max()).nonzero()[0].tolist()
     assert error.max() <= limit, f"{case}: error {error.max():.2e} at {worst} (b, node, head, d), limit {limit:.2e}"
@@ -310,14 +310,16 @@ def check_served(c: Served, device: str, seed: int = 0, source: str = "tree_atte
         got, lse = attend(args)
         first = (got, lse) if first is None else first
         assert torch.equal(got, first[0]) and torch.equal(lse, first[1]), f"{c}: depends on the order of threads"
-    wanted, wanted_lse = in_float64(args)
+    expected, expected_lse = in_float64(args)
     unit = torch.finfo(c.dtype).eps / 2 if c.dtype.itemsize == 2 else 0
-    limit = 1e-5 + 1.1 * unit * (in_float64(args, sizes=True)[0] + wanted.abs())
-    wrong = (~((got.double() - wanted).abs() <= limit)).nonzero()
-    assert not len(wrong), f"{c}: {got[*wrong[0]]}, not {wanted[*wrong[0]]}, at {wrong[0].tolist()} (b, node, head, d)"
-    apart = ((lse.double() - wanted_lse).abs() <= 1e-5 * (1 + wanted_lse.abs())) | (lse == wanted_lse)
-    wrong = (~apart).nonzero()
-    assert not len(wrong), f"{c}: lse {lse[*wrong[0]]}, not {wanted_lse[*wrong[0]]}, at {wrong[0].tolist()}"
+    limit = 1e-5 + 1.1 * unit * (in_float64(args, sizes=True)[0] + expected.abs())
+    wrong = (~((got.double() - expected).abs() <= limit)).nonzero()
+    assert not len(wrong), (
+        f"{c}: {got[*wrong[0]]}, not {expected[*wrong[0]]}, at {wrong[0].tolist()} (b, node, head, d)"
+    )
+    close = ((lse.double() - expected_lse).abs() <= 1e-5 * (1 + expected_lse.abs())) | (lse == expected_lse)
+    wrong = (~close).nonzero()
+    assert not len(wrong), f"{c}: lse {lse[*wrong[0]]}, not {expected_lse[*wrong[0]]}, at {wrong[0].tolist()}"
 
 
 @st.composite
@@ -444,8 +446,8 @@ def test_a_chain_is_causal_attention(backend: str) -> None:
         got = tree_attention(query, keys, values, mask_bits, lengths, scale)
     causal = torch.ones(nodes, context + nodes, dtype=torch.bool).tril(context)
     k, v = (cache[:, :, : context + nodes].repeat_interleave(2, 1) for cache in (keys, values))
-    wanted = torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=causal, scale=scale)
-    torch.testing.assert_close(got, wanted.transpose(1, 2), rtol=0, atol=FLOOR[torch.float32])
+    expected = torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=causal, scale=scale)
+    torch.testing.assert_close(got, expected.transpose(1, 2), rtol=0, atol=FLOOR[torch.float32])
 
 
 @settings(max_examples=25, deadline=None)

@@ -33,10 +33,10 @@ def check(device: str) -> None:
         context = torch.arange(len(parents), dtype=torch.int32) * 1000
         context[-1] = 2**31 - 1  # positions are 64 bits wide
         with speckernels.use_backend("reference"):
-            wanted = tree_metadata(parents, context)
+            expected = tree_metadata(parents, context)
         for order in thread_orders("tree_metadata", device):
             got = TreeMetadata(*(t.cpu() for t in tree_metadata(parents.to(device), context.to(device))))
-            assert_same(got, wanted, f"{nodes} nodes, threads in order {order}")
+            assert_same(got, expected, f"{nodes} nodes, threads in order {order}")
 
 
 @pytest.mark.parametrize("backend", ["reference", "cuda"])

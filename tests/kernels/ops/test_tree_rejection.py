@@ -134,10 +134,10 @@ def check(device: str) -> None:
         cases.append((f"{nodes} nodes, vocabulary {vocabulary}, spoilt {spoilt}", kind, case))
     for what, kind, case in cases:
         with speckernels.use_backend("reference"):
-            wanted = tree_rejection(*case, kind)
+            expected = tree_rejection(*case, kind)
         for order in thread_orders("rejection", device):
             got = tree_rejection(*(None if tensor is None else tensor.to(device) for tensor in case), kind)
-            assert_same(Verified(*(t.cpu() for t in got)), wanted, f"{kind.name}, {what}, order {order}")
+            assert_same(Verified(*(t.cpu() for t in got)), expected, f"{kind.name}, {what}, order {order}")
 
 
 # The distribution, by enumeration in fractions: no code shared with the operation, not even its integers.
@@ -246,10 +246,10 @@ def distribution_of_operation(
         is_accepted = (result.path[:, :, None] == torch.arange(1, nodes)).any(1)
         return is_accepted, result.emitted.gather(1, result.accepted[:, None].long())[:, 0]
 
-    found = outcomes(run, len(trees), list(range(1, nodes)), nodes, vocabulary)
+    runs = outcomes(run, len(trees), list(range(1, nodes)), nodes, vocabulary)
     distribution: dict[Path, float] = {}
     for row, path_prob, decisions, last in zip(
-        found.rows.tolist(), found.path_prob.tolist(), found.decisions, found.last.tolist(), strict=True
+        runs.rows.tolist(), runs.path_prob.tolist(), runs.decisions, runs.last.tolist(), strict=True
     ):
         start = tuple(tokens[row, 1:][decisions].tolist())
         for token, prob in enumerate(last):
@@ -284,12 +284,12 @@ def test_distribution_is_the_targets(shape: str, kind: SiblingKind) -> None:
     parents, vocabulary = TREES[shape]
     length = max(len(path_to_root(parents, node)) for node in range(len(parents)))
     target, draft = random_tables(vocabulary, length - 1, seed=len(shape))
-    wanted: dict[Path, Fraction] = {}
-    continue_text(wanted, target, (), Fraction(1), length)
+    expected: dict[Path, Fraction] = {}
+    continue_text(expected, target, (), Fraction(1), length)
     exact = distribution_by_fractions(kind, kind, parents, target, draft, length)
-    assert all(exact.get(path, 0) == path_prob for path, path_prob in wanted.items())
+    assert all(exact.get(path, 0) == path_prob for path, path_prob in expected.items())
     distribution = distribution_of_operation(kind, kind, parents, target, draft, length)
-    assert distance(distribution, wanted) < TOLERANCE
+    assert distance(distribution, expected) < TOLERANCE
 
 
 # How the siblings were drawn, the rule they are verified by, and the first token's bias in total variation.
@@ -314,8 +314,8 @@ def test_bias_of_each_other_rule(drawn: SiblingKind, rule: SiblingKind, bias: fl
     draft = {path: [Fraction(x, 16) for x in (9, 2, 4, 1)] for path in paths}
     distribution = distribution_of_operation(drawn, rule, parents, target, draft, 1)
     assert distance(distribution, distribution_by_fractions(drawn, rule, parents, target, draft, 1)) < TOLERANCE
-    wanted = {(x,): prob for x, prob in enumerate(target[()])}
-    assert distance(distribution, wanted) == pytest.approx(bias, abs=0.005 if bias else TOLERANCE)
+    expected = {(x,): prob for x, prob in enumerate(target[()])}
+    assert distance(distribution, expected) == pytest.approx(bias, abs=0.005 if bias else TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [SiblingKind.iid, SiblingKind.without_replacement])
@@ -534,12 +534,12 @@ def test_reference_emits_only_what_the_target_can_say(
     tokens, parents, _, target, _ = case
     path, accepted, emitted = tree_rejection(*case, kind)
     count = int(accepted[0])
-    walked, said = path[0, : count + 1].tolist(), emitted[0, : count + 1].tolist()
+    walked, output = path[0, : count + 1].tolist(), emitted[0, : count + 1].tolist()
     assert walked == path_to_root(parents[0].tolist(), walked[-1])
-    assert said[:-1] == tokens[0, walked[1:]].tolist()
+    assert output[:-1] == tokens[0, walked[1:]].tolist()
     assert (path[0, count + 1 :] == -1).all() and (emitted[0, count + 1 :] == -1).all()
     possible = weights(target[0, walked]) > 0
-    for place, token in enumerate(said):
+    for place, token in enumerate(output):
         assert possible[place, token] if token >= 0 else place == count and not possible[place].any()
 
 

@@ -110,14 +110,14 @@ def verify_alike(
     """The backend in force gives the reference's answer."""
     tokens, *rest = values
     with speckernels.use_backend("reference"):
-        wanted = typical_acceptance(tokens, parents, *rest, *thresholds)
+        expected = typical_acceptance(tokens, parents, *rest, *thresholds)
     for order in thread_orders("tree_verify", device):
         there = [value.to(device) for value in rest]
         there[0] = torch.empty_strided(rest[0].shape, rest[0].stride(), dtype=rest[0].dtype, device=device)
         there[0].copy_(rest[0])
         got = typical_acceptance(tokens.to(device), parents.to(device), *there, *thresholds)
         what = f"{list(rest[0].shape)} {rest[0].dtype}, thresholds {thresholds}, order {order}"
-        assert_same(Verified(*(t.cpu() for t in got)), wanted, what)
+        assert_same(Verified(*(t.cpu() for t in got)), expected, what)
 
 
 @settings(max_examples=60, deadline=None)

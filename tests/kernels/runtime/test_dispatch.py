@@ -41,8 +41,8 @@ def test_unknown_backend_is_named() -> None:
 def test_operations_trace_without_data() -> None:
     """Fake tensors: torch.compile sees shapes, not values."""
     compiled = torch.compile(speckernels.tree_metadata, backend="eager", fullgraph=True)
-    for got, wanted in zip(compiled(PARENTS, CONTEXT), speckernels.tree_metadata(PARENTS, CONTEXT), strict=True):
-        assert torch.equal(got, wanted)
+    for got, expected in zip(compiled(PARENTS, CONTEXT), speckernels.tree_metadata(PARENTS, CONTEXT), strict=True):
+        assert torch.equal(got, expected)
 
 
 def test_refusal_falls_back_only_when_automatic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,12 @@ def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypat
     dispatch._warn_once.cache_clear()
     monkeypatch.setattr(dispatch, "implementation", failing)
     monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
-    with pytest.warns(RuntimeWarning, match="tree_metadata runs without the cuda backend: .* does not compile") as told:
+    with pytest.warns(
+        RuntimeWarning, match="tree_metadata runs without the cuda backend: .* does not compile"
+    ) as warned:
         results = [speckernels.tree_metadata(PARENTS, CONTEXT) for _ in range(3)]
     assert [result.positions.tolist() for result in results] == 3 * [[[7, 8, 8, 9]]]
-    assert len(told) == 1
+    assert len(warned) == 1
     with speckernels.use_backend("cuda"), pytest.raises(errors.Unavailable, match="does not compile"):
         speckernels.tree_metadata(PARENTS, CONTEXT)
 

@@ -84,9 +84,9 @@ def test_half_types_round_as_torch_does() -> None:
     out = torch.empty(2, len(x))
     launch.call("probe", "halves", x, len(x), out)
     for row, dtype in zip(out, (torch.float16, torch.bfloat16), strict=True):
-        wanted = x.to(dtype).float()
-        assert torch.equal(row.nan_to_num(12345.0), wanted.nan_to_num(12345.0))
-        assert torch.equal(row.signbit()[: len(special) - 1], wanted.signbit()[: len(special) - 1])
+        expected = x.to(dtype).float()
+        assert torch.equal(row.nan_to_num(12345.0), expected.nan_to_num(12345.0))
+        assert torch.equal(row.signbit()[: len(special) - 1], expected.signbit()[: len(special) - 1])
 
 
 @pytest.mark.parametrize("order", [0, 1, 7])

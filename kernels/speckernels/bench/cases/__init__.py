@@ -1,4 +1,4 @@
-"""Benchmark cases, one file per operation. A new operation is one file and one line here."""
+"""Benchmark cases, one file per operation; each is registered here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPERATIONS = (
 
 
 def chosen(names: Sequence[str]) -> list[Operation]:
-    """Operations by name, all for none; BenchError for an unknown one."""
+    """Operations with these names (default: all); BenchError for an unknown name."""
     known = {operation.name: operation for operation in OPERATIONS}
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""Attention of a draft tree as others do it.
+"""Tree attention of other libraries.
 
 Each gets what it needs prepared outside the clock: boolean masks, block masks, plans, page tables. They see the cache
 cut to its used length.
@@ -44,7 +44,7 @@ def whole_mask(case: Case, device: torch.device) -> torch.Tensor:
 
 
 def _sdpa(expand: bool) -> Callable[[Case, Arguments], Callable[..., torch.Tensor]]:
-    """SDPA with a boolean mask; K and V either shared by `enable_gqa` or expanded inside the clock."""
+    """SDPA with a boolean mask; K and V either shared by `enable_gqa` or expanded within the measured time."""
 
     def prepare(case: Case, args: Arguments) -> Callable[..., torch.Tensor]:
         groups = case.shape["q_heads"] // case.shape["kv_heads"]
@@ -93,7 +93,7 @@ def _sdpa_packed(case: Case, args: Arguments) -> Callable[..., torch.Tensor]:
 
 
 def _prefix_and_merge(case: Case, args: Arguments) -> Callable[..., torch.Tensor]:
-    """As SGLang verifies trees: flash attention over the context without a mask, the tree by itself, both merged.
+    """Cascade attention as in SGLang: flash attention over the context without a mask, the tree separately, merged.
 
     The query heads of a KV head are rows of one matrix; K and V are read once for them.
     """

@@ -1,4 +1,4 @@
-"""What the benchmark has to know of an operation."""
+"""Description of an operation for the benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = 20260101
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of an operation. `compiled`: torch.compile of the reference is measured as well."""
+    """One shape of an operation. `compiled`: also measure torch.compile of the reference."""
 
     op: str
     shape: Mapping[str, int]
@@ -38,11 +38,11 @@ class Case:
 
 
 class Mismatch(AssertionError):
-    """A backend's result is not the reference's; the message says where."""
+    """A backend's result differs from the reference; the message says where."""
 
 
 def equal(expected: Any, actual: Any, case: Case) -> None:
-    """All tensors equal, element by element."""
+    """Mismatch unless all tensors are equal, element by element."""
     for number, (want, got) in enumerate(zip(_tensors(expected), _tensors(actual), strict=True)):
         if want.shape != got.shape:
             raise Mismatch(f"result {number} has shape {list(got.shape)}, the reference {list(want.shape)}")
@@ -75,7 +75,7 @@ def _tensors(result: Any) -> Iterable[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Rival:
-    """A way to run an operation that is not ours.
+    """Implementation of an operation by another library.
 
     prepare : outside any clock; gives a function of Arguments, or raises
     applies : False where there is nothing to compare, so that not even an error is written
@@ -87,14 +87,14 @@ class Rival:
 
 @dataclass(frozen=True)
 class Operation:
-    """How to measure one operation.
+    """Measurement of one operation.
 
     cases : what to measure on a GPU, the most telling first; the first `quick` suffice for a look
     small : a few shapes that every backend survives without a GPU
-    inputs : Arguments for a case, made with a generator on its device
+    inputs : creates Arguments for a case with a generator on its device
     work : the least bytes and operations, given the case, its arguments and the right result
     check : raises Mismatch; takes the expected and the actual result
-    headline : the cases that a first look at a GPU, or a claim about it, is made of
+    headline : whether a case is one of the main cases
     rivals : ways to do it that are not ours, by name
     in_place : the operation changes its arguments, which are then its result
     public : calls the public function on Arguments; by default it takes the same ones
@@ -113,7 +113,7 @@ class Operation:
     public: Callable[..., Any] | None = None
 
     def run(self, *args: Any) -> Any:
-        """The public function, with the backend that is in force."""
+        """The public function, with the current backend."""
         function = self.public or getattr(importlib.import_module(f"speckernels.ops.{self.name}"), self.name)
         result = function(*args)
         return args if self.in_place else result
@@ -125,7 +125,7 @@ class Operation:
 
 
 def random_tree(nodes: int, batch: int, generator: torch.Generator) -> torch.Tensor:
-    """parents int32 [batch, nodes]; each node hangs under one of the 8 nodes before it."""
+    """parents int32 [batch, nodes]; the parent of each node is one of the 8 nodes before it."""
     index = torch.arange(nodes, device=generator.device)
     back = 1 + (torch.rand(batch, nodes, generator=generator, device=generator.device) * index.clamp(max=8)).long()
     parents = (index - back).int()

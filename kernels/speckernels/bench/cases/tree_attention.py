@@ -65,7 +65,7 @@ def _public(*args: Any) -> torch.Tensor:
 
 
 def _in_one_piece(rival: Rival) -> Rival:
-    """The rival where the cache is in one piece; pages are measured beside it to see what they cost."""
+    """The rival for a contiguous cache; pages are measured as well to see their cost."""
     return replace(rival, applies=lambda case: "page" not in case.shape and rival.applies(case))
 
 

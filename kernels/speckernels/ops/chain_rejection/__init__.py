@@ -1,4 +1,4 @@
-"""Chain rejection: accept drafted tokens in order so that the output follows the target."""
+"""Chain rejection: accept drafted tokens in order so that the output follows the target's distribution."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ChainVerified(NamedTuple):
 def chain_rejection(
     draft_tokens: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, uniforms: torch.Tensor
 ) -> ChainVerified:
-    """Speculative sampling: what is emitted follows the target's distribution, whatever the draft's.
+    """Speculative sampling: emitted tokens follow the target's distribution, whatever the draft's.
 
     A token x is accepted if u * q(x) < p(x), where p is the target's and q the draft's
-    distribution at its place. The last token is drawn from max(p - q, 0) where a token was
-    rejected, from p where all were accepted. Probabilities are taken as whole multiples of
+    distribution at its position. The last token is drawn from max(p - q, 0) if a token was
+    rejected, from p if all were accepted. Probabilities are taken as whole multiples of
     2^-40, rounded down, and u * q in float64, so every backend gives the same tokens; this
     moves the distribution by about V * 2^-40 at most. Rows are not normalised here: the
     distribution departs from the target's by as much as the rows' sums depart from 1.
@@ -54,7 +54,7 @@ def chain_rejection(
     Returns
     -------
     ChainVerified
-        The accepted tokens of each chain, and the one drawn behind them.
+        The accepted tokens of each chain and the token drawn after them.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def chain_rejection(
 
 
 def check_vocabulary(target_probs: torch.Tensor) -> int:
-    """The vocabulary's size; raises ValueError where sums could overflow."""
+    """Size of the vocabulary; ValueError if sums could overflow."""
     vocabulary = target_probs.shape[-1]
     if not 1 <= vocabulary <= MAX_VOCABULARY:
         raise ValueError(f"target_probs is {describe(target_probs)}; give a vocabulary of 1 to {MAX_VOCABULARY} tokens")

@@ -1,4 +1,4 @@
-"""Chain rejection in torch: what the other backends must equal."""
+"""Chain rejection in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def chain_rejection(
     passes = drawable & (uniforms[:, :drafts] * draft.double() < target.double())
     accepted = passes.long().cumprod(-1).sum(-1)
 
-    # Subtract nothing where all were accepted, or where the draft cannot have drawn the token.
+    # Subtract nothing if all were accepted, or if the draft cannot have drawn the token.
     row = torch.arange(batch, device=draft_tokens.device)
     subtract = torch.nn.functional.pad(drawable, (0, 1))[row, accepted]
-    wanted = weights(target_probs[row, accepted])
+    target = weights(target_probs[row, accepted])
     drafted = weights(torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))[row, accepted]) * subtract[:, None]
-    last = draw((wanted - drafted).clamp(min=0), wanted, uniforms[:, drafts])
+    last = draw((target - drafted).clamp(min=0), target, uniforms[:, drafts])
 
     place = torch.arange(drafts + 1, device=draft_tokens.device)
     emitted = torch.nn.functional.pad(draft_tokens, (0, 1))
@@ -35,19 +35,19 @@ def chain_rejection(
 
 
 def weights(probs: torch.Tensor) -> torch.Tensor:
-    """Probabilities in whole units of 2^-40: sums of integers do not depend on their order."""
+    """Probabilities as multiples of 2^-40: sums of integers do not depend on their order."""
     return (torch.where(probs > 0, probs, 0).clamp(max=1).double() * SCALE).long()
 
 
 def in_unit_interval(uniforms: torch.Tensor) -> torch.Tensor:
-    """Uniforms in [0, 1), whatever was given."""
+    """Clamp uniforms to [0, 1); NaN gives 0."""
     return torch.where(uniforms > 0, uniforms, 0).clamp(max=BELOW_ONE)
 
 
 def draw(remaining: torch.Tensor, fallback: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """A token [B] for weights [B, V], from the fallback where they are all 0, -1 where both are.
+    """Draw a token [B] by weights [B, V]; by the fallback if they are all 0, -1 if both are.
 
-    It is the smallest i with cumulative weight above floor(u * total).
+    The token is the smallest i with cumulative weight above floor(u * total).
     """
     used = torch.where(remaining.sum(-1, keepdim=True) > 0, remaining, fallback)
     cumulative = used.cumsum(-1)

@@ -14,13 +14,13 @@ BELOW_ONE = tl.constexpr(1 - 2.0**-53)
 
 @triton.jit
 def weights(probs):
-    """Probabilities in whole units of 2^-40."""
+    """Probabilities as multiples of 2^-40."""
     return (tl.where(probs > 0, tl.minimum(probs, 1.0), 0.0) * SCALE).to(tl.int64)
 
 
 @triton.jit
 def in_unit_interval(uniforms):
-    """Uniforms in [0, 1), whatever was given."""
+    """Clamp uniforms to [0, 1); NaN gives 0."""
     # Some versions round a bare constant to float32, which would be 1.
     below_one = tl.full(uniforms.shape, BELOW_ONE, tl.float64)
     return tl.where(uniforms > 0, tl.minimum(uniforms, below_one), 0.0)
@@ -28,7 +28,7 @@ def in_unit_interval(uniforms):
 
 @triton.jit
 def _residual(target, draft, draft_end, token, vocabulary):
-    """What the draft leaves of the target's row; of the draft's row the tokens below draft_end count."""
+    """Target's row minus the draft's, at least 0; only tokens below draft_end are subtracted."""
     drafted = weights(tl.load(draft + token, mask=token < draft_end, other=0.0))
     return tl.maximum(weights(tl.load(target + token, mask=token < vocabulary, other=0.0)) - drafted, 0)
 
@@ -104,7 +104,7 @@ def chain_rejection(
 
 
 def block_of(vocabulary: int) -> int:
-    """Tokens that a program handles at once."""
+    """Number of tokens that a program processes at once."""
     return int(min(TOKENS_PER_STEP, max(32, triton.next_power_of_2(vocabulary))))
 
 

@@ -1,4 +1,4 @@
-"""KV compaction in torch: what the other backends must equal."""
+"""KV compaction in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def compact_kv(
     if steps == 0 or slots == 0 or not len(path):
         return
     slot = torch.arange(slots, device=path.device)
-    kept = (path >= 0).cumprod(1).bool()
+    on_path = (path >= 0).cumprod(1).bool()
     step = slot - context_lens[:, None]  # [B, S]
     at = step.clamp(0, steps - 1)
     source = context_lens[:, None] + path.gather(1, at)
-    moves = (step >= 0) & (step < steps) & kept.gather(1, at) & (source < slots)
+    moves = (step >= 0) & (step < steps) & on_path.gather(1, at) & (source < slots)
     if block_table is not None:  # of the pages [N, H, S, D] only the rows that change
         sequence, slot = moves.nonzero(as_tuple=True)
         source = source[moves]

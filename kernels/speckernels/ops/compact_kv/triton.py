@@ -19,7 +19,7 @@ _captured: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
 
 @triton.jit
 def _rows(slot, mask, block_table, page_bits, sequence, page_stride, slot_stride, PAGED: tl.constexpr):
-    """Where the rows of these slots begin; a sequence in one piece is one page."""
+    """Offsets of the rows of these slots; a contiguous sequence is one page."""
     if PAGED:
         page = tl.load(block_table + (slot >> page_bits), mask=mask, other=0).to(tl.int64)
         within = slot & ((1 << page_bits) - 1)
@@ -89,7 +89,7 @@ def compact_kv(
 
 
 def _device_table(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """The addresses on the device; copied there once, so call once before capturing a CUDA graph."""
+    """Addresses on the device; copied there once, so call once before capturing a CUDA graph."""
     table = _copied_table(addresses, device)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         _captured[addresses, device] = table  # the graph reads it as long as it lives

@@ -1,4 +1,4 @@
-"""Draft statistics: the token a draft row stands for, and how sure the row is of it."""
+"""Draft statistics: the token of a row of draft logits, and its probability, confidence and entropy."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ def empty_results(logits: torch.Tensor, top_k: int) -> DraftStatistics:
 
 
 def with_unit_stride(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied only if neighbours in a row are not neighbours in memory; rows may be apart."""
+    """Copy the tensor only if its rows are not contiguous."""
     return tensor if tensor.stride(1) == 1 or tensor.shape[1] == 1 else tensor.contiguous()
 
 
 @cache
 def split(rows: int, vocabulary: int, slots: int) -> tuple[int, int]:
-    """Into how many parts to cut each row, and the elements of a part, on a GPU that runs `slots` blocks at once.
+    """Number of parts per row, and elements per part, on a GPU that runs `slots` blocks at once.
 
     Blocks run in waves, so the time is the number of waves times the time of a block.
     """

@@ -1,4 +1,4 @@
-"""Draft statistics in torch: what the other backends must equal."""
+"""Draft statistics in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def draft_statistics(
     if top_k == 0:  # the sort would take most of the time
         return values.to(dtype), x.new_empty(len(x), 0, dtype=torch.int64), x.new_empty(len(x), 0)
     # The stable sort keeps the lower index first.
-    kept = min(top_k, vocabulary)
-    order = x.sort(dim=-1, descending=True, stable=True).indices[:, :kept]
-    found = x.gather(1, order) > -math.inf
-    pad = (0, top_k - kept)
-    top_ids = torch.nn.functional.pad(torch.where(found, order, -1), pad, value=-1)
-    top_probs = torch.nn.functional.pad(torch.where(found, probs.gather(1, order), 0.0), pad)
+    count = min(top_k, vocabulary)
+    order = x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    finite = x.gather(1, order) > -math.inf
+    pad = (0, top_k - count)
+    top_ids = torch.nn.functional.pad(torch.where(finite, order, -1), pad, value=-1)
+    top_probs = torch.nn.functional.pad(torch.where(finite, probs.gather(1, order), 0.0), pad)
     return values.to(dtype), top_ids, top_probs.to(dtype)
 
 
 def usable(x: torch.Tensor) -> torch.Tensor:
-    """NaN as -inf, +inf as the largest finite number, -0 as 0."""
+    """Replace NaN by -inf, +inf by the largest finite number, -0 by 0."""
     return torch.where(x > -math.inf, x, -math.inf).clamp(max=torch.finfo(x.dtype).max) + 0.0
 
 

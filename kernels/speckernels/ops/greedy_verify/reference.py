@@ -1,4 +1,4 @@
-"""Greedy verification in torch: what the other backends must equal."""
+"""Greedy verification in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def greedy_verify(
 def longest_path(
     good: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, choices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The deepest path of good nodes below the root, as the three tensors of Verified.
+    """Find the deepest path of good nodes below the root, as the three tensors of Verified.
 
     good : bool [B, n], whether a node is accepted once its parent is
     """

@@ -1,4 +1,4 @@
-"""Merging attention in torch: what the other backends must equal up to rounding."""
+"""Merging attention in torch: the result that the other backends must match up to rounding."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def merge_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lse = torch.logaddexp(lse_a, lse_b)
     shift = torch.where(lse == -torch.inf, 0, lse)  # neither part was seen
-    share_a, share_b = ((one - shift).exp()[..., None] for one in (lse_a, lse_b))
+    share_a, share_b = ((lse - shift).exp()[..., None] for lse in (lse_a, lse_b))
     return (share_a * out_a + share_b * out_b).to(out_a.dtype), lse

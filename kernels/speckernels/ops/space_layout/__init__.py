@@ -28,7 +28,7 @@ class SpaceLayout(NamedTuple):
 
 
 def space_layout(candidates: int, device: torch.device | str) -> SpaceLayout:
-    """Where SPACE's candidates and mask tokens stand in the tree.
+    """Compute the positions of SPACE's candidates and mask tokens in the tree.
 
     `tree_metadata` of the parents gives the paper's attention mask and positions. If a
     candidates are accepted, group a drafts the next ones. Two departures: masks follow all
@@ -39,7 +39,7 @@ def space_layout(candidates: int, device: torch.device | str) -> SpaceLayout:
     Parameters
     ----------
     candidates : k, candidates and mask tokens per group, 0 to 31
-    device : where the result is made
+    device : device of the result
 
     Returns
     -------

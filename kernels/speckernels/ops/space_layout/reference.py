@@ -1,4 +1,4 @@
-"""SPACE's layout in torch: what the other backends must equal."""
+"""SPACE's layout in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 

@@ -153,18 +153,18 @@ def empty_result(query: torch.Tensor) -> torch.Tensor:
 
 
 def lse_type(query: torch.Tensor) -> torch.dtype:
-    """Type of logarithms of sums: float64 for float64 queries, else float32."""
+    """Type of log-sum-exps: float64 for float64 queries, else float32."""
     return torch.promote_types(query.dtype, torch.float32)
 
 
 def takes_tma(keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether the tensor memory accelerator is to fetch this cache: only where asked for, as no GPU has run it."""
-    wanted = os.environ.get(TMA_ENVIRONMENT) == "1"
-    return wanted and keys.element_size() == 2 and is_aligned(keys) and is_aligned(values)
+    """Whether the tensor memory accelerator fetches this cache: only on request, because it is untested on GPUs."""
+    requested = os.environ.get(TMA_ENVIRONMENT) == "1"
+    return requested and keys.element_size() == 2 and is_aligned(keys) and is_aligned(values)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Rows can be read 16 bytes at a time."""
+    """Whether rows can be read 16 bytes at a time."""
     strides = (stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1)
     return tensor.data_ptr() % 16 == 0 and all(stride % (16 // tensor.itemsize) == 0 for stride in strides)
 

@@ -1,4 +1,4 @@
-"""Tree attention in CUDA C++: csrc/tree_attention.cu, and where asked for csrc/tree_attention_hopper.cu."""
+"""Tree attention in CUDA C++: csrc/tree_attention.cu, and on request csrc/tree_attention_hopper.cu."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def tree_attention(
 
 
 def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged: bool) -> bool:
-    """Whether csrc/tree_attention_hopper.cu is asked for, and has tiles for these shapes."""
+    """Whether csrc/tree_attention_hopper.cu is requested and has tiles for these shapes."""
     if not takes_tma(keys, values) or rows < HOPPER_ROWS[0] or keys.shape[3] > HOPPER_DIMS[-1]:
         return False
     able = keys.device.type != "cuda" or torch.cuda.get_device_capability(keys.device)[0] == 9
@@ -100,5 +100,5 @@ def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged:
 
 @lru_cache(maxsize=4096)
 def _sizes(*numbers: int) -> torch.Tensor:
-    """Numbers in host memory; made once per set of shapes and strides."""
+    """Numbers in host memory, cached by shapes and strides."""
     return torch.tensor(numbers, device="cpu")

@@ -1,4 +1,4 @@
-"""Tree attention in torch: what the other backends must equal up to rounding."""
+"""Tree attention in torch: the result that the other backends must match up to rounding."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def tree_attention(
 
 
 def in_one_piece(pages: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
-    """The caches [B, Hkv, P S, D] whose pages [N, Hkv, S, D] a block table names; any page where it names none."""
+    """Gather caches [B, Hkv, P S, D] from pages [N, Hkv, S, D] by a block table; any page for missing entries."""
     return pages[block_table.long().clamp(0, len(pages) - 1)].transpose(1, 2).flatten(2, 3)

@@ -1,4 +1,4 @@
-"""What a GPU has room for, and into how many parts the cache is cut: decided from shapes and the device alone."""
+"""Shared memory of a GPU, and number of parts of the cache, from shapes and the device alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL_SHARED_BYTES = 99 * 1024  # of a block on RTX 30, 40 and 50, A40, L40S
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a thread block may have."""
+    """Shared memory, in bytes, that a thread block may use."""
     if device.type != "cuda":
         return FULL_SHARED_BYTES
     # Missing from torch's type stubs.
@@ -24,7 +24,7 @@ def shared_bytes(device: torch.device) -> int:
 
 @cache
 def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
-    """Parts per sequence and head.
+    """Number of parts per sequence and head.
 
     blocks : thread blocks if the cache is not cut; capacity_tiles : tiles in a full cache;
     slots : blocks the GPU runs at once. The last wave of blocks leaves part of the GPU idle:

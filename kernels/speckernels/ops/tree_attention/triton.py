@@ -46,7 +46,7 @@ def _part(
 
 @triton.jit
 def _page(slot, mask, block_table, page_bits, batch, PAGED: tl.constexpr):
-    """The page of each slot and its place there; a cache in one piece is one page a sequence."""
+    """Page of each slot and its position there; a contiguous cache is one page per sequence."""
     if PAGED:
         page = tl.load(block_table + (slot >> page_bits), mask=mask, other=0).to(tl.int64)
         within = slot & ((1 << page_bits) - 1)
@@ -58,7 +58,7 @@ def _page(slot, mask, block_table, page_bits, batch, PAGED: tl.constexpr):
 
 @triton.jit
 def _write(out, lse, acc, row_max, row_sum, at, d, dim, inside, live, LSE: tl.constexpr):
-    """The weighted mean of each row, and the logarithm of its sum; of what saw nothing 0 and -inf."""
+    """Weighted mean and log-sum-exp of each row; 0 and -inf for a row without visible keys."""
     seen = live & (row_sum > 0)
     attended = tl.where(seen[:, None], acc / tl.where(seen, row_sum, 1.0)[:, None], 0.0)
     stored = inside[:, None] & (d < dim)[None, :]
@@ -264,7 +264,7 @@ def tree_attention(
 
 
 def _blocks(rows: int, dim: int, element_bytes: int, *, tight: bool) -> dict[str, int]:
-    """Tile sizes: small where registers or shared memory would not do. tight : of a GPU with little of the latter"""
+    """Tile sizes, small enough for registers and shared memory. tight : for a GPU with little shared memory"""
     padded = max(16, triton.next_power_of_2(dim))
     wide = padded * element_bytes > 256
     sizes = (16, 64, 128)[: 3 - wide - tight]

@@ -29,7 +29,7 @@ class TreeMetadata(NamedTuple):
 
 
 def tree_metadata(parents: torch.Tensor, context_lens: torch.Tensor) -> TreeMetadata:
-    """Everything that attention and verification need to know of a tree's shape.
+    """Compute the metadata of trees that attention and verification use.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Tree metadata in torch: what the other backends must equal."""
+"""Tree metadata in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tree_metadata(
 
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:
-    """Booleans [..., n] as int32 words [..., ceil(n / 32)], lowest bit first."""
+    """Pack booleans [..., n] into int32 words [..., ceil(n / 32)], lowest bit first."""
     words = (mask.shape[-1] + 31) // 32
     padded = torch.nn.functional.pad(mask, (0, 32 * words - mask.shape[-1])).unflatten(-1, (words, 32)).long()
     whole = (padded << torch.arange(32, device=mask.device)).sum(-1)

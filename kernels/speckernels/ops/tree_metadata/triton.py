@@ -28,8 +28,8 @@ def _kernel(
     depth = tl.zeros([BLOCK], tl.int32) - 1
     while tl.max(ancestor) >= 0:
         on_path = ancestor >= 0
-        one = tl.where(on_path, 1, 0) << (ancestor & 31)
-        bits |= tl.where(word[None, :] == (ancestor >> 5)[:, None], one[:, None], 0)
+        bit = tl.where(on_path, 1, 0) << (ancestor & 31)
+        bits |= tl.where(word[None, :] == (ancestor >> 5)[:, None], bit[:, None], 0)
         depth += on_path.to(tl.int32)
         above = tl.load(parents + ancestor, mask=ancestor > 0, other=-1)
         ancestor = tl.where(above < ancestor, above, -1)  # else it would be no tree, and endless

@@ -34,7 +34,7 @@ def tree_rejection(
     uniforms: torch.Tensor,
     kind: SiblingKind,
 ) -> Verified:
-    """Multi-candidate speculative sampling: what is emitted follows the target's distribution.
+    """Multi-candidate speculative sampling: emitted tokens follow the target's distribution.
 
     From the root down, the children of the last accepted node are verified in the order of their
     indices; the walk goes on at the first accepted one, and ends where none is. With r the rest

@@ -1,4 +1,4 @@
-"""Tree rejection in torch: what the other backends must equal."""
+"""Tree rejection in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tree_rejection(
     accepted = torch.zeros_like(row)
     path = torch.full_like(parents, -1)
     path[:, 0] = 0
-    target, draft = target_rows[:, 0], draft_rows[:, 0]  # what remains of either at the current node
+    target, draft = target_rows[:, 0], draft_rows[:, 0]  # remaining weights of both at the current node
     met = torch.zeros_like(target, dtype=torch.bool)  # tokens of its children so far
 
     for node in range(1, nodes):
@@ -66,5 +66,5 @@ def tree_rejection(
 
 
 def shares(remaining: torch.Tensor) -> torch.Tensor:
-    """Weights [B, V] as parts of their sum, in units of 2^-40."""
+    """Weights [B, V] as shares of their sum, in units of 2^-40."""
     return remaining.double() * (SCALE / remaining.sum(-1, keepdim=True).clamp(min=1).double())

@@ -1,4 +1,4 @@
-"""Tree rejection in Triton: the sums of all rows, a program per part of a row, then a walk on them, one per tree."""
+"""Tree rejection in Triton: sums of all rows, a program per part of a row, then a walk, a program per tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _row_sums_kernel(
     parents, draft_probs, target_probs, row_sums, nodes, vocabulary, part,
     KIND: tl.constexpr, PARTS: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a part of a row of target and draft, but for rows of padding and drafts without a child: nobody asks."""
+    """Sum a part of a row of target and draft; rows of padding and drafts without a child are not needed."""
     row = tl.program_id(0).to(tl.int64)
     node = (row % nodes).to(tl.int32)
     parents += row - node
@@ -48,16 +48,16 @@ def _sum(probs, start, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def _remaining(target, rest, subtracted, token, inside):
-    """What remains of tokens at the current node: of its row, or after a rejection in `rest`."""
+    """Remaining weights of tokens at the current node: its row, or `rest` after a rejection."""
     of_row = weights(tl.load(target + token, mask=inside & (subtracted == 0), other=0.0))
     return tl.where(subtracted != 0, tl.load(rest + token, mask=inside & (subtracted != 0), other=0), of_row)
 
 
 @triton.jit
 def _subtract(target, rest, subtracted, per_target, draft, per_draft, vocabulary, BLOCK: tl.constexpr):
-    """Take the draft's share of each token from what remains; returns the new sum.
+    """Subtract the draft's share of each token from the remaining weights; return the new sum.
 
-    Nothing remains of tokens rejected before, so their draft weights no longer matter here.
+    Tokens rejected before have weight 0, so their draft weights do not matter here.
     """
     tl.debug_barrier()
     total = tl.full((), 0, tl.int64)
@@ -94,7 +94,7 @@ def _kernel(
 
     current = tl.full((), 0, tl.int32)
     depth = tl.full((), 0, tl.int32)
-    subtracted = tl.full((), 0, tl.int32)  # whether `rest` holds what remains
+    subtracted = tl.full((), 0, tl.int32)  # whether `rest` has the remaining weights
     draft_total = tl.full((), 0, tl.int64)
     row_sums += first * 2 * PARTS + tl.arange(0, PARTS)
     total = tl.sum(tl.load(row_sums))

@@ -70,7 +70,7 @@ def typical_acceptance(
 
 
 def log_threshold(value: float) -> float:
-    """The logarithm of a threshold, -inf for 0; a float32, since Triton takes no larger numbers."""
+    """Logarithm of a threshold, -inf for 0; rounded to float32, the type of Triton's arguments."""
     rounded: float = struct.unpack("f", struct.pack("f", math.log(value) if value > 0 else -math.inf))[0]
     return rounded
 

@@ -1,4 +1,4 @@
-"""Typical acceptance in torch: what the other backends must equal."""
+"""Typical acceptance in torch: the result that the other backends must match."""
 
 from __future__ import annotations
 
