@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.arrays import Ints, Seconds, increases
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel, check_rounds, disturbances
+from specsim.cost.model import FALL, MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel, check_rounds, disturbances
 from specsim.errors import InputError
 from specsim.json_files import checked
 
@@ -127,7 +127,8 @@ class ProfileCost(CostModel):
         check_rounds(name, self.round_s, self.autoregressive_s)
         if self.tree is not None:
             rounds_s = self.draft_step_s[0] + self.tree.verify_s[1:] + self.tree.round_overhead_s
-            check_rounds(name, rounds_s, self.autoregressive_s, "a round with a tree")
+            # Sizes of trees that were hardly met are extrapolated from few passes, so that more is let pass.
+            check_rounds(name, rounds_s, self.autoregressive_s, "a round with a tree", FALL)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         disturbed = disturbances(self.round_s, self.autoregressive_s, self.verify_s)
