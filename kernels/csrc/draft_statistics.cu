@@ -15,7 +15,7 @@ constexpr int MAX_TOP_K = WARP_LANES;   // lane i of a warp holds the i-th entry
 constexpr int MAX_SPLITS = WARP_LANES;  // lane i merges part i
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
-// What depends on the type X of x, which also holds all sums.
+// Traits of the type X of x, in which all sums are computed.
 template <typename X>
 struct Number;
 

@@ -1,4 +1,4 @@
-// What sm_90a adds to tensor_core.cuh: barriers in shared memory, boxes of a tensor that the tensor memory accelerator
+// Additions of sm_90a to tensor_core.cuh: barriers in shared memory, boxes of a tensor that the tensor memory accelerator
 // fetches, and products that a warpgroup, four warps, has the tensor cores do meanwhile.
 //
 // Both lay a matrix into shared memory in rows of 128 bytes, whose 16-byte chunks are swizzled: chunk c of row r lies
@@ -129,7 +129,7 @@ __device__ __forceinline__ void copy_box_async(void* shared, const CUtensorMap* 
       : "memory");
 }
 
-// What this thread has stored to shared memory is seen by products and copies that are issued behind a barrier.
+// Makes this thread's stores to shared memory visible to products and copies issued after a barrier.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A barrier for the first THREADS of a block.

@@ -1,4 +1,4 @@
-// What sm_90a adds, on the host: barriers in shared memory, the tensor memory accelerator, products of warpgroups.
+// Emulation of sm_90a on the host: barriers in shared memory, the tensor memory accelerator, products of warpgroups.
 //
 // What is asynchronous happens as late or as early as it may: in order 0 of speckernels_host_order a box lands when
 // somebody waits for it, and a product reads its operands when it is waited for; in order 1 both do so where they are
@@ -116,7 +116,7 @@ inline unsigned shared_address(const void* pointer) {
   return FIRST_ADDRESS + unsigned(offset);
 }
 
-// Where a byte lies if every 1024, 512 or 256 bytes are swizzled: 8 rows of 8, 4 or 2 chunks of 16 bytes.
+// Offset of a byte if every 1024, 512 or 256 bytes are swizzled: 8 rows of 8, 4 or 2 chunks of 16 bytes.
 inline unsigned swizzled(unsigned address, unsigned chunks) { return address ^ (address >> 7 & (chunks - 1)) << 4; }
 
 inline Barrier& checked(uint64_t* barrier) {
@@ -205,7 +205,7 @@ inline uint16_t element(uint64_t matrix, bool mn_major, int mn, int k) {
   return bits;
 }
 
-// What this thread gets of a product of 64 x 16 and 16 x n; a warp's threads call it together.
+// This thread's part of a product of 64 x 16 and 16 x n; a warp's threads call it together.
 inline void compute(const Product& p, std::vector<float>& result) {
   const auto number = [&](uint16_t bits) {
     return p.bfloat16 ? __bfloat162float({bits}) : __half2float({bits});

@@ -151,7 +151,7 @@ inline State& state() {
   return s;
 }
 
-// Where dynamic shared memory begins: aligned as asked for, and not better.
+// Start of dynamic shared memory, with exactly the requested alignment.
 template <size_t alignment = SHARED_ALIGNMENT>
 inline unsigned char* shared_memory() {
   static_assert(SHARED_ALIGNMENT % alignment == 0);

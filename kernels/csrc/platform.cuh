@@ -1,4 +1,4 @@
-// What every kernel source includes: CUDA itself, or its emulation on the host.
+// Included by every kernel source: CUDA, or its emulation on the host.
 //
 // Kernels use the subset of CUDA that host_emulation.h implements, launch through LAUNCH, and
 // take dynamic shared memory through SHARED_MEMORY. Exported functions return cudaError_t as

@@ -72,7 +72,7 @@ __device__ int64_t find(WeightAt weight_at, int64_t low, int64_t high, int64_t t
   }
 }
 
-// What the last token of a chain is drawn from: the target's row less the draft's, if given.
+// Weights for the last token of a chain: the target's row minus the draft's, if given.
 struct Residual {
   const float* target;
   const float* draft;

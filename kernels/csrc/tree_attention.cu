@@ -26,7 +26,7 @@ struct Shape {
   static_assert(KEYS * CHUNKS % THREADS == 0 && STAGES >= 2 && SHARED_BYTES < 163 * 1024);
 };
 
-// Where the cache of one sequence and head begins; with pages, that head in page 0.
+// Start of the cache of one sequence and head; with pages, that head in page 0.
 struct Cache {
   const char *keys, *values;
 };
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   if (merge_splits<S>(a, w, place, kept, softmax)) write_rows<T, S>(a, w, place, kept, softmax);
 }
 
-// What a shape is wanted for: the blocks that a multiprocessor holds of it, or a launch.
+// Use of a shape: to count the blocks per multiprocessor, or to launch.
 struct Occupancy {
   template <typename T, typename S>
   int use() const {

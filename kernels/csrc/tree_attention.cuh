@@ -1,4 +1,4 @@
-// What the kernels of tree attention share: their arguments, which slots a row sees, the online softmax, and the
+// Shared by the kernels of tree attention: arguments, visible slots of a row, the online softmax, and the
 // merge of a cache's parts.
 //
 // A row is a pair (node, query head of the group), so a group shares its keys and values. The parts (splits) of one
@@ -36,7 +36,7 @@ struct Arguments {
   int64_t value_batch, value_head, value_slot;
 };
 
-// What a block needs to know of its sequence.
+// Data of a block's sequence.
 struct Sequence {
   int context, end;  // the tail lies between
   int nodes;         // in use
@@ -61,7 +61,7 @@ __device__ __forceinline__ unsigned seen_slots(const int* bits, int words, int n
 // Maximum to subtract before exp2: any finite number where nothing has been seen.
 __device__ __forceinline__ float finite_shift(float maximum) { return maximum == MINUS_INFINITY ? 0.f : maximum; }
 
-// What a block does: a tile of rows of one head of the cache and one sequence, over a part of the cache.
+// Work of a block: a tile of rows of one head of the cache and one sequence, over a part of the cache.
 struct Work {
   Sequence of;
   int64_t batch;

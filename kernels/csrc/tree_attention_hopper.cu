@@ -43,7 +43,7 @@ struct Ring {
   }
 };
 
-// What one thread does to bring the part's tiles into the ring, keys and values in turn. A tile is one box, or one
+// One thread fetches the part's tiles into the ring, keys and values in turn. A tile is one box, or one
 // for each page where those are smaller; pages behind the tail are left out.
 template <typename S>
 __device__ __forceinline__ void fetch(const Arguments& a, const Work& w, const Ring<S>& ring, const CUtensorMap* keys,
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(S::ALL_THREADS, 1)
 #endif
 }
 
-// What a shape is wanted for: the blocks that a multiprocessor holds of it, or a launch.
+// Use of a shape: to count the blocks per multiprocessor, or to launch.
 struct Occupancy {
   template <typename T, typename S>
   int use() const {
