@@ -10,14 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.chain_verify import Verifier, verifier_for
-from realrun.decode.draft import Draft, layout, params_of
-from realrun.decode.drafter import Drafter, SwitchingDrafter, TreeDrafter
-from realrun.decode.finite import TargetPeaks
+from realrun.decode.draft import Draft, Drafter, SwitchingDrafter, TreeDrafter, layout, params_of
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import device_clock, now
+from realrun.lm.number_type import TargetPeaks
 from realrun.lm.open import make_lm
 from specsim.errors import InputError
 from specsim.policy.base import Policy
@@ -70,7 +69,7 @@ class Decoder:
         self.verifier = verifier or verifier_for(sampler)
         self.tree_verifier = tree_verifier or tree_verifier_for(sampler)
         self.clock = device_clock(self.target.device)
-        self.peaks = TargetPeaks(self.target)  # of the sequence
+        self.logits: torch.Tensor | None = None  # of the last pass
 
     def decode(
         self,
@@ -158,7 +157,7 @@ class Decoder:
         emitted = self.verifier(logits, draft, context)
         verified = now()
         verified_tokens = len(draft.tokens)
-        self.peaks.note(logits, emitted, tokens)
+        self.logits = logits
         accepted = len(emitted) - 1
         target_hidden = self.produced_by(accepted)
         for index, token in enumerate(emitted):
@@ -221,7 +220,7 @@ class Decoder:
             logits = target.forward(tokens[-1:])
         path, own_token = self.tree_verifier(logits, draft, context)
         emitted = [*(draft.tokens[node] for node in path), own_token]
-        self.peaks.note(logits, emitted, tokens)
+        self.logits = logits
         for index, token in enumerate(emitted):
             if token in self.eos_token_ids:
                 emitted, path = emitted[: index + 1], path[: index + 1]
@@ -329,7 +328,7 @@ class Decoding:
         self.longest = 0 if policy is None else policy.max_draft_tokens
         self.rounds: list[Round] = []
         self.done = False
-        decoder.peaks = TargetPeaks(decoder.target)
+        self.peaks = TargetPeaks(decoder.target)
         decoder._prepare(self.end, max_new_tokens, policy, sequence)
         start = decoder.clock()
         decoder.target.reset()
@@ -348,13 +347,14 @@ class Decoding:
     @torch.inference_mode()
     def advance(self) -> Draft:
         """One round; what it drafted."""
-        decoder = self.decoder
+        decoder, before = self.decoder, len(self.tokens)
         limit = min(self.longest, self.end - len(self.tokens) - 1)
         context = RoundContext(decoder.sampler, self.sequence, self.position, limit, self.seed)
         self.state, draft = decoder.round(self.tokens, context, self.policy, self.state, self.rounds)
+        self.peaks.note(decoder.logits, self.tokens, before)  # off the round's clock
         self.done = len(self.tokens) >= self.end or self.tokens[-1] in decoder.eos_token_ids
         if self.done:
-            decoder.peaks.check(self.tokens)
+            self.peaks.check(self.tokens)
         return draft
 
     @property

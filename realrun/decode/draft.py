@@ -1,17 +1,20 @@
-"""What a drafter proposes for one round."""
+"""What a drafter proposes for one round, and what the decoding loop asks of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numba as nb
 import numpy as np
 import torch
 
+from realrun.decode.rounds import RoundContext
+from realrun.decode.sampling import Sampler
 from specsim.policy.chain.base import Step
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 
 Siblings = Literal["iid", "without_replacement", "top_k"]
@@ -53,6 +56,50 @@ class Draft:
         """Leave the last token of a chain out of what is verified; its draft step has been made all the same."""
         for values in (self.tokens, self.parents, self.steps, self.probs):
             del values[-1:]
+
+
+class Drafter(Protocol):
+    """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
+
+    # Whether `begin` and `commit` are to be given the target's last state [d_T] at the position
+    # that produced the newest output token (None before there is one); `prepare` decides.
+    wants_target_hidden: bool
+
+    def prepare(
+        self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
+    ) -> None: ...
+
+    def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
+
+    def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft: ...
+
+    def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None: ...
+
+
+@runtime_checkable
+class SwitchingDrafter(Drafter, Protocol):
+    """Several drafters: `choose` says ahead of `propose` with which the round drafts, and how many tokens at most."""
+
+    def choose(
+        self, tokens: Sequence[int], context: RoundContext, policy: SwitchPolicy, state: Any
+    ) -> tuple[Any, RoundContext]: ...
+
+
+@runtime_checkable
+class TreeDrafter(Drafter, Protocol):
+    """Proposes trees as well: `prepare_tree` after `prepare`, then `propose_tree` and `commit_tree` in turn."""
+
+    def prepare_tree(self, policy: TreePolicy, length: int) -> None: ...
+
+    def propose_tree(
+        self,
+        tokens: Sequence[int],
+        context: RoundContext,
+        policy: TreePolicy,
+        state: Any,
+    ) -> tuple[Draft, Any]: ...
+
+    def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None: ...
 
 
 @lru_cache(maxsize=64)

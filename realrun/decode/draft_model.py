@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from realrun.decode.acceptance_predictor import Predictor, score_of
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
-from realrun.decode.finite import refuse_logits
 from realrun.decode.gumbel import BLOCK, gumbel_noise
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, compared_in
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import now
+from realrun.lm.number_type import refuse_logits
 from realrun.lm.open import make_lm
 from realrun.lm.static.sizes import Mirrored
 from specsim.errors import InputError

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from realrun.decode.draft import Draft, Siblings, params_of
-from realrun.decode.finite import refuse_logits
 from realrun.decode.rounds import RoundContext
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import now
+from realrun.lm.number_type import refuse_logits
 from specsim.arrays import Array
 from specsim.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from realrun.decode.acceptance_predictor import Scorer
-from realrun.decode.finite import check_drafted
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
+from realrun.lm.number_type import check_drafted
 from realrun.proposals.recorder import Columns
 from realrun.proposals.trees import TreeSize, grown_trees
 from specsim.arrays import Floats, Ints

@@ -10,9 +10,9 @@ import numpy as np
 
 from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
-from realrun.decode.finite import NotFinite, check_columns, refuse_logits
 from realrun.decode.sampling import Sampler
 from realrun.lm.kernels import planless_attention
+from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.proposals.trees import Trees, TreeSize

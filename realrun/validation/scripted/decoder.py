@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from realrun.decode.decoder import Decoder, Drafter
-from realrun.decode.draft import Draft, KeepDrafting
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft import Draft, Drafter, KeepDrafting
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
