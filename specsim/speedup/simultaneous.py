@@ -28,7 +28,7 @@ from specsim.speedup.intervals import (
     student_quantile,
 )
 
-ENOUGH = 30  # degrees of freedom from which resamples show the tails of a maximum over hundreds of pairs
+ENOUGH = 100  # degrees of freedom from which resamples show the tails of a maximum over hundreds of pairs
 ROUNDING = 1e-12  # of a speedup; standard errors below it are rounding alone
 
 
@@ -80,7 +80,7 @@ def simultaneous(
     -----
     The critical value of many sequences is the quantile of the largest studentised difference over the bootstrap's
     resamples, each with its own standard errors; one critical value from Bonferroni's inequality and Student's t caps
-    it, and stands alone below 30 degrees of freedom, where the resamples' tails are too coarse. Degrees of
+    it, and stands alone below 100 degrees of freedom, where the resamples' tails are too coarse. Degrees of
     freedom are Satterthwaite's for noise in proportion to a sequence's baseline seconds w, (sum w^2)^2 / sum w^4 less
     one: S - 1 for sequences that take equally long, fewer where a few long ones carry the sums.
 

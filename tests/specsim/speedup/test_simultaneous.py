@@ -56,7 +56,7 @@ def test_28_equal_policies_on_12_prompts_are_not_called_different() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompts", [6, 12, 24, 40, 100])
+@pytest.mark.parametrize("prompts", [6, 12, 40, 100, 200])
 @pytest.mark.parametrize("noise", [np.full(POLICIES, 0.1), np.geomspace(0.01, 0.3, POLICIES)], ids=["equal", "unequal"])
 def test_false_differences_stay_below_5_percent_of_boards(prompts: int, noise: np.ndarray) -> None:
     assert false_boards(1000, prompts, noise) <= upper_limit(1000)
@@ -92,7 +92,7 @@ def test_all_intervals_of_unequal_policies_hold_at_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompts", [6, 12, 24, 40, 100])
+@pytest.mark.parametrize("prompts", [6, 12, 40, 100, 200])
 @pytest.mark.parametrize("lengths_sd", [0.0, 0.3, 1.0])  # at 1.0 a tenth of the prompts takes half of the time
 def test_coverage_holds_whatever_lengths_prompts_have(prompts: int, lengths_sd: float) -> None:
     assert covered(1000, prompts, lengths_sd) >= stats.binom.ppf(0.001, 1000, 0.95)
