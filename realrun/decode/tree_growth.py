@@ -95,7 +95,8 @@ class TreeGrower:
                 parts.append(score(level + 1).double().expand(expanded, 1))
             # The only copy from the device to the host in a pass.
             columns = torch.cat(parts, dim=1).cpu().numpy()
-            if np.isnan(columns).any() or (columns < 0).any():
+            # Every expanded node has a first child; later columns of narrower nodes are filled with -1.
+            if np.isnan(columns).any() or (columns[:, 0] < 0).any():
                 raise refuse_logits(self.lm, tokens, "drafter")
             if score is not None:  # of float32, as traces hold it
                 tree.score[level] = np.float32(columns[0, -1]) if chain >= 0 else tree.score[level - 1]

@@ -46,6 +46,7 @@ SETTINGS = [
     ("beta_ts", {"alpha0": 1.0, "beta0": 1.0, "counting": "printed", "theta": "per_round", "carry": True}),
     ("cali_ts", {}),
     ("cali_ts", {"counting": "printed", "theta": "per_round", "carry": True}),
+    ("cali_ts_confidence", {}),
     ("renewal_stop", {}),
 ]
 

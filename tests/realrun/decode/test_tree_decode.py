@@ -62,7 +62,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # of trees that differ from round
 
 
 def arms() -> list[TreePolicy]:
-    policies = [make_policy(name, s) for name in TREE_POLICIES for s in SETTINGS.get(name, [{}])]
+    """Tree policies but those that read a predictor's score, which this pair has not; tests/contract has them."""
+    kinds = {name: kind for name, kind in TREE_POLICIES.items() if "score" not in kind.features}
+    policies = [make_policy(name, s) for name in kinds for s in SETTINGS.get(name, [{}])]
     assert all(isinstance(policy, TreePolicy) for policy in policies)
     return policies  # type: ignore[return-value]
 

@@ -173,7 +173,7 @@ def test_what_is_not_installed_is_named_with_what_to_type() -> None:
         ("check --engine transformers --trace somewhere --num-prompts 3", "--trace says what --num-prompts says"),
         ("check --engine transformers --batch 2", "transformers is run one sequence at a time; leave --batch out"),
         ("check --engine transformers --batch 2 --schedule 1:3 --k 3", "--schedule says what --k says"),
-        ("check --engine transformers --batch 2 --schedule 1:x", "--schedule '1:x' is no list of BATCH:K"),
+        ("check --engine transformers --batch 2 --schedule 1:x", "schedule '1:x' is no list of BATCH:K"),
         ("validate --engine tgi", "engine 'tgi' is not run here"),
     ],
 )

@@ -7,13 +7,13 @@ import csv
 import json
 import shutil
 from dataclasses import fields, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module

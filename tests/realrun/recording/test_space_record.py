@@ -250,7 +250,7 @@ NAMES = ("fixed_k", "adaedl", "vct")
 def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realrun.validation.run, "TUNING_REPEATS", 2)
     kinds = tuple(POLICIES[name] for name in names)
-    settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=1)
+    settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=3)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2
     document = validate(space_pair(), prompts, settings, tmp_path, lambda *step: None)
     assert document["drafter_kind"] == "space" and document["k_curve"]["k"] == [*range(1, MASKS + 1)]
