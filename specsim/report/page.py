@@ -163,7 +163,7 @@ def floor_text(document: Mapping[str, Any]) -> str:
     from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
 
     floor = document["noise_floor_percent"]
-    busy = f": more than {LARGEST_FLOOR_PERCENT} %, so this machine was too busy to tell policies apart"
+    busy = f": more than {LARGEST_FLOOR_PERCENT} %, so this run cannot tell policies apart"
     null = interval_text(document["null_arm"])
     return f"noise floor: {floor:.2f} %{busy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})"
 

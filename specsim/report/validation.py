@@ -158,9 +158,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     )
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
-        verdict = (
-            f"The machine was too busy to tell policies apart: two like baselines may differ by {floor}. {verdict}"
-        )
+        verdict = f"The run is too noisy to tell policies apart: two equal baselines may differ by {floor}. {verdict}"
     return verdict
 
 

@@ -299,7 +299,7 @@ def test_marks_say_their_values(document: dict[str, Any]) -> None:
 def test_the_verdict_comes_first(document: dict[str, Any]) -> None:
     text = render_validation({**document, "noise_floor_percent": 7.0})
     first = text.index('<p class="verdict">')
-    assert text[first:].startswith('<p class="verdict">The machine was too busy') and first < text.index('class="lead"')
+    assert text[first:].startswith('<p class="verdict">The run is too noisy') and first < text.index('class="lead"')
 
 
 def test_rates_of_baseline_and_best_stand_in_the_table(document: dict[str, Any]) -> None:
