@@ -77,14 +77,15 @@ def ranking(board: Mapping[str, Any], name: str) -> str:
 
 @styled()
 def drafters(rows: Sequence[Row]) -> str:
-    """Predicted speedup of every drafter's row with its interval, and the measured one below it where there is one."""
+    """Draw each row's replayed speedup with its interval, and below it the measured one where there is one."""
     y = np.arange(len(rows))[::-1]
     figure, axes = _lines_figure(rows, extra=0.3)
     axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     style: dict[str, Any] = {"markersize": 7, "elinewidth": 1.6, **DOT}
     value, low, high = estimates(row["speedup"] for row in rows)
     bars = spans(value, low, high)
-    for color, label in ((LEADING, "predicted, the leader and its ties"), (BEHIND, "predicted")):
+    replay = "predicted" if rows[0]["measured"] is None else "from own rounds"
+    for color, label in ((LEADING, f"{replay}, not significantly behind the leader"), (BEHIND, replay)):
         at = np.flatnonzero([_color(row, rows) == color for row in rows])
         if len(at):
             axes.errorbar(value[at], y[at] + 0.12, xerr=bars[:, at], fmt="o", color=color, label=label, **style)
