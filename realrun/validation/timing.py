@@ -114,7 +114,7 @@ class Timings:
 
 
 def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
-    """Of repeats that did the same rounds, each round as the repeat of median seconds did it.
+    """Take each round at its median over repeats that did the same rounds.
 
     So an interruption that one repeat met does not count. Where repeats differ (rejection sampling draws anew in
     each), the rounds of the repeat of median seconds. There is an odd number of repeats, but where a limit of time cut

@@ -80,7 +80,7 @@ class Proposal:
         check_seconds(self, "fixed_s", "cached_token_s")
 
     def batch_seconds(self, tokens: BatchTokens) -> Seconds:
-        """Of ragged batches."""
+        """Seconds of a proposal for each of several ragged batches."""
         return np.asarray(self.fixed_s + tokens.cached * self.cached_token_s)
 
 
